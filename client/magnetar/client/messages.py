@@ -34,7 +34,7 @@ from .options import Start
 T = TypeVar("T")
 
 # Flags of a delivery's messages.
-UNACKED, QUEUED, ACKED = 0, 1, 2
+UNACKED, QUEUED, ACKED, GIVEN_BACK = 0, 1, 2, 3
 
 
 class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
@@ -118,7 +118,8 @@ class MessageBatch(tuple[Message, ...]):
 class Delivery:
     """What one DELIVER frame carried.
 
-    flags: a byte a message, UNACKED, QUEUED (its ack is not sent yet) or ACKED; messages that the broker named in the
+    flags: a byte a message, UNACKED, QUEUED (its ack is not sent yet), ACKED or GIVEN_BACK (it was asked for again, and
+    comes in another delivery); messages that the broker named in the
     ack set are ACKED from the start, and cost no permits. permits, bytes: messages not in the ack set, and bytes of all
     batches, as the broker counts permits. cluster: see ConnectionPool.
     """

@@ -197,6 +197,40 @@ async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_or_
             await consumer.receive(30.0)
 
 
+@in_virtual_time
+async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_with_a_receipt() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", start="earliest", ack_timeout=10.0)
+        await producer.send_many([b"%d" % n for n in range(10)])
+        messages = await take(consumer, 10)
+        await consumer.ack_cumulative(
+            messages[3], receipt=True
+        )  # before anybody looked at what was handed out
+        await asyncio.sleep(3.0)
+        await consumer.ack_cumulative(messages[7], receipt=True)
+        assert [m.value for m in await take(consumer, 2)] == [b"8", b"9"]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("delay", [0.2, 8.0, 15.0])
+async def test_a_message_that_was_nacked_has_a_whole_timeout_from_its_next_delivery_on(delay: float) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest", ack_timeout=10.0)
+        await producer.send_many([b"0", b"1"])
+        messages = await take(consumer, 2)
+        await consumer.ack(messages[1])
+        consumer.nack(messages[0], delay=delay)
+        again = await consumer.receive(100.0)
+        assert (again.value, again.redelivery_count) == (b"0", 1)
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(9.5)  # it is being processed
+        await consumer.ack(messages[0] if delay == 8.0 else again)  # either names it
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(30.0)
+
+
 async def test_a_timeout_holds_no_payloads_and_forgets_what_is_acknowledged() -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")

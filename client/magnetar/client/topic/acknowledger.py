@@ -78,7 +78,9 @@ class Acknowledger:
                 delivery.flags[messages.index] = QUEUED
                 if not delivery.queued:
                     acks.note(delivery)
-            acks.count += 1
+                acks.count += 1
+            else:
+                acks.add(messages)
         else:
             self._ack_other(messages)
         if acks.count >= self._group_limit:
@@ -216,6 +218,8 @@ class Acknowledger:
         # Not before: after a failure each of them can be acknowledged again, or nacked.
         for flags, first, end in spans:
             flags[first:end] = bytes([ACKED]) * (end - first)
+        if last is not None and self._unacked is not None:
+            self._unacked.acked_through(last)
 
     def _schedule_redelivery(self) -> None:
         due = self._nacks.next_due

@@ -18,12 +18,13 @@ from heapq import heapify, heappop, heappush
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
 
-from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message
+from ..messages import ACKED, GIVEN_BACK, QUEUED, UNACKED, Delivery, Message
 
 # Twice what a broker lets one consumer hold unacknowledged; each costs about 200 bytes.
 MAX_PENDING_NACKS = 100_000
 
 _QUEUED, _UNACKED, _ACKED = bytes([QUEUED]), bytes([UNACKED]), bytes([ACKED])
+_AS_QUEUED = bytes.maketrans(bytes([UNACKED, GIVEN_BACK]), _QUEUED * 2)
 _QUEUED_RUN = re.compile(_QUEUED + b"+")
 _UNACKED_RUN = re.compile(_UNACKED + b"+")
 
@@ -50,7 +51,7 @@ class AckTracker:
         """One message; nothing if its ack was sent before."""
         delivery = message.delivery
         flags = delivery.flags
-        if flags[message.index] == UNACKED:
+        if flags[message.index] in (UNACKED, GIVEN_BACK):
             flags[message.index] = QUEUED
             if not delivery.queued:
                 self.note(delivery)
@@ -65,7 +66,7 @@ class AckTracker:
         """Messages [first, end) of a delivery."""
         flags = delivery.flags
         part = flags[first:end]
-        flags[first:end] = part.replace(_UNACKED, _QUEUED) if any(part) else _QUEUED * (end - first)
+        flags[first:end] = part.translate(_AS_QUEUED) if any(part) else _QUEUED * (end - first)
         if not delivery.queued:
             self.note(delivery)
         self.count += end - first
@@ -182,7 +183,10 @@ class NackTracker:
             _, number, flags, index, message_id, counted = heappop(heap)
             if last.get(message_id) == number:
                 del last[message_id]
-                if flags[index] == UNACKED:
+                if flags[index] in (UNACKED, GIVEN_BACK):
+                    flags[index] = (
+                        GIVEN_BACK  # so its ack_timeout is over, which begins anew with the next delivery
+                    )
                     (seen if counted else unseen).append(message_id)
         return rows_of_ids(seen), rows_of_ids(unseen)
 
@@ -206,7 +210,7 @@ class UnackedTracker:
     acknowledged as a whole go when the next one comes, so in order it holds next to nothing.
     """
 
-    __slots__ = ("_noted", "_noted_end", "_rows", "timeout")
+    __slots__ = ("_acked", "_noted", "_noted_end", "_rows", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout  # seconds
@@ -214,6 +218,8 @@ class UnackedTracker:
         self._rows: deque[tuple[float, bytearray, int, int, MessageId]] = deque()
         self._noted: bytearray | None = None  # flags of the delivery that was noted last
         self._noted_end = 0  # and how far
+        # Everything up to this message was acknowledged, which the flags do not show.
+        self._acked: MessageId | None = None
 
     def handed_out(self, delivery: Delivery, end: int, now: float) -> None:
         """Messages before `end` of the delivery were handed out; their time begins now, if it has not."""
@@ -223,7 +229,7 @@ class UnackedTracker:
             return
         self._noted, self._noted_end = flags, end
         rows = self._rows
-        while rows and rows[0][1].find(UNACKED, rows[0][2], rows[0][3]) < 0:
+        while rows and rows[0][1].find(UNACKED, self._first_unacked(*rows[0][2:]), rows[0][3]) < 0:
             rows.popleft()
         base = MessageId(delivery.ledger, delivery.entry_id, delivery.base_index, delivery.partition)
         rows.append((now + self.timeout, flags, first, end, base))
@@ -234,7 +240,7 @@ class UnackedTracker:
         rows = self._rows
         while rows and rows[0][0] <= now:
             _, flags, first, end, base = rows.popleft()
-            for run in _UNACKED_RUN.finditer(bytes(flags[:end]), first):
+            for run in _UNACKED_RUN.finditer(bytes(flags[:end]), self._first_unacked(first, end, base)):
                 start, last = base.index + run.start(), base.index + run.end() - 1
                 if nacks:
                     ids = [base._replace(index=index) for index in range(start, last + 1)]
@@ -244,20 +250,23 @@ class UnackedTracker:
         return found
 
     def acked_through(self, last: MessageId) -> None:
-        """Everything up to this message was acknowledged, which the flags do not show."""
-        rows = self._rows
-        while rows:
-            due, flags, first, end, base = rows[0]
-            acked = last.index + 1 - base.index if last[:2] == base[:2] else end if last > base else first
-            if acked < end:
-                rows[0] = (due, flags, max(first, acked), end, base)
-                return
-            rows.popleft()
+        """Everything up to this message was acknowledged, handed out by now or noted as such later."""
+        if self._acked is None or last > self._acked:
+            self._acked = last
+
+    def _first_unacked(self, first: int, end: int, base: MessageId) -> int:
+        """Of the messages [first, end) of a delivery."""
+        last = self._acked
+        if last is None:
+            return first
+        if last[:2] == base[:2]:
+            return min(max(first, last.index + 1 - base.index), end)
+        return end if last > base else first
 
     def clear(self) -> None:
         """Forgets everything: the broker redelivers, or the position moved."""
         self._rows.clear()
-        self._noted = None
+        self._noted = self._acked = None
 
 
 def unacked_rows(delivery: Delivery, first: int) -> list[AckRow]:
