@@ -110,13 +110,20 @@ class LoopThread:
         """True in a process that was forked: it has neither the thread nor connections of its own."""
         return os.getpid() != self._process
 
-    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Runs a coroutine in the background."""
+    def check_process(self) -> None:
+        """Raises AlreadyClosed in a forked process."""
         if self._forked:
-            coroutine.close()
             raise AlreadyClosed(
                 "the client was made in another process, which has its connections; connect after the fork"
             )
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Runs a coroutine in the background."""
+        try:
+            self.check_process()
+        except AlreadyClosed:
+            coroutine.close()
+            raise
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument(
@@ -258,7 +265,6 @@ class Producer(_Facade[AsyncProducer]):
 class _Receiving(_Facade[R_co]):
     """What Consumer and Reader share."""
 
-    receive_batch = _waiting(Receiving.receive_batch)
     seek = _waiting(Receiving.seek)
 
     @property
@@ -274,20 +280,33 @@ class _Receiving(_Facade[R_co]):
     def __iter__(self) -> Iterator[Message]:
         """Messages, for ever. Leaving the loop loses nothing."""
         while True:
-            # The iterator belongs to the receiver and is emptied by it; taking from it needs no change of threads.
-            yield from self._inner.open_messages()
+            for message in self._left():
+                yield message
+                self._thread.check_process()  # it may have been forked meanwhile
             if not self._thread.wait(self._inner.refill()):
                 return
+
+    def _left(self) -> Iterator[Message]:
+        """What is left of the open delivery, to be taken by the caller's thread: what is taken in the loop's thread is lost
+        if the wait for it is interrupted. Raises AlreadyClosed in a forked process, whose parent hands it out."""
+        self._thread.check_process()
+        return self._inner.open_messages()
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds. An interrupt (Ctrl-C) loses no message."""
         inner, thread = self._inner, self._thread
         deadline = None if timeout is None else thread.time() + timeout
         while True:
-            # Taken here, not in the loop's thread: what is taken there is lost if the wait for it is interrupted.
-            for message in inner.open_messages():
+            for message in self._left():
                 return message
             thread.wait(inner.wait_for_message(None if deadline is None else deadline - thread.time()))
+
+    def receive_batch(self) -> MessageBatch | None:
+        """The next of `batches`; None when this is closed. An interrupt (Ctrl-C) while it waits loses no message."""
+        while not (batch := MessageBatch(self._left())):
+            if not self._thread.wait(self._inner.refill()):
+                return None
+        return batch
 
     def batches(self) -> Iterator[MessageBatch]:
         """Messages as they arrived, a batch at a time."""

@@ -85,6 +85,27 @@ def test_an_interrupt_of_receive_loses_no_message(url: str, monkeypatch: pytest.
                 consumer.receive(0)
 
 
+@pytest.mark.parametrize("how", ["receive_batch", "batches"])
+def test_an_interrupt_while_a_batch_is_waited_for_loses_none(
+    url: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    wait = LoopThread.wait
+
+    def interrupted(self: LoopThread, coroutine: Any) -> Any:
+        wait(self, coroutine)  # Ctrl-C just as it is done
+        raise KeyboardInterrupt
+
+    with connect(url) as client:
+        with client.create_producer("t") as producer:
+            producer.send_many([b"0", b"1"])
+        with client.subscribe("t", "s", start="earliest") as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(LoopThread, "wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    _ = consumer.receive_batch() if how == "receive_batch" else next(consumer.batches())
+            assert [consumer.receive(5.0).value for _ in range(2)] == [b"0", b"1"]
+
+
 def test_each_topic_goes_where_a_function_says(url: str) -> None:
     with connect(url) as client:
         ids = {}
@@ -142,6 +163,10 @@ def test_calls_of_other_threads_end_when_the_client_is_closed(url: str) -> None:
 def test_in_a_forked_process_every_call_says_that_it_cannot_be_used_there(url: str) -> None:
     with connect(url) as client:
         producer = client.create_producer("t")
+        producer.send_many([b"%d" % n for n in range(10)])
+        consumer = client.subscribe("t", "s", start="earliest")
+        iterator = iter(consumer)
+        assert next(iterator).value == b"0"  # and the parent has the others here
         child = os.fork()
         if child == 0:
             # A call that waits for the thread, which is not here, would never return.
@@ -151,12 +176,19 @@ def test_in_a_forked_process_every_call_says_that_it_cannot_be_used_there(url: s
             try:
                 with pytest.raises(AlreadyClosed, match="after the fork"):
                     producer.send(b"0")
+                for receive in (
+                    consumer.receive, consumer.receive_batch, lambda: next(consumer.batches()),
+                    lambda: next(iter(consumer)), lambda: next(iterator),
+                ):  # fmt: skip
+                    with pytest.raises(AlreadyClosed, match="after the fork"):
+                        receive()
                 producer.close()
                 client.close()
                 answer = 0
             finally:
                 os._exit(answer)
         assert os.waitpid(child, 0)[1] == 0
+        assert consumer.receive(5.0).value == b"1"
         producer.send(b"1")
 
 

@@ -264,6 +264,8 @@ class BrokerConnection:
             *self.producers.values(), *self.consumers.values(), *self.watches.values()
         ]  # fmt: skip
         self.producers, self.consumers, self.watches, self.routes = {}, {}, {}, {}
+        if users:
+            log.warning("%s: %s; what used it attaches again", self.address, reason)
         for user in users:
             user.moved(reason)
 
