@@ -145,6 +145,10 @@ class FakePort:
         """The shell's business."""
         raise AssertionError("the core must not tell")
 
+    def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
+        """The shell's business."""
+        raise AssertionError("the core must not tell")
+
     def consumer_closed(self, error: MagnetarError) -> None:
         """The shell's business."""
         raise AssertionError("the core must not close")

@@ -266,6 +266,7 @@ class _Receiving(_Facade[R_co]):
     """What Consumer and Reader share."""
 
     seek = _waiting(Receiving.seek)
+    skip = _waiting(Receiving.skip)
 
     @property
     def topic(self) -> str:

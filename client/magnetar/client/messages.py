@@ -179,7 +179,7 @@ class Delivery:
         try:
             return decode(self.entry)
         except MagnetarError as error:
-            raise _of_entry(error, self.ledger, self.entry_id, self.topic) from None
+            raise of_entry(error, self.ledger, self.entry_id, self.topic) from None
 
     # --- of one message ----------------------------------------------------------------------------------------------
 
@@ -227,14 +227,14 @@ class Delivery:
         return names[self.entry.producers[self._place(index)[0]]]
 
 
-class Undecodable:
-    """In place of a delivery whose table cannot be read: whoever receives it gets the error."""
+class Failure:
+    """In place of a delivery that cannot be read: whoever receives it gets the error."""
 
     permits = bytes = 0
 
-    def __init__(self, command: Deliver, error: MagnetarError, topic: str) -> None:
-        self.epoch = command.consumer_epoch
-        self._error = _of_entry(error, command.ledger, command.entry, topic)
+    def __init__(self, epoch: int, error: MagnetarError) -> None:
+        self.epoch = epoch
+        self._error = error
 
     def values(self) -> NoReturn:
         """Raises the error."""
@@ -258,7 +258,7 @@ class TrimmedGap:
         raise MessageLost(self._message)
 
 
-def messages_of(delivery: Delivery | Undecodable | TrimmedGap) -> list[Message]:
+def messages_of(delivery: Delivery | Failure | TrimmedGap) -> list[Message]:
     """Without those of the ack set. Raises of a damage."""
     values = delivery.values()
     assert isinstance(delivery, Delivery)
@@ -276,5 +276,6 @@ def peeked_messages(entries: Iterable[Sequence[Any]], topic: str) -> list[Messag
     return found
 
 
-def _of_entry(error: MagnetarError, ledger: int, entry: int, topic: str) -> MagnetarError:
+def of_entry(error: MagnetarError, ledger: int, entry: int, topic: str) -> MagnetarError:
+    """The error, which says in its text which entry it is about."""
     return type(error)(f"entry {entry} of ledger {ledger} in {topic}: {error.message}", **error.details)

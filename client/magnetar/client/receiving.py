@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
-from magnetar.proto.errors import AlreadyClosed, ReceiveTimeout
+from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
 
 from .member import Attached, Member
 from .messages import Message, MessageBatch, SeekTarget
@@ -35,6 +35,9 @@ class Source(Attached, Protocol):
     async def seek(self, start: SeekTarget) -> None:
         """See Receiving."""
 
+    async def skip(self, error: EntryUnreadable) -> None:
+        """See Receiving."""
+
 
 class Receiving(Member):
     """Base of Consumer and Reader."""
@@ -60,6 +63,7 @@ class Receiving(Member):
     async def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed.
 
+        Raises EntryUnreadable, once, where an entry is damaged on all its replicas: `skip` or `seek` goes on behind it.
         A call that is cancelled loses no message.
         """
         for message in self._source.open_messages():
@@ -118,3 +122,12 @@ class Receiving(Member):
         everything goes on as before it; when its outcome is not known, the consumer subscribes again.
         """
         await self._source.seek(start)
+
+    async def skip(self, error: EntryUnreadable) -> None:
+        """Goes on behind an entry that is damaged on all its replicas, which `receive` and all others like it raised.
+
+        It is acknowledged as a whole, durably where the subscription is durable, and counted in `skipped_entries`.
+        """
+        if not isinstance(error, EntryUnreadable):
+            raise InvalidArgument(f"skip takes the EntryUnreadable that was raised, not {error!r}")
+        await self._source.skip(error)

@@ -23,7 +23,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import Any, NamedTuple
 
-from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, TopicNotFound
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    EntryUnreadable,
+    InvalidArgument,
+    MagnetarError,
+    TopicNotFound,
+)
 from magnetar.proto.ids import MessageId, TopicName
 
 from .connection.pool import ConnectionPool
@@ -293,6 +299,13 @@ class TopicsConsumer:
                 "a function that returns where each topic is to go"
             )
         await self._all([consumer.seek(start) for consumer in self.consumers.values()])
+
+    async def skip(self, error: EntryUnreadable) -> None:
+        """See Receiving. Raises AlreadyClosed if its topic has left."""
+        consumer = self.consumers.get(error.topic)
+        if consumer is None:
+            raise AlreadyClosed(f"{self.what} does not consume {error.topic} any more")
+        await consumer.skip(error)
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription of each topic; the consumer is still to be closed."""

@@ -30,7 +30,7 @@ MIN_PROTOCOL_VERSION = 1
 DEFERRED_SYNC = "deferred_sync"
 
 # An error may quote what the peer sent; its text must fit into a header all the same.
-_MAX_ERROR_CHARS = 8_000
+MAX_ERROR_CHARS = 8_000
 
 
 # --- both hops -------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Failed(Command, tag=7):
     @classmethod
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
         """The frame that carries `error`."""
-        return cls(request_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
+        return cls(request_id, error.code, int(error.action), error.message[:MAX_ERROR_CHARS])
 
 
 # --- client to broker and back -------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class SendFailed(Command, tag=21):
     @classmethod
     def of(cls, producer_id: int, epoch: int, sequence_id: int, error: MagnetarError) -> SendFailed:
         """The frame that carries `error`."""
-        message = error.message[:_MAX_ERROR_CHARS]
+        message = error.message[:MAX_ERROR_CHARS]
         return cls(0, producer_id, epoch, sequence_id, error.code, int(error.action), message)
 
 
@@ -277,7 +277,7 @@ class CloseConsumer(Command, tag=30):
 
 
 def _closing(error: MagnetarError) -> tuple[int, int, str, str]:
-    message = error.message[:_MAX_ERROR_CHARS]
+    message = error.message[:MAX_ERROR_CHARS]
     return error.code, int(error.action), message, str(error.details.get("url", ""))
 
 
@@ -312,7 +312,18 @@ class SendDelayed(Command, tag=36):
     @classmethod
     def of(cls, producer_id: int, epoch: int, error: MagnetarError) -> SendDelayed:
         """The frame that carries `error`."""
-        return cls(0, producer_id, epoch, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
+        return cls(0, producer_id, epoch, error.code, int(error.action), error.message[:MAX_ERROR_CHARS])
+
+
+class UnreadableEntry(Command, tag=37):
+    """From the broker: this consumer waits for an entry that cannot be read. `lost`: no later attempt will find it."""
+
+    consumer_id: int
+    consumer_epoch: int
+    ledger: int
+    entry: int
+    lost: bool = False
+    message: str = ""
 
 
 class GetSchema(Command, tag=34):

@@ -14,7 +14,7 @@
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
             StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
-            NodeNotEmpty, EntriesNotForced
+            NodeNotEmpty, EntriesNotForced, EntryUnreadable
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
@@ -272,6 +272,28 @@ class DiskFull(StorageFailed, code=98):
 
 class EntriesNotForced(FinalError, code=99):
     """Entries that were accepted with deferred sync were lost: the ledger's writer failed before they were forced."""
+
+
+class EntryUnreadable(FinalError, code=100):
+    """A stored entry is damaged on all its replicas; what lies behind it comes once it is skipped.
+
+    details: `topic`, its full name; `id`, of the first message of the entry; `reason`.
+    """
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return str(self.details["topic"])
+
+    @property
+    def id(self) -> Any:
+        """MessageId of the first message of the entry, which names its ledger."""
+        return self.details["id"]
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be read."""
+        return str(self.details["reason"])
 
 
 def _tree(root: type[MagnetarError]) -> list[type[MagnetarError]]:

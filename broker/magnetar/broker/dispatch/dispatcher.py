@@ -185,10 +185,14 @@ class Dispatcher:
                     self._name, *key, self._settings.unreadable_entry_policy, error,
                 )  # fmt: skip
 
-    def _skip(self, ledger: int, entry: int, error: MagnetarError) -> None:
+    def skipped(self, ledger: int, entry: int, error: MagnetarError) -> None:
+        """A lost entry is acknowledged as a whole: counts that, and says so."""
         self._counters.skipped()
         self.skipped_entries += 1
         _log.warning("%s skips entry %d:%d, which is lost: %s", self._name, ledger, entry, error)
+
+    def _skip(self, ledger: int, entry: int, error: MagnetarError) -> None:
+        self.skipped(ledger, entry, error)
         # How many messages it has nobody knows: more than any entry makes it acknowledged as a whole.
         self._cursor.ack(ledger, entry, (0,), (MAX_MESSAGES_PER_ENTRY - 1,), MAX_MESSAGES_PER_ENTRY)
         self._cursor.changed(None)
@@ -211,6 +215,8 @@ class Dispatcher:
             _log.exception("%s: a read failed", self._name)
             event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self.now_ms())
         self.handle(event)
+        for consumer, why, lost in self.core.untold(read.key):
+            consumer.port.entry_unreadable(consumer.epoch, read.key, why, lost=lost)
 
     def _timer_due(self) -> None:
         self._timer = None

@@ -14,7 +14,6 @@ An acknowledgement must know how many messages its entry has, to tell when it is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -29,13 +28,14 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicBusy,
 )
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
 from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
 from .core.consumer import Consumer, ConsumerPort
-from .core.entry_source import Acks
+from .core.entry_source import NOT_RECOVERABLE, Acks
 from .core.events import (
     Acknowledged,
     AckRange,
@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 
 # Acknowledgements that wait for a lookup: rows, over all requests.
 MAX_LOOKUP_ROWS = 100_000
+# First and last index of an acknowledgement that passes an entry, though it cannot be read.
+WHOLE_ENTRY = (0, MAX_MESSAGES_PER_ENTRY - 1)
 
 
 class AckLog(Protocol):
@@ -287,8 +289,15 @@ class Subscription:
                 found: dict[EntryKey, int] = {}
                 try:
                     for key in self._check(wanted.rows, wanted.cumulative):
-                        with contextlib.suppress(MessageLost):  # trimmed: nothing to acknowledge any more
+                        try:
                             found[key] = await self._log.read_message_count(key)
+                        except NOT_RECOVERABLE as damage:
+                            if (*key, *WHOLE_ENTRY) in wanted.rows and self._log.is_confirmed(*key):
+                                found[key] = MAX_MESSAGES_PER_ENTRY
+                                if self.cursor.state.skip_whole(*key) == key[1]:
+                                    self.dispatcher.skipped(*key, damage)
+                            elif not isinstance(damage, MessageLost):
+                                raise  # else trimmed: nothing to acknowledge any more
                     self._check(wanted.rows, wanted.cumulative)
                 except MagnetarError as failure:
                     error = failure
@@ -341,7 +350,8 @@ class Subscription:
                     cursor.ack_through(ledger, entry, last, count or 0)
             else:
                 added.append(0 if count is None else cursor.ack(ledger, entry, firsts, lasts, count))
-        self.acked_messages += sum(added)
+        # How many messages an entry had that is lost nobody knows.
+        self.acked_messages += sum(number for number in added if number < MAX_MESSAGES_PER_ENTRY)
         cursor.changed(done)
         self.dispatcher.handle(Acknowledged(consumer, ranges, added, cumulative))
 

@@ -22,6 +22,7 @@ from magnetar.proto.commands import (
     SendDelayed,
     SendFailed,
     TopicsChanged,
+    UnreadableEntry,
     decode_command,
 )
 from magnetar.proto.errors import ConnectionLost, MagnetarError, error_from_wire
@@ -77,6 +78,10 @@ class ConsumerPort(Protocol):
 
     def active_changed(self, active: bool) -> None:
         """Failover: it gets everything from now on, or nothing any more."""
+        ...
+
+    def unreadable(self, command: UnreadableEntry) -> None:
+        """It waits for an entry that the broker cannot read."""
         ...
 
     def refused(self, error: MagnetarError) -> None:
@@ -239,6 +244,10 @@ class BrokerConnection:
                 consumer = self.consumers.get(command.consumer_id)
                 if consumer is not None:
                     consumer.active_changed(command.active)
+            case UnreadableEntry():
+                consumer = self.consumers.get(command.consumer_id)
+                if consumer is not None:
+                    consumer.unreadable(command)
             case CloseConsumer():
                 self._ended(self.consumers.get(command.consumer_id), command)
             case _:

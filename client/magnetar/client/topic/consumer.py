@@ -18,6 +18,8 @@ from operator import length_hint
 from typing import Any, Protocol
 
 from magnetar.proto.commands import (
+    ACK_ROW,
+    Ack,
     AckRow,
     CloseConsumer,
     Deliver,
@@ -25,19 +27,26 @@ from magnetar.proto.commands import (
     LastMessageId,
     Seek,
     Subscribe,
+    UnreadableEntry,
     Unsubscribe,
+    encode_rows,
 )
-from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import MessageId
+from magnetar.proto.errors import (
+    EntryUnreadable,
+    InvalidArgument,
+    MagnetarError,
+    MessageLost,
+)
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Message, SeekTarget, TrimmedGap, Undecodable, messages_of
+from ..messages import Delivery, Failure, Message, SeekTarget, TrimmedGap, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import unacked_rows
 from .resume_point import ResumePoint
-from .session import ConsumerSession
+from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 from .window import Window
 
 log = logging.getLogger(__name__)
@@ -89,7 +98,7 @@ class TopicConsumer:
         self._window = Window(
             options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
         )
-        self._queue: deque[Delivery | Undecodable | TrimmedGap] = deque()
+        self._queue: deque[Delivery | Failure | TrimmedGap] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
         # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
@@ -274,6 +283,17 @@ class TopicConsumer:
             self._grant()
             self._wake()
 
+    async def skip(self, error: EntryUnreadable) -> None:
+        """See Receiving."""
+        if error.topic != self._session.topic:
+            raise InvalidArgument(f"{self._session.what} has no entries of {error.topic}")
+        self._session.check_open()
+        if error.details["cluster"] != self._session.cluster:
+            raise MessageLost(f"{self._session.what}: the entry to skip {OF_ANOTHER_CLUSTER}")
+        row = (error.id.ledger, error.id.entry, 0, MAX_MESSAGES_PER_ENTRY - 1)
+        await self._session.call(Ack(0, self._session.id), encode_rows(ACK_ROW, [row]))
+        self.position.skipped(error.id)
+
     def _note_trimmed(self, start: WireStart, answer: Mapping[str, Any]) -> None:
         """The broker has answered where it begins: perhaps not where it was asked to."""
         if answer.get("trimmed") is None:
@@ -442,11 +462,12 @@ class TopicConsumer:
     def delivered(self, command: Deliver, payload: bytes) -> None:
         """A DELIVER frame."""
         try:
-            delivery: Delivery | Undecodable = Delivery(
+            delivery: Delivery | Failure = Delivery(
                 command, payload, self._session.topic, self._session.cluster
             )
         except MagnetarError as error:
-            delivery = Undecodable(command, error, self._session.topic)
+            named = of_entry(error, command.ledger, command.entry, self._session.topic)
+            delivery = Failure(command.consumer_epoch, named)
             # How many permits it used is not known. To grant too many is better than a consumer that gets nothing more.
             self._window.received(self._window.granted, len(payload))
         self._window.received(delivery.permits, delivery.bytes)
@@ -469,6 +490,25 @@ class TopicConsumer:
         self._queued_bytes += delivery.bytes
         self._window.charge(self._queued_bytes)
         self._wake()
+
+    def unreadable(self, command: UnreadableEntry) -> None:
+        """The broker cannot read an entry that this consumer waits for."""
+        topic = self._session.topic
+        place = f"entry {command.entry} of ledger {command.ledger} in {topic}"
+        if not command.lost:
+            log.warning(
+                "%s: waits for %s, which cannot be read now: %s", self._session.what, place, command.message
+            )
+        elif command.consumer_epoch >= self._epoch:
+            error = EntryUnreadable(
+                f"{place} is lost: {command.message}; what lies behind it is received after `skip(error)`, or a seek",
+                topic=topic,
+                id=MessageId(command.ledger, command.entry, 0),
+                reason=command.message,
+                cluster=self._session.cluster,
+            )
+            self._queue.append(Failure(command.consumer_epoch, error))
+            self._wake()
 
     def _give_back_unseen(self) -> None:
         """What was received and not handed out goes to others, as if it had never been here."""

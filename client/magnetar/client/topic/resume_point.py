@@ -54,6 +54,11 @@ class ResumePoint:
         self._last = last.id
         self._last_time_ms = last.delivery.entry.append_time_ms
 
+    def skipped(self, entry: MessageId) -> None:
+        """This entry, whose first message this is, was passed."""
+        if self._last is None or entry > self._last:
+            self._last = entry._replace(entry=entry.entry + 1, index=-1)
+
     def cluster_switched(self) -> None:
         """An id means another message now: it goes on at the time of the last one, or begins where it was to begin."""
         if self._last is not None and not self._durable:

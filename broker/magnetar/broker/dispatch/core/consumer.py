@@ -46,6 +46,9 @@ class ConsumerPort(Protocol):
     def active_changed(self, active: bool) -> None:
         """Failover: the consumer is the one that gets everything from now on, or is not any more."""
 
+    def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
+        """The consumer waits for an entry that could not be read so far. `lost`: no later attempt will find it."""
+
     def consumer_closed(self, error: MagnetarError) -> None:
         """The broker ended the consumer: look the topic up again."""
 

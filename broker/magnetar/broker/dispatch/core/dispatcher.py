@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
 from ...cursors.core.acks import EntryKey, Position
@@ -25,7 +26,7 @@ from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import Consumer, Delivery
-from .entry_source import Acks, DispatchCounters, EntrySource, TopicLog
+from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
     AckRange,
@@ -107,6 +108,17 @@ class DispatchCore:
     def active(self) -> Consumer | None:
         """Failover: the consumer that gets everything."""
         return None if self._selector is None else self._selector.active
+
+    def untold(self, key: EntryKey) -> list[tuple[Consumer, MagnetarError, bool]]:
+        """Consumers that wait for an unreadable entry and are to be told why now, and whether it is lost."""
+        failure = self.source.failures.get(key)
+        if failure is None or not failure.unreadable:
+            return []
+        lost, active = isinstance(failure.error, NOT_RECOVERABLE), self.active
+        waiting = self.consumers if active is None else [active]
+        found = [consumer for consumer in waiting if failure.told.get(consumer) is not lost]
+        failure.told.update(dict.fromkeys(found, lost))
+        return [(consumer, failure.error, lost) for consumer in found]
 
     @property
     def draining_slots(self) -> dict[str, int]:
@@ -215,6 +227,8 @@ class DispatchCore:
         for consumer in self.consumers:
             self.tracker.forget(consumer)
             self._changed(consumer)
+        for failure in self.source.failures.values():
+            failure.told.clear()  # whoever comes to it once more is told once more
         self.tracker.clear_replay()
         self.source.forget_replays()
         self.source.clear()

@@ -19,7 +19,7 @@ delivered again. An answer that nobody waits for any more is dropped, and what i
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from magnetar.proto.entry import Entry
@@ -37,6 +37,7 @@ from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import Range
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
+from .consumer import Consumer
 from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
 
 MAX_REPLAY_READS = 8
@@ -147,6 +148,9 @@ class ReadFailure:
     waiting: bool  # until due_ms
     unreadable: bool  # reported; delivery goes on without it, or stands still at it
     error: MagnetarError
+    told: dict[Consumer, bool] = field(
+        default_factory=dict
+    )  # who waits for it, and whether as for something lost
 
 
 class EntrySource:

@@ -18,6 +18,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
 from ...service.results import ProducerOpened
@@ -222,6 +223,11 @@ class ConsumerPort:
     def active_changed(self, active: bool) -> None:
         """ACTIVE_CONSUMER."""
         self._link.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
+
+    def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
+        """UNREADABLE_ENTRY."""
+        text = for_client(error).message[: c.MAX_ERROR_CHARS]
+        self._link.send(c.UnreadableEntry(0, self.consumer_id, epoch, *key, lost, text).encode())
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""
