@@ -82,10 +82,11 @@ class ModelLocationIndex:
         """See `LocationIndex`."""
         self._storage.incomplete_below = below
 
-    def last_ledger(self) -> int:
+    def last_ledger(self, below: int) -> int:
         """See `LocationIndex`."""
         merged: dict[int, LedgerRecord | None] = {**self._storage.ledgers, **self._ledgers}
-        return max((ledger_id for ledger_id, record in merged.items() if record is not None), default=-1)
+        known = (one for one, record in merged.items() if record is not None and one < below)
+        return max(known, default=-1)
 
     def states_are_logged(self) -> bool:
         """See `LocationIndex`."""

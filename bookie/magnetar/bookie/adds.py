@@ -21,12 +21,14 @@ from typing import NamedTuple
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import (
     EntryDamaged,
+    InvalidArgument,
     LedgerFenced,
     MagnetarError,
     MessageTooLarge,
     StorageFailed,
     TooManyRequests,
 )
+from magnetar.proto.ids import MAX_ENTRY_ID, MAX_LEDGER_ID
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 
 from .journal import Journals
@@ -100,8 +102,9 @@ class Adds:
         """Stores a ledger entry (40-byte header and payload, digest already verified); keeps the bytes object.
 
         `done(ledger_id, entry_id, code)` is called once from the loop: code 0 when the entry is durable here, else
-        LedgerFenced, BookieReadOnly, TooManyRequests, MessageTooLarge, ServiceNotReady or StorageFailed. Raises EntryDamaged
-        for bytes that hold no header. Adding an entry again stores the newer bytes. About 2 us and the journal's copy.
+        LedgerFenced, BookieReadOnly, TooManyRequests, MessageTooLarge, InvalidArgument (`proto.ids`: there is no such id),
+        ServiceNotReady or StorageFailed. Raises EntryDamaged for bytes that hold no header. Adding an entry again stores the
+        newer bytes. About 2 us and the journal's copy.
 
         A deferred add that is accepted is answered with ADD_ACCEPTED first. After an error no further answer counts.
         """
@@ -154,6 +157,13 @@ class Adds:
     def _admit(self, entry: bytes, recovery: bool, deferred: bool, done: DurableCallback) -> bool:
         """The add path. False if the write cache has no room."""
         ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
+        if (
+            ledger_id > MAX_LEDGER_ID
+            or entry_id > MAX_ENTRY_ID
+            or not -1 <= last_add_confirmed <= MAX_ENTRY_ID
+        ):
+            self._refuse(entry, done, InvalidArgument.code)
+            return True
         states = self._ledgers
         state = states.by_id.get(ledger_id)
         if state is None:

@@ -27,6 +27,7 @@ from magnetar.proto.errors import (
     StorageFailed,
     error_from_wire,
 )
+from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
 
@@ -96,7 +97,7 @@ class Bookie:
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
-        self.ledgers = LedgerDescriptors(index, self.waiters)
+        self.ledgers = LedgerDescriptors(index, self.waiters, cookie.next_ledger_id)
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self.damage = Damage(components.repair_queue)
@@ -202,6 +203,7 @@ class Bookie:
         Of a `stripe` its entries, again without a hole among them. At least `first`, or EntryNotFound, or EntryDamaged.
         `fence` fences first, durably.
         """
+        check_ids(ledger_id, first, last)
         if first > last or stripe is not EVERY_ENTRY:
             stripe.check(first, last)
         if fence:
@@ -211,6 +213,7 @@ class Bookie:
 
     async def read_last_confirmed(self, ledger_id: int, *, fence: bool = False) -> tuple[int, int]:
         """(highest last add confirmed, last entry) known here. LedgerNotFound if never written nor fenced here."""
+        check_ids(ledger_id)
         if fence:
             await self.fence(ledger_id)
         self._check_alive()
@@ -230,6 +233,7 @@ class Bookie:
         With it come up to `max_entries` confirmed entries after the given one, if they are here. At most
         `long_poll_timeout_s` (0: that). LedgerNotFound if deleted, TooManyRequests.
         """
+        check_ids(ledger_id, last=last_add_confirmed)
         self._check_alive()
         news = await self.reads.wait_last_confirmed(
             ledger_id, last_add_confirmed, timeout_s, max_entries, max_bytes
@@ -239,6 +243,7 @@ class Bookie:
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[StoredLedger], bool]:
         """The next ledgers above `after`, at most `count`, and whether there are more."""
+        check_ids(after + 1)
         self._check_alive()
         return self.listing.ledgers(after, count)
 
@@ -246,11 +251,13 @@ class Bookie:
         self, ledger_id: int, first: int = 0, count: int = 1000
     ) -> tuple[list[EntryRange], int]:
         """At most `count` ranges of entries from `first` on, and where to go on (-1: that was all). LedgerNotFound."""
+        check_ids(ledger_id, first)
         self._check_alive()
         return await self.listing.entries(ledger_id, first, count)
 
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
+        check_ids(ledger_id)
         self._check_alive()
         await self.fencing.fence(ledger_id)
 
@@ -261,6 +268,7 @@ class Bookie:
 
     async def force(self, ledger_id: int) -> None:
         """The same, and waits until all that were accepted are durable. StorageFailed: it is not known whether they are."""
+        check_ids(ledger_id)
         self._check_alive()
         self.adds.force(ledger_id)
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -275,6 +283,7 @@ class Bookie:
 
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""
+        check_ids(ledger_id, last=last_add_confirmed)
         self._check_alive()
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
         self._check_alive()
@@ -296,6 +305,7 @@ class Bookie:
 
         For ledgers that were never seen here as well. The space comes back with the next garbage collections.
         """
+        check_ids(ledger_id)
         self._check_alive()
         await self.deletion.delete([ledger_id])
         self.adds.admit_waiting()

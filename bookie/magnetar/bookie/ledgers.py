@@ -20,6 +20,10 @@ __all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
 _FORGOTTEN_AT_ONCE = 1000
+# An id that is further above all that were used is no ledger's: it says nothing about which ids were used. Between two
+# introductions of a ledger client, which brings the store's own figure, nobody draws four thousand million ids: at 1000 a
+# second that takes seven weeks.
+_PLAUSIBLE_STEP = 1 << 32
 _NOTHING = LedgerRecord()
 # Its fence may be lost as well as its entries.
 _UNKNOWN = LedgerRecord(fenced=True, unknown=True)
@@ -132,12 +136,15 @@ class LedgerDescriptor:
 class LedgerDescriptors:
     """All states in memory, by ledger id. They wake the `waiters` of a ledger whose last add confirmed rises."""
 
-    def __init__(self, index: LocationIndex, waiters: Waiters) -> None:
+    def __init__(self, index: LocationIndex, waiters: Waiters, used_below: int = 0) -> None:
+        """The ids below `used_below` were used, as the cookie says."""
         self._index = index
         # Ledgers with a lower id that the index does not know may have had entries here (rules 8 and 9).
         self._incomplete_below = index.incomplete_below()
         # Ids below it were used, as far as is known here: all that this bookie ever held, and more (`introduction`).
-        self.next_ledger_id = index.last_ledger() + 1
+        self.next_ledger_id = used_below
+        while (last := index.last_ledger(self.next_ledger_id + _PLAUSIBLE_STEP)) >= self.next_ledger_id:
+            self.next_ledger_id = last + 1
         self._waiters = waiters
         self._watched = waiters.by_ledger
         self.by_id: dict[int, LedgerDescriptor] = {}
@@ -222,7 +229,7 @@ class LedgerDescriptors:
     def mark_dirty(self, state: LedgerDescriptor, ledger_id: int) -> None:
         """The next checkpoint writes it."""
         state.known = True
-        if ledger_id >= self.next_ledger_id:
+        if self.next_ledger_id <= ledger_id < self.next_ledger_id + _PLAUSIBLE_STEP:
             self.next_ledger_id = ledger_id + 1
         state.dirty = self._generation
         self._dirty[ledger_id] = state

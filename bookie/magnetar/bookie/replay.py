@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from magnetar.proto.ids import check_ids
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 
 from .journal.changes import ledger_change
@@ -62,12 +63,13 @@ class _Target:
         self._flush: asyncio.Task[None] | None = None
 
     def apply(self, record: Record) -> bool:
-        """False if the write cache has no room for it. 2 us for an entry."""
+        """False if the write cache has no room for it; InvalidArgument for ids that cannot be. 2 us for an entry."""
         payload = record.payload
         if record.type != _ADD:
             self._apply_state(record)
             return True
         ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
+        check_ids(ledger_id, entry_id, last_add_confirmed)
         ledgers, cache = self._ledgers, self._cache
         state = ledgers.by_id.get(ledger_id) or ledgers.load(ledger_id)
         if state.deleted_at_ms:  # rule 7: its journals may outlive it
@@ -82,6 +84,7 @@ class _Target:
         change = ledger_change(record)
         assert change is not None, "a replay leaves out what the journal writes for itself"
         ledger_id, added = change
+        check_ids(ledger_id, last=added.explicit_lac)
         if added.deleted_at_ms:
             self._bookie.deletion.apply(ledger_id, added.deleted_at_ms)
             return

@@ -124,8 +124,7 @@ def _count_start(bookie: Bookie) -> None:
     """
     cookie = bookie.cookie
     kept = (*cookie.incarnations, bookie.components.rng.getrandbits(64) or 1)[-MAX_INCARNATIONS:]
-    next_ledger_id = max(cookie.next_ledger_id, bookie.ledgers.next_ledger_id)
-    bookie.ledgers.next_ledger_id = bookie.next_ledger_id_at_start = next_ledger_id
+    next_ledger_id = bookie.next_ledger_id_at_start = bookie.ledgers.next_ledger_id
     bookie.change_cookie(
         cookie._replace(starts=cookie.starts + 1, incarnations=kept, next_ledger_id=next_ledger_id)
     )

@@ -24,6 +24,7 @@ from .errors import InvalidArgument, InvalidTopicName
 MAX_ENTRY_ID = (1 << 43) - 1  # so that (entry, index in the entry) fits into 63 bits, for other protocols
 MAX_MESSAGES_PER_ENTRY = 1 << 20
 MAX_BATCHES_PER_ENTRY = 65_535
+MAX_LEDGER_ID = (1 << 63) - 1
 NO_PARTITION = -1
 
 _MESSAGE_ID = struct.Struct(">QQIi")
@@ -65,6 +66,15 @@ class MessageId(NamedTuple):
         except (ValueError, TypeError, InvalidArgument):
             raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
         return parsed
+
+
+def check_ids(ledger_id: int, first: int = 0, last: int = -1) -> None:
+    """Raises InvalidArgument unless a ledger may have this id, and the entries `first` and `last` (-1: none)."""
+    if not (0 <= ledger_id <= MAX_LEDGER_ID and 0 <= first <= MAX_ENTRY_ID and -1 <= last <= MAX_ENTRY_ID):
+        raise InvalidArgument(
+            f"ledger {ledger_id} or its entries {first} to {last} are outside the ids that there can be: ledgers have 0 to "
+            f"{MAX_LEDGER_ID}, entries 0 to {MAX_ENTRY_ID}"
+        )
 
 
 _PART = re.compile(r"[-=:.\w]+")

@@ -21,6 +21,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     UnknownLedgerState,
 )
+from magnetar.proto.ids import MAX_ENTRY_ID
 from magnetar.proto.stripe import Stripe
 from support.bookie_kit import KIB, add_all, entry, open_inline
 from support.index_model import ModelStorage
@@ -240,6 +241,6 @@ async def test_a_stripe_of_a_long_range_is_bounded(bookie: Bookie, monkeypatch: 
     entries = [entry(1, number) for number in range(300)]
     await add_all(bookie, entries)
     for stripe in (Stripe(3, 0b011), Stripe(3, 0b001)):
-        got, _ = await bookie.read(1, 0, 2**62, stripe=stripe)
+        got, _ = await bookie.read(1, 0, MAX_ENTRY_ID, stripe=stripe)
         assert got == [data for number, data in enumerate(entries) if stripe.holds(number)][:50]
     assert stored_entries._MAX_GAP_BYTES < 64 * KIB

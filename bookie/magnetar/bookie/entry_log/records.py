@@ -25,6 +25,7 @@ from typing import NamedTuple
 import xxhash
 
 from magnetar.proto.errors import EntryDamaged
+from magnetar.proto.ids import MAX_ENTRY_ID
 
 from ..settings import MAX_RECORD_BYTES
 
@@ -62,6 +63,7 @@ _FOOTER_MAGIC = b"MAGELFTR"
 _LOG_VERSION = 1
 STATE_ENTRY = 2**64 - 1
 SYNCED_ENTRY = 2**64 - 2
+assert MAX_ENTRY_ID < SYNCED_ENTRY < STATE_ENTRY, "no entry has the id of a state record"
 
 
 class Scanned(NamedTuple):

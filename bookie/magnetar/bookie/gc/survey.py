@@ -188,7 +188,7 @@ class Survey:
                 record is not None
                 and 0 < record.deleted_at_ms <= latest
                 and ledger_id in self._purged
-                and ledger_id < parts.ledgers.next_ledger_id - 1
+                and ledger_id != parts.ledgers.next_ledger_id - 1
                 and parts.ledgers.is_saved(ledger_id)
             ):
                 with raising(IndexFailed):

@@ -104,8 +104,8 @@ class LocationIndex(Protocol):
         """For good: an index that is rebuilt from it is incomplete as well. Durable when it returns."""
         ...
 
-    def last_ledger(self) -> int:
-        """The highest id of its ledgers, deleted ones among them; -1: it has none."""
+    def last_ledger(self, below: int) -> int:
+        """The highest id below the given one of its ledgers, deleted ones among them; -1: it has none."""
         ...
 
     def states_are_logged(self) -> bool:

@@ -160,12 +160,12 @@ class RocksLocationIndex:
         """See `LocationIndex`. Blocks for some ms."""
         self._note(_INCOMPLETE, below.to_bytes(8, "big"))
 
-    def last_ledger(self) -> int:
+    def last_ledger(self, below: int) -> int:
         """See `LocationIndex`."""
 
         def read() -> int:
             iterator = self._ledgers.iter(self._read_options())
-            iterator.seek_to_last()
+            iterator.seek_for_prev(_LEDGER_KEY.pack(min(below - 1, _MAX_ID)))
             found = _LEDGER_KEY.unpack(iterator.key())[0] if iterator.valid() else -1
             iterator.status()
             return int(found)

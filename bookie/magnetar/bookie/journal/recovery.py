@@ -27,7 +27,7 @@ from contextlib import closing
 from itertools import zip_longest
 from typing import NamedTuple
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.runtime.files import Files, file_size
 
 from ..layout import DataLayout, journal_path
@@ -95,7 +95,7 @@ class Recovered(NamedTuple):
     # Those that another recovery from the same mark would not read: before the mark's, or never begun.
     unneeded: list[tuple[int, int]]
     records: int
-    # Damage below the mark, for people.
+    # Damage below the mark, and records of ledgers or entries that cannot be, for people.
     warnings: list[str]
 
 
@@ -166,18 +166,23 @@ async def replay_journals(
 ) -> Recovered:
     """Calls `apply` for every record of one directory from the mark on, in order; applying a record twice must not matter.
 
-    `apply` returns False when it has no room for the record: it gets it again after `make_room`. Raises DataDirectoryError
+    `apply` returns False when it has no room for the record: it gets it again after `make_room`. A record for which it
+    raises InvalidArgument is one that no bookie should have taken: it is reported and left out. Raises DataDirectoryError
     for damage, for a missing marked journal and for an unknown format; changes nothing.
     """
     needed = {mark.sequence}
     last: Record | None = None
-    records, warnings = 0, []
+    records, warnings, path = 0, [], directory
     for item in walk_journal(files, directory, instance, mark):
         if isinstance(item, Record):
             last = item
             if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
-                while not apply(item):
-                    await make_room()
+                try:
+                    while not apply(item):
+                        await make_room()
+                except InvalidArgument as error:
+                    warnings.append(f"{path}: the record at offset {item.offset} is left out: {error}")
+                    _log.error("%s", warnings[-1])
                 records += 1
                 if records % _SLICE_RECORDS == 0:
                     await asyncio.sleep(0)
@@ -189,6 +194,7 @@ async def replay_journals(
                     path=item.path,
                 )
             needed.add(item.sequence)
+            path = item.path
         elif item.verdict is GapVerdict.DAMAGE:
             raise _damage(item.path, item.gap)
         elif item.verdict is GapVerdict.DAMAGE_BELOW_MARK:
