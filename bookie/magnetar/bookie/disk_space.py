@@ -5,7 +5,8 @@ journal, the index or the data directory itself has no space, or when its operat
 
 A read-only bookie still takes the entries that recoveries write again (rule 39): those are few, and without them topics of a
 broker that died on a full disk could not even be read. They need `disk_recovery_bytes` in every directory. As much is in
-the file `reserve` below the data directory, which is deleted when less is free, and made again when there is room.
+the file `reserve` below the data directory, which is given back when less is free, and made again when there is room. An
+eighth of it is kept for the next start, which writes a few files before it serves anything.
 
     WRITABLE ──no space──> RECOVERIES ONLY ──less than disk_recovery_bytes──> `reserve` is given back ──> RECOVERIES ONLY
        ^                          │                                                   └──that is used up──> READS ONLY
@@ -28,12 +29,24 @@ from .layout import DataLayout
 from .read_only import read_only_reason
 from .settings import BookieSettings
 
-__all__ = ["DiskSpace", "WatchedDirectory"]
+__all__ = ["DiskSpace", "WatchedDirectory", "give_back_reserve"]
 
 _log = logging.getLogger(__name__)
 
+_RESERVE = "reserve"
+_START_SHARE = 8
 # Of the reserve, at each look at the disks: 1 ms of the loop.
 _RESERVE_STEP_BYTES = 2 << 20
+
+
+def give_back_reserve(files: Files, layout: DataLayout, size: int, *, keep: int = 0) -> None:
+    """All but `keep` bytes of the file `reserve`, when less than its `size` is free."""
+    path = os.path.join(layout.root, _RESERVE)
+    if files.exists(path) and (not size or files.free_bytes(layout.root)[0] < size):
+        with contextlib.closing(files.open(path)) as file:
+            if (held := file.size()) > keep:
+                file.truncate(keep)
+                _log.warning("%s: %d bytes are given back to a full disk", path, held - keep)
 
 
 class WatchedDirectory(NamedTuple):
@@ -141,12 +154,10 @@ class DiskSpace:
     def _keep_reserve(self, no_space: bool) -> None:
         """Makes the file `reserve` when there is room for it, and gives it back when there is none for recoveries."""
         size = self._settings.disk_recovery_bytes
-        path = os.path.join(self._layout.root, "reserve")
+        path = os.path.join(self._layout.root, _RESERVE)
         free = self._files.free_bytes(self._layout.root)[0]
         if no_space or not size:
-            if self._files.exists(path) and (not size or free < size):
-                self._files.delete(path)
-                _log.warning("%s is given back: the entries of recoveries may use its %d bytes", path, size)
+            give_back_reserve(self._files, self._layout, size, keep=size // _START_SHARE)
         elif free > 4 * size + self._settings.disk_minimum_free_bytes:
             with contextlib.closing(self._files.open(path, create=True)) as file:
                 if (made := file.size()) < size:

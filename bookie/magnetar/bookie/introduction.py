@@ -12,11 +12,12 @@ What CONNECT leaves open is not compared. The first cluster that names itself is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Protocol
 
 from magnetar.proto.bookie_identity import BookieIdentity, mismatch, older_copy
-from magnetar.proto.errors import WrongBookie
+from magnetar.proto.errors import DiskFull, WrongBookie
 
 from .cookie import Cookie
 from .ledgers import LedgerDescriptors
@@ -92,5 +93,6 @@ def _registered(bookie: Introduced, expected: BookieIdentity) -> None:
     ledgers.complete_from(next_id)
     changed = cookie._replace(repairing=False, next_ledger_id=max(next_id, cookie.next_ledger_id))
     if changed != cookie:
-        bookie.change_cookie(changed)
+        with contextlib.suppress(DiskFull):  # the next introduction, or the next start, writes it
+            bookie.change_cookie(changed)
     ledgers.next_ledger_id = max(ledgers.next_ledger_id, next_id)

@@ -18,6 +18,7 @@ from magnetar.runtime.files import FileLock, Files, wait_for_lock
 from .components import BookieComponents
 from .cookie import JOURNAL_ROLE, MAX_INCARNATIONS, Cookie
 from .directories import data_names, forget_journal_directory, is_ours, open_data_directory
+from .disk_space import give_back_reserve
 from .engine import Bookie
 from .index import ALL_LEDGERS, LocationIndex
 from .index.walks import ledger_pages
@@ -66,6 +67,7 @@ async def _open_locked(
 ) -> Bookie:
     files = components.files
     _sync_names(files, layout.root)
+    give_back_reserve(files, layout, settings.disk_recovery_bytes)
     # Before the cookie names them: the copies in them may be those of a start that was killed.
     existing = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
     for directory in existing:

@@ -5,11 +5,13 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.bookie import open_bookie
 from magnetar.proto.errors import BookieReadOnly, DiskFull, MagnetarError
-from support.bookie_kit import KIB, add, entry, model_components, small_settings, until
+from magnetar.runtime.files import file_size
+from support.bookie_kit import KIB, add, crash, entry, model_components, small_settings, until
 from support.index_model import ModelStorage
 from support.sim import SimDisk, SimLoop
 
@@ -119,7 +121,7 @@ def test_rule_39_a_full_disk_goes_on_taking_recoveries_also_after_a_restart() ->
         assert await recovered(1) == 0
         assert files.exists("/data/bookie/reserve")
         leave(100 * KIB)
-        await until(lambda: not files.exists("/data/bookie/reserve"))
+        await until(lambda: file_size(files, "/data/bookie/reserve") == 32 * KIB)
         assert await recovered(2) == 0
         await bookie.close()
         bookie = await open_bookie(settings, model_components(storage, disk.mount()))
@@ -130,11 +132,55 @@ def test_rule_39_a_full_disk_goes_on_taking_recoveries_also_after_a_restart() ->
         assert await recovered(4) == BookieReadOnly.code
         leave(4 << 20)
         await until(lambda: not bookie.read_only)
-        await until(lambda: files.exists("/data/bookie/reserve"))
+        await until(lambda: file_size(files, "/data/bookie/reserve") == 256 * KIB)
         assert (await bookie.read(1, 0, 9))[0] == [entry(1, number) for number in range(4)]
         await bookie.close()
 
     simulate(2, main)
+
+
+@pytest.mark.parametrize("used_by_recoveries", [False, True])
+def test_rule_39_a_start_on_a_disk_without_a_free_byte_serves_reads_fences_and_deletions(
+    used_by_recoveries: bool,
+) -> None:
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        disk.capacity_bytes = 8 << 20
+        settings = small_settings(
+            "/data/bookie",
+            disk_check_interval_s=0.01,
+            disk_minimum_free_bytes=1 << 20,
+            disk_recovery_bytes=512 * KIB,
+        )
+        files = disk.mount()
+        files.make_directory("/other")
+
+        def fill() -> None:
+            size = disk.capacity_bytes - disk.used_bytes()
+            file = files.open("/other/filler", create=True)
+            file.zero_fill(file.size(), size)
+
+        components = model_components(storage, files)
+        bookie = await open_bookie(settings, components)
+        await until(lambda: file_size(files, "/data/bookie/reserve") == 512 * KIB)
+        assert [await add(bookie, entry(1, number)) for number in range(9)] == [0] * 9
+        if used_by_recoveries:
+            fill()
+            await until(lambda: file_size(files, "/data/bookie/reserve") == 64 * KIB)
+        crash(bookie)
+        fill()
+        bookie = await open_bookie(settings, model_components(storage, files))
+        fill()
+        assert (await bookie.read(1, 0, 8))[0] == [entry(1, number) for number in range(9)]
+        identity = bookie.introduce(None)
+        bookie.introduce(msgspec.structs.replace(identity, next_ledger_id=500))
+        assert bookie.ledgers.next_ledger_id == 500
+        await bookie.fence(1)
+        await bookie.delete_ledger(2)
+        assert bookie.read_only
+        assert bookie.failure is None
+        await bookie.close()
+
+    simulate(4, main)
 
 
 def test_a_disk_that_is_too_small_is_named() -> None:

@@ -13,7 +13,7 @@ from magnetar.bookie.index import (
     decode_ledger_record,
     encode_ledger_record,
 )
-from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
 from support.index_model import ModelLocationIndex, ModelStorage
 
 
@@ -150,3 +150,29 @@ def test_a_second_opening_is_one_clear_error(tmp_path: Path) -> None:
     index.close()
     index.close()
     RocksLocationIndex(str(tmp_path / "index")).close()
+
+
+async def test_rule_39_an_index_that_finds_no_space_says_so_and_can_be_closed(
+    tmp_path: Path,
+) -> None:
+    """RocksDB keeps what it could not flush, and goes on once there is space."""
+
+    class Full:
+        def flush(self, _wait: bool) -> None:
+            raise Exception("IO error: No space left on device: While appending to file")
+
+        def close(self) -> None:
+            self.flush(True)
+
+    index = RocksLocationIndex(str(tmp_path / "index"))
+    index.put_locations([(1, 0, Location(1, 64, 10))])
+    right = index._locations
+    index._locations = Full()
+    with pytest.raises(DiskFull):
+        await index.flush_locations()
+    index._locations = right
+    await index.flush_locations()
+    right.close()
+    index._locations = Full()
+    index.close()
+    index.close()

@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import DiskFull, MagnetarError
 
 from ..entry_log import STATE_ENTRY, LogInfo, LogWriter, Scanned
 from ..index import (
@@ -51,6 +51,7 @@ from .parts import StorageParts
 __all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged", "raising"]
 
 _log = logging.getLogger(__name__)
+_RETRY_FLUSH_S = 1.0
 
 
 class _CausedFailure(Exception):
@@ -286,7 +287,12 @@ class Compactor:
     async def flush_index(self) -> None:
         """What the index says of places is durable when it returns. IndexFailed."""
         with raising(IndexFailed):
-            await self._index.flush_locations()
+            while True:
+                try:
+                    return await self._index.flush_locations()
+                except DiskFull as error:  # whatever comes next relies on it
+                    _log.warning("a garbage collection waits for disk space: %s", error)
+                    await asyncio.sleep(_RETRY_FLUSH_S)
 
     async def delete(self, log_ids: Sequence[int]) -> None:
         """Deletes logs that the index, as it is on disk, does not name. Durable when it returns."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import struct
 import threading
@@ -41,6 +42,7 @@ from .locations import (
 
 __all__ = ["RocksLocationIndex"]
 
+_log = logging.getLogger(__name__)
 # Keys of the column families; see the module.
 _LOCATION_KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
@@ -49,6 +51,7 @@ _GUARDED = b"guarded"
 _INCOMPLETE = b"incomplete"
 _STATES_LOGGED = b"states logged"
 _MAX_ID = 2**64 - 1
+_NO_SPACE = "No space left"
 
 
 class RocksLocationIndex:
@@ -67,6 +70,8 @@ class RocksLocationIndex:
         options.set_keep_log_file_num(2)
         options.set_max_open_files(512)
         options.set_max_background_jobs(2)
+        # After a full disk RocksDB goes on by itself once the largest write buffer is free; this one takes a few notes.
+        options.set_write_buffer_size(1 << 20)
         # As the flush does: a sync of the journal waits for what the disk has been given.
         options.set_bytes_per_sync(1 << 20)
         options.set_paranoid_checks(True)
@@ -84,7 +89,7 @@ class RocksLocationIndex:
             self._locations_handle: Any = self._db.get_column_family_handle("locations")
             self._ledgers_handle: Any = self._db.get_column_family_handle("ledgers")
         except Exception as error:
-            if "No space left" in str(error):  # RocksDB writes a new MANIFEST before it serves anything
+            if _NO_SPACE in str(error):  # RocksDB writes a new MANIFEST before it serves anything
                 raise DiskFull(f"the index {path} cannot be opened: {error}; free some space") from error
             raise DataDirectoryError(
                 f"the index {path} cannot be opened: {self._plain(error)}; if it is damaged, {REBUILD}",
@@ -352,11 +357,12 @@ class RocksLocationIndex:
         if self._db is None:
             return
         self._locations_handle = self._ledgers_handle = None
-        self._locations.close()
-        self._ledgers.close()
-        self._locations = self._ledgers = None
-        self._db.close()
-        self._db = None
+        for family in (self._locations, self._ledgers, self._db):
+            try:
+                family.close()
+            except Exception as error:  # it flushes: the journal has what the disk has no room for
+                _log.warning("the index %s was closed without a flush: %s", self.path, self._plain(error))
+        self._locations = self._ledgers = self._db = family = None
         self._guard.close()
         if self._links is not None:
             self._links.remove()
@@ -365,6 +371,8 @@ class RocksLocationIndex:
         try:
             return function(*arguments)
         except Exception as error:  # rocksdict raises bare exceptions
+            if _NO_SPACE in str(error):
+                raise DiskFull(f"the index {self.path} has no space: {self._plain(error)}") from error
             raise StorageFailed(
                 f"the index {self.path} failed: {self._plain(error)}; if it is damaged, {REBUILD}",
                 path=self.path,
