@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.ownership import bundle_ownership
 from magnetar.broker.ownership.bundle_ownership import BundleOwnership, Held, State
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
@@ -20,7 +19,7 @@ from magnetar.broker.topics.topic import Topic
 from magnetar.client.connection.core.search import Search
 from magnetar.client.connection.lookups import Lookups
 from magnetar.metadata.store import Check, Create, Put
-from magnetar.proto.errors import LedgerFenced, MagnetarError, VersionConflict
+from magnetar.proto.errors import MagnetarError, VersionConflict
 from sim.defects.registry import cluster_defect
 
 bundles_of: Any = BundleOwnership
@@ -166,23 +165,6 @@ def validity_is_not_read_from_the_clock() -> None:
 def topic_ignores_a_fence() -> None:
     """What was appended is confirmed, though its session is lost or its ledger is somebody else's."""
     Topic.fence = lambda self, error: None  # type: ignore[method-assign]
-
-
-@cluster_defect
-def cursor_ignores_a_fence() -> None:
-    """Its fenced ledger is a failure like others: the state goes to a new one, since whoever took it over only read."""
-    write_state, cursor_of = Cursor._write_state, cast(Any, Cursor)
-
-    async def careless(self: Any, mark: Any, *arguments: Any) -> None:
-        try:
-            await write_state(self, mark, *arguments)
-        except LedgerFenced:
-            await self._roll_over()
-
-    async def nothing(self: Any) -> None:
-        return
-
-    cursor_of._write_state, cursor_of._take_pointer = careless, nothing
 
 
 @cluster_defect
