@@ -172,6 +172,40 @@ async def test_shared_consumers_share_the_work_and_nothing_is_lost_or_doubled() 
         assert sorted(int(v) for client in clients for v in client.values) == list(range(900))
 
 
+async def test_a_batch_of_jobs_is_shared_out_to_consumers_that_are_idle() -> None:
+    async with running_broker() as broker:
+        workers = [FakeClient(broker) for _ in range(3)]
+        for number, worker in enumerate(workers):
+            await worker.consumer(number, type="shared")
+        sender = FakeClient(broker)
+        answer = await sender.producer(9)
+        sender.publish_batch(numbers(60), first=0, producer_id=9, epoch=answer["epoch"])
+        await sender.confirmed(60)
+        assert [len(worker.messages) for worker in workers] == [20, 20, 20]
+        assert [value for worker in workers for value in worker.values] == numbers(60)
+        # Nobody is idle: the next batch is one delivery.
+        sender.publish_batch(numbers(60, 60), first=60, producer_id=9, epoch=answer["epoch"])
+        await sender.confirmed(120)
+        assert sorted(len(worker.messages) for worker in workers) == [20, 20, 80]
+
+
+async def test_workers_that_want_one_job_at_a_time_get_one_of_a_batch() -> None:
+    async with running_broker() as broker:
+        workers = [FakeClient(broker) for _ in range(3)]
+        for number, worker in enumerate(workers):
+            await worker.consumer(number, type="shared", permits=1)
+        sender = FakeClient(broker)
+        answer = await sender.producer(9)
+        sender.publish_batch(numbers(60), first=0, producer_id=9, epoch=answer["epoch"])
+        await sender.confirmed(60)
+        assert [worker.values for worker in workers] == [[b"0"], [b"1"], [b"2"]]
+        for number in range(57):  # one of them is faster than the others
+            assert await workers[0].received(number + 1)
+            workers[0].frame(c.Flow(0, 0, 1))
+        await workers[0].received(58)
+        assert [len(worker.messages) for worker in workers] == [58, 1, 1]
+
+
 async def test_types_that_do_not_fit_are_refused() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)

@@ -114,6 +114,11 @@ class Consumer:
         )
 
     @property
+    def idle(self) -> bool:
+        """True if it is ready and has nothing to do."""
+        return not self.unacked_messages and self.ready
+
+    @property
     def byte_room(self) -> int:
         """Bytes that may be delivered."""
         return self.byte_permits if self.byte_limited else UNLIMITED_BYTES

@@ -404,10 +404,12 @@ class DispatchCore:
                 redeliveries, wanted, others = counts.of_one_count(
                     key, wanted, in_order=not self.tracker.individual_acks
                 )
-            consumer, wanted, limit = selector.choose(entry, wanted)
+            consumer, chosen, limit = selector.choose(entry, wanted)
             delivery, following = self._deliver(
-                consumer, key, entry, wanted, limit, redeliveries, again=False
+                consumer, key, entry, chosen, limit, redeliveries, again=False
             )
+            if chosen is not wanted:  # the rest of its last batch is for others
+                following = min(following, chosen[-1][1] + 1)
             if others:
                 following = self.tracker.passed_over(key, others, following)
         self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
@@ -441,8 +443,10 @@ class DispatchCore:
                 return self._want_replay(key)
             wanted = up_to(entry.message_count - 1, wanted)  # a nack may name more than there is
             if wanted:
-                consumer, wanted, limit = selector.choose(entry, wanted)
-                delivery, end = self._deliver(consumer, key, entry, wanted, limit, count, again=True)
+                consumer, chosen, limit = selector.choose(entry, wanted)
+                delivery, end = self._deliver(consumer, key, entry, chosen, limit, count, again=True)
+                if chosen is not wanted:
+                    end = min(end, chosen[-1][1] + 1)
         tracker.replayed(key, count, end)
         if key not in tracker.replay:
             self.source.replayed(key)
@@ -546,10 +550,8 @@ class DispatchCore:
         tracker = self.tracker
         if tracker.individual_acks and limit > (room := tracker.room(consumer)):
             limit = room
-        first_batch, last_batch, taken, messages, size, following = cut(
-            entry, wanted, limit, consumer.byte_room
-        )
-        first, last = entry.batch_start_index(first_batch), following - 1
+        first_batch, last_batch, taken, messages, size, end = cut(entry, wanted, limit, consumer.byte_room)
+        first, last = entry.batch_start_index(first_batch), end - 1
         hidden = [] if taken[0] == (first, last) else complement(taken, first, last)
         consumer.available_permits -= messages
         consumer.byte_permits -= size
@@ -562,7 +564,7 @@ class DispatchCore:
             self.message_counts.remember(key, entry.message_count)
         return (
             Delivery(consumer, consumer.epoch, *key, entry, first_batch, last_batch, redeliveries, hidden),
-            following,
+            end,
         )
 
     # --- invariants --------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from magnetar.proto.entry import Entry
 from ....cursors.core.ranges import Range
 from ..consumer import Consumer
 
-# Who gets some of an entry, what of it, and how many messages at most (the rest of a batch may come on top).
+# Who gets some of an entry; what of it: all that is wanted, the same list, or exactly its first messages, a new one; and how
+# many messages at most (of all that is wanted the rest of a batch may come on top).
 Choice = tuple[Consumer, list[Range], int]
 
 

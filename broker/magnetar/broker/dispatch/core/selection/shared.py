@@ -1,4 +1,8 @@
-"""Shared: consumers take turns, and a large entry is shared out among them.
+"""Shared: consumers take turns, and what is large is shared out among them.
+
+A batch is delivered whole as long as nobody else waits for something to do: who gets a part of it gets all its bytes, with
+the messages of others hidden. While consumers are idle, a batch of 60 jobs is 20 for each of three of them; and who grants
+fewer than MIN_CHUNK permits, as workers do that want one job at a time, gets no more than that.
 
 Those of a higher priority (a lower number) come first: the others get something only while none of them has permits.
 """
@@ -6,16 +10,18 @@ Those of a higher priority (a lower number) come first: the others get something
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
 
-from ....cursors.core.ranges import Range
+from ....cursors.core.ranges import Range, first_members
 from ..consumer import Consumer
 from .protocol import Choice
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
 MIN_CHUNK = 64
+MAX_SHARES = 32  # of a batch: so many idle consumers are looked for
 
 
 class SharedSelector:
@@ -83,5 +89,12 @@ class SharedSelector:
         limit = consumer.available_permits
         if self._count > 1:
             queue.rotate(-1)
-            limit = min(limit, max(-(-entry.message_count // self._count), MIN_CHUNK))
+            idle = sum([other.idle for other in islice(queue, MAX_SHARES) if other is not consumer])
+            if idle or limit < MIN_CHUNK:
+                messages = sum([last - first + 1 for first, last in wanted])
+                limit = min(limit, -(-messages // (idle + 1)))
+                if messages > limit:
+                    wanted = first_members(wanted, limit)
+            else:
+                limit = min(limit, max(-(-entry.message_count // self._count), MIN_CHUNK))
         return consumer, wanted, limit
