@@ -17,6 +17,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, NotFoundInStore
+from magnetar.runtime.tasks import LongTask
 
 from .components import LedgerComponents
 
@@ -36,13 +37,13 @@ class Deletions:
         self._components = components
         self._remember = remember
         self._in_flight: dict[asyncio.Task[None], None] = {}
-        self._repeating: asyncio.Task[None] | None = None
+        self._repeating: LongTask | None = None
         self._closed = False
 
     def start(self) -> None:
         """Sends from now on, again and again, what bookies have missed, also while an earlier process ran."""
         if self._remember and self._repeating is None:
-            self._repeating = asyncio.get_running_loop().create_task(self._repeat(), name="missed deletions")
+            self._repeating = LongTask("the sending of missed deletions", self._repeat)
 
     async def delete(self, ledger_id: int) -> None:
         """See LedgerClient.delete."""
@@ -91,7 +92,9 @@ class Deletions:
     async def close(self) -> None:
         """Ends what is under way; notes stay."""
         self._closed = True
-        tasks = [*self._in_flight, *([self._repeating] if self._repeating is not None else [])]
+        if self._repeating is not None:
+            await self._repeating.close()
+        tasks = list(self._in_flight)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,8 +129,6 @@ class Deletions:
                     await self._send_missed(bookie)
             except MagnetarError as error:
                 _log.warning("deletions that bookies have missed cannot be sent: %s", error)
-            except Exception:  # our own bug, which must not end this for good
-                _log.exception("deletions that bookies have missed cannot be sent")
             await asyncio.sleep(self._components.settings.deletion_retry_s)
 
     async def _send_missed(self, bookie: str) -> None:

@@ -17,6 +17,7 @@ import msgpack
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.errors import BookieUnavailable, DataDirectoryError, InvalidSetting, MagnetarError
+from magnetar.runtime.tasks import LongTask
 
 from .metadata_wait import metadata_in_time
 
@@ -299,7 +300,7 @@ class RegisteredBookies:
         self._writable: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
 
     @classmethod
     async def open(cls, metadata: MetadataStore, *, metadata_timeout_s: float = 10.0) -> RegisteredBookies:
@@ -311,7 +312,7 @@ class RegisteredBookies:
         except BaseException:
             directory._watch.close()
             raise
-        directory._task = asyncio.get_running_loop().create_task(directory._follow(), name="bookie directory")
+        directory._task = LongTask("the directory of bookies", directory._follow)
         return directory
 
     def writable(self) -> Sequence[str]:
@@ -359,8 +360,7 @@ class RegisteredBookies:
         if self._watch is not None:
             self._watch.close()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.close()
             self._task = None
 
     async def _follow(self) -> None:
@@ -370,13 +370,11 @@ class RegisteredBookies:
             try:
                 await self._read()
             except Exception as error:
-                if isinstance(error, MagnetarError) and not error.retryable:
-                    # The store is closed or failed: its owner stops this process.
-                    _log.warning("the list of bookies is not followed any more: %s", error)
-                    return
+                self._changed.set()
+                if not isinstance(error, MagnetarError) or not error.retryable:
+                    raise
                 _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
                 await asyncio.sleep(_RETRY_S)
-                self._changed.set()
 
     async def _read(self) -> None:
         found: dict[str, _Registration] = {}

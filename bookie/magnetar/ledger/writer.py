@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from magnetar.proto.errors import EntryNotFound, LedgerFenced, MagnetarError
+from magnetar.proto.errors import EntryNotFound, FinalError, LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .components import LedgerComponents
@@ -26,6 +27,7 @@ from .core.events import (
     IdleTick,
     Instruction,
     LedgerDeleted,
+    MetadataFailed,
     ReadMetadata,
     RetryDue,
     RetryLater,
@@ -39,6 +41,8 @@ from .core.writer import WriterCore, WriterState
 from .reader import read_entries
 from .replicas import ReadHistory
 from .settings import MAX_ADD_TIMEOUTS
+
+_log = logging.getLogger(__name__)
 
 # Before adds that a busy bookie refused are sent to it again.
 RETRY_PAUSE_S = 0.5
@@ -179,7 +183,7 @@ class LedgerWriter:
         """Waits for what is outstanding, then closes the ledger by compare-and-set; returns the final metadata.
 
         After a failure it closes at last_add_confirmed. LedgerFenced if another owner closed it differently or is
-        recovering it; StorageFailed and others of the metadata store: call again. May be called more than once.
+        recovering it; FinalError and others of the metadata store: call again. May be called more than once.
         """
         future = self._closing
         if future is None:
@@ -299,9 +303,19 @@ class LedgerWriter:
                     raise AssertionError(f"not an instruction of a writer: {instruction}")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name=f"ledger {self.ledger_id}")
+        task = self._loop.create_task(self._guarded(work), name=f"ledger {self.ledger_id}")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """What breaks it fails the writer, so that adds and `close` end with an error: nobody else would answer them."""
+        try:
+            await work
+        except Exception as failure:
+            _log.exception("the writer of ledger %d fails by a defect", self.ledger_id)
+            if self._core.state is not WriterState.CLOSED:
+                error = FinalError(f"the writer of ledger {self.ledger_id} has failed: {failure!r}")
+                self._run(self._core.handle(MetadataFailed(error)))
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
         event = await self._components.write_metadata(self.ledger_id, metadata, version)

@@ -132,6 +132,8 @@ def broker_reasons(
 
 def autorecovery_reasons(repairs: AutoRecovery) -> Reasons:
     """Without a session no ledger is repaired."""
+    if repairs.trouble:
+        return {"repair": f"it repairs nothing, and begins anew in a moment: {repairs.trouble}"}
     if repairs.has_session:
         return {}
     return {"session": "it has no session with the metadata store, so it repairs nothing; it goes on trying"}

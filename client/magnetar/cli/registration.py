@@ -12,6 +12,7 @@ from collections.abc import Callable
 from magnetar.metadata import MetadataStore, Session
 from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_up_to_date, start_limit_s
 from magnetar.proto.errors import MagnetarError, RequestTimeout
+from magnetar.runtime.tasks import LongTask
 
 __all__ = ["Registration"]
 
@@ -31,7 +32,7 @@ class Registration:
         self._registered = asyncio.Event()
         # The one that the node is of, while it stands.
         self._session: Session | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
 
     @property
     def standing(self) -> bool:
@@ -40,7 +41,7 @@ class Registration:
 
     async def start(self) -> None:
         """Returns when the node stands. RequestTimeout; nothing is left then."""
-        self._task = asyncio.get_running_loop().create_task(self._keep(), name=f"registration {self._path}")
+        self._task = LongTask(f"the registration {self._path}", self._keep, retry_max_s=POLL_S)
         seconds = start_limit_s(self._timeout_s)
         try:
             async with asyncio.timeout(seconds):
@@ -57,8 +58,7 @@ class Registration:
     async def close(self) -> None:
         """The node goes. May be called again."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.close()
             self._task = None
 
     async def _keep(self) -> None:

@@ -13,6 +13,7 @@ import logging
 from magnetar.metadata.damage import Ranges, add_ranges, damaged_path, merge_ranges
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.runtime.tasks import LongTask
 
 __all__ = ["MetadataRepairQueue"]
 
@@ -30,13 +31,13 @@ class MetadataRepairQueue:
         # By ledger: ranges to add, or None: the node is to go.
         self._pending: dict[int, Ranges | None] = {}
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
         self.not_queued = 0
 
     def start(self, bookie_id: str) -> None:
         """Begins to write, once the bookie has read its cookie."""
         self._bookie_id = bookie_id
-        self._task = asyncio.get_running_loop().create_task(self._write_forever(), name="repair queue")
+        self._task = LongTask("the repair queue", self._write_forever)
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
         """See RepairQueue."""
@@ -67,8 +68,11 @@ class MetadataRepairQueue:
                 ranges = self._pending.pop(ledger_id)
                 try:
                     await self._write(ledger_id, ranges)
-                except MagnetarError as error:
+                except Exception as error:
                     self._put_back(ledger_id, ranges)
+                    if not isinstance(error, MagnetarError):
+                        self._wake.set()
+                        raise
                     _log.warning("the repair queue cannot be written: %s", error)
                     await asyncio.sleep(_RETRY_S)
 
@@ -94,6 +98,5 @@ class MetadataRepairQueue:
     async def close(self) -> None:
         """Ends it; what is not written yet is found again. May be called twice."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.close()
             self._task = None

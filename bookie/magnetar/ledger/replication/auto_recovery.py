@@ -28,6 +28,7 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import LongTask
 
 from .audit_pass import LedgerAudit, PassFound
 from .auditor import Auditor
@@ -116,7 +117,7 @@ class AutoRecovery:
             self._violates,
             self._wake.set,
         )
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
         self._reports: asyncio.Queue[tuple[str, int, int, int, str]] = asyncio.Queue(_MAX_REPORTS)
         self._sessions_lost = 0
         self._session: Session | None = None  # the one under which it works
@@ -126,7 +127,7 @@ class AutoRecovery:
         """Reads which bookies there are, and goes to work. Raises what the store raises; nothing runs then."""
         await self._watch.start()
         self._watch.on_change.append(self._cluster_changed)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="autorecovery")
+        self._task = LongTask("the repair of ledgers", self._run)
 
     async def close(self) -> None:
         """Stops at once: locks are given back, copies under way are abandoned."""
@@ -134,8 +135,7 @@ class AutoRecovery:
             return
         self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.close()
         await self._watch.close()
         await self._client.close()
 
@@ -143,6 +143,11 @@ class AutoRecovery:
     def has_session(self) -> bool:
         """False: nothing is repaired until there is one again. Decided by the clock."""
         return self._session is not None and not self._session.lost
+
+    @property
+    def trouble(self) -> str:
+        """Why it repairs nothing at this moment although it was started; "" otherwise."""
+        return self._task.trouble if self._task is not None else ""
 
     async def recover_bookie(self, bookie: str) -> PassFound:
         """Queues all ledgers of a bookie now, without the delay. One that is registered is asked what it lacks."""
@@ -195,6 +200,7 @@ class AutoRecovery:
             "repair_copied_entries_total": self._copier.copied_entries,
             "repair_copied_bytes_total": self._throttle.copied_bytes,
             "repair_sessions_lost_total": self._sessions_lost,
+            "repair_restarts_total": self._task.failures if self._task is not None else 0,
             **self._auditor.figures(),
         }
 
@@ -225,9 +231,7 @@ class AutoRecovery:
                 await self._serve(session)
             except MagnetarError as error:
                 if not error.retryable:
-                    # The store is closed or failed: its owner stops this process.
-                    _log.error("repairs have stopped: %s", error)
-                    return
+                    raise
                 _log.warning("repairs begin anew: %s", error)
             await asyncio.sleep(_RETRY_S)
 

@@ -19,6 +19,7 @@ from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.runtime.tasks import LongTask
 
 from .core.repair import ClusterView
 
@@ -61,7 +62,7 @@ class ClusterWatch:
         self._timeout_s = timeout_s
         self._changed = asyncio.Event()
         self._watches: list[Watch] = []
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
 
     async def start(self) -> None:
         """Reads the lists, and follows them from then on. Raises what the store raises; nothing is left then."""
@@ -71,7 +72,7 @@ class ClusterWatch:
         except BaseException:
             await self.close()
             raise
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name="bookies under repair")
+        self._task = LongTask("the list of bookies under repair", self._follow)
 
     async def read(self) -> None:
         """Reads the lists now."""
@@ -88,8 +89,7 @@ class ClusterWatch:
         for watch in self._watches:
             watch.close()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.close()
             self._task = None
 
     async def _children(self, path: str) -> list[str]:
@@ -103,14 +103,12 @@ class ClusterWatch:
             self._changed.clear()
             try:
                 await self.read()
-            except MagnetarError as error:
-                if not error.retryable:
-                    # The store is closed or failed: its owner stops this process.
-                    _log.warning("the list of bookies is not followed any more: %s", error)
-                    return
+            except Exception as error:
+                self._changed.set()
+                if not isinstance(error, MagnetarError) or not error.retryable:
+                    raise
                 _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
                 await asyncio.sleep(_RETRY_S)
-                self._changed.set()
 
 
 class PlacedBookies:
