@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MAX_RECORDS = 1000
 _BACKLOG = 128
+# For the request of a connection that is refused.
+_REFUSAL_S = 1.0
 
 
 async def import_in_thread(*names: str) -> None:
@@ -116,7 +118,7 @@ class LazyHttp:
         self._pages = pages
         self._imports = imports
         self._loop = asyncio.get_running_loop()
-        self._starting: asyncio.Task[HttpServer] | None = None
+        self._starting: asyncio.Task[HttpServer | None] | None = None
         self._loop.add_reader(listening.fileno(), self._first_connection)
 
     @classmethod
@@ -140,28 +142,42 @@ class LazyHttp:
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
         self._starting = self._loop.create_task(self._start())
-        self._starting.add_done_callback(_log_failure)
 
-    async def _start(self) -> HttpServer:
-        await import_in_thread("magnetar.runtime.http", *self._imports)
-        from magnetar.runtime.http import HttpServer
+    async def _start(self) -> HttpServer | None:
+        """None: what it needs cannot be imported. Who asked has been told, and the next connection tries again."""
+        try:
+            await import_in_thread("magnetar.runtime.http", *self._imports)
+            from magnetar.runtime.http import HttpServer
 
-        return await HttpServer.start(self._socket, self._pages)
+            return await HttpServer.start(self._socket, self._pages)
+        except Exception as error:
+            logging.getLogger(__name__).exception("/metrics and /health cannot be served")
+            await self._refuse(
+                f"/metrics and /health cannot be served: {type(error).__name__}: {error}\n".encode()
+            )
+        self._starting = None
+        self._loop.add_reader(self._socket.fileno(), self._first_connection)
+        return None
+
+    async def _refuse(self, reason: bytes) -> None:
+        """Answers the connections that wait."""
+        head = f"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: {len(reason)}\r\n\r\n"
+        with contextlib.suppress(OSError):  # nobody waits any more
+            while True:
+                connection, _ = self._socket.accept()
+                reader, writer = await asyncio.open_connection(sock=connection)
+                with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
+                    async with asyncio.timeout(_REFUSAL_S):
+                        await reader.readuntil(b"\r\n\r\n")
+                        writer.write(head.encode() + reason)
+                        await writer.drain()
+                writer.close()
 
     async def close(self) -> None:
         """Finishes requests in progress, for a second at most."""
-        if self._starting is None:
+        server = await self._starting if self._starting is not None else None
+        if server is None:
             self._loop.remove_reader(self._socket.fileno())
         else:
-            server: HttpServer | None = None
-            with contextlib.suppress(Exception):
-                server = await self._starting
-            if server is not None:
-                await server.close()
+            await server.close()
         self._socket.close()
-
-
-def _log_failure(starting: asyncio.Task[HttpServer]) -> None:
-    """Whoever asks for /metrics would wait for ever, and nobody would know why."""
-    if not starting.cancelled() and (error := starting.exception()) is not None:
-        logging.getLogger(__name__).error("/metrics and /health cannot be served", exc_info=error)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -26,7 +27,12 @@ from magnetar.proto.errors import StorageFailed
 
 __all__ = ["HelperProcess", "spawn_helper"]
 
+_log = logging.getLogger(__name__)
 _REAP_RETRY_S = 0.001
+# After SIGKILL.
+KILL_TIMEOUT_S = 10.0
+# Killed, and not ended yet: reaped when the next helper starts, or by init when this process ends.
+_left: list[subprocess.Popen[bytes]] = []
 
 
 def spawn_helper(
@@ -40,6 +46,7 @@ def spawn_helper(
     `environment`: the helper's; without it, the helper has of the daemon's only what finds the interpreter's libraries. Its
     standard error is the daemon's. Raises StorageFailed when the process cannot be started.
     """
+    _left[:] = [process for process in _left if process.poll() is None]
     lifeline_read, lifeline_write = os.pipe()
     death_read, death_write = os.pipe()
     try:
@@ -124,18 +131,25 @@ class HelperProcess:
                 self._callbacks.remove(note)
 
     async def stop(self, timeout_s: float) -> int:
-        """Hangs up and waits; after `timeout_s` kills. Returns the exit code; the helper has ended and is closed then."""
+        """Hangs up and waits; after `timeout_s` kills. Returns the exit code, and the helper is closed then.
+
+        One that not even SIGKILL ends within `KILL_TIMEOUT_S` (its disk hangs in the kernel) is left to itself: -SIGKILL.
+        """
         self.hang_up()
         try:
             return await asyncio.wait_for(self.wait(), timeout_s)
         except TimeoutError:
             self.kill()
-            return await self.wait()
+            try:
+                return await asyncio.wait_for(self.wait(), KILL_TIMEOUT_S)
+            except TimeoutError:
+                _log.error("the helper process %d does not end by SIGKILL; it is left to itself", self.pid)
+                return -signal.SIGKILL
         finally:
             self.close()
 
     def close(self) -> None:
-        """Stops watching, hangs up and kills what still runs. May be called twice."""
+        """Stops watching, hangs up and kills what still runs, without waiting for its end. May be called twice."""
         self.hang_up()
         self._unwatch()
         if self._timer is not None:
@@ -144,7 +158,7 @@ class HelperProcess:
         self._callbacks.clear()
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            _left.append(self._process)
         if self.death_fd >= 0:
             os.close(self.death_fd)
             self.death_fd = -1

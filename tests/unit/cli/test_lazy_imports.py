@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +120,29 @@ def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"typer", "rich", "structlog", "aiohttp", "prometheus_client", "magnetar.client"}
+
+
+async def test_rule_46_a_failed_import_is_answered_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    http = LazyHttp.bind("127.0.0.1", 0, Asked(), ["magnetar_test_late_module"])
+    try:
+        for _ in range(2):
+            async with asyncio.timeout(20):
+                answer = await get(http.address[1], "/health/ready")
+            assert answer.startswith(b"HTTP/1.0 503")
+            assert b"No module named 'magnetar_test_late_module'" in answer
+        (tmp_path / "magnetar_test_late_module.py").write_text("")
+        importlib.invalidate_caches()
+        async with asyncio.timeout(20):
+            assert b'"ready": true' in await get(http.address[1], "/health/ready")
+    finally:
+        await http.close()
+
+
+async def test_rule_46_it_is_closed_after_a_failed_import() -> None:
+    http = LazyHttp.bind("127.0.0.1", 0, Asked(), ["magnetar_test_no_module"])
+    async with asyncio.timeout(20):
+        assert (await get(http.address[1], "/metrics")).startswith(b"HTTP/1.0 503")
+        await http.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.proto.errors import StorageFailed
+from magnetar.runtime import processes
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"]), pytest.mark.real]
@@ -93,3 +94,42 @@ async def test_an_interpreter_that_cannot_start_is_an_error(monkeypatch: pytest.
     with pytest.raises(StorageFailed, match="cannot start"):
         spawn_helper("x.py", [], [])
     assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_rule_46_a_helper_that_sigkill_does_not_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one whose disk hangs in the kernel: SIGKILL stays pending, and it can neither be reaped nor waited for."""
+    monkeypatch.setattr(processes, "KILL_TIMEOUT_S", 0.05)
+    text = "import os, sys, time\nos.write(int(sys.argv[1]), b'x')\ntime.sleep(60)"
+    helper, read_fd = spawn(tmp_path, text)
+    os.read(read_fd, 1)
+    process = helper._process
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "kill", lambda: None)
+        patched.setattr(process, "send_signal", lambda _number: None)
+        patched.setattr(process, "wait", lambda: pytest.fail("the loop waits for a process"))
+        async with asyncio.timeout(20):
+            assert await helper.stop(0.05) == -signal.SIGKILL
+    assert f"{helper.pid} does not end by SIGKILL" in caplog.text
+    process.kill()
+    process.wait()
+    os.close(read_fd)
+
+
+async def test_rule_46_a_stop_that_is_cancelled_does_not_wait_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import os, sys, time\nos.write(int(sys.argv[1]), b'x')\ntime.sleep(60)"
+    helper, read_fd = spawn(tmp_path, text)
+    os.read(read_fd, 1)
+    process = helper._process
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "wait", lambda: pytest.fail("the loop waits for a process"))
+        stopping = asyncio.create_task(helper.stop(60))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+    assert process.wait() == -signal.SIGKILL
+    os.close(read_fd)
