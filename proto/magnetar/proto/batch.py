@@ -523,30 +523,34 @@ def entry_keys(entry: Entry) -> list[Key]:
     return keys
 
 
-_KEY_HASH = struct.Struct(">13xB6xI")  # flags and key hash of a batch
+_KEY_HASH = struct.Struct(">13xB6xI8s")  # flags, key hash and sequence id of a batch
 
 
 def entry_key_hashes(entry: Entry) -> tuple[Sequence[int], list[int]]:
     """The key hash of every message of a whole entry: run i, which ends before message ends[i], has hashes[i].
 
     Runs are batches, 150 ns each; a batch whose messages have different keys is decoded, and each of its messages is a run
-    of its own. Messages without a key have the hash 0. Raises MalformedFrame.
+    of its own. Those of a batch without a key have a hash of its producer and sequence id. Raises MalformedFrame.
     """
     data, body = entry.data, entry.body
     starts = [body, *[body + end for end in entry.end_offsets[:-1]]]
     unpack = _KEY_HASH.unpack_from
     found = [unpack(data, start) for start in starts]
-    hashes = [key_hash for _, key_hash in found]
-    if not any(flags & FLAG_MIXED_KEYS for flags, _ in found):
+    names = [name.encode() for name in entry.producer_names]
+    hashes = [
+        key_hash if flags & FLAG_KEYED else key_hash_of(names[producer] + sequence_id)
+        for (flags, key_hash, sequence_id), producer in zip(found, entry.producers)
+    ]
+    if not any(flags & FLAG_MIXED_KEYS for flags, _, _ in found):
         return entry.end_indexes, hashes
     ends: list[int] = []
     mixed: list[int] = []
-    for position, (flags, key_hash) in enumerate(found):
+    for position, ((flags, _, _), key_hash) in enumerate(zip(found, hashes)):
         end = entry.end_indexes[position]
         if flags & FLAG_MIXED_KEYS:
             keys = DecodedBatch(data, starts[position], verify=False).keys or []
             ends += range(end - len(keys) + 1, end + 1)
-            mixed += [0 if key is None else key_hash_of(key) for key in keys]
+            mixed += [key_hash if key is None else key_hash_of(key) for key in keys]
         else:
             ends.append(end)
             mixed.append(key_hash)

@@ -370,5 +370,7 @@ def _holds(subscription: _Subscription) -> Iterator[tuple[str, tuple[float, floa
 
 
 def _lane(subscription: _Subscription, message: Handed) -> str:
-    """What is handed out in order, and to one consumer at a time. Messages without a key count as having the same one."""
-    return f"key {message.key!r}" if subscription.type == "key_shared" else ""
+    """What is handed out in order, and to one consumer at a time. Messages without a key are spread, each by itself."""
+    if subscription.type != "key_shared":
+        return ""
+    return f"message {message.position}" if not message.key else f"key {message.key!r}"

@@ -1,6 +1,7 @@
 """Failover, Key_Shared and priorities, through the public client and over real sockets."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections import defaultdict
@@ -202,3 +203,19 @@ async def test_consumers_may_name_the_hash_ranges_that_they_want(client: Client)
         await client.subscribe("t", "s", hash_ranges=((7, 5),), **options)
     with pytest.raises(InvalidArgument, match="for key_shared subscriptions"):
         await client.subscribe("t", "other", type="shared", hash_ranges=((5, 7),))
+
+
+async def test_key_shared_messages_without_a_key_are_spread_over_the_consumers(client: Client) -> None:
+    options: dict[str, Any] = {"type": "key_shared", "start": "earliest"}
+    consumers = [await client.subscribe("t", "s", name=f"c{n}", **options) for n in range(3)]
+    producer = await client.create_producer("t", batching=False)
+    for number in range(120):
+        await producer.send(b"%d" % number)
+    found: list[int] = []
+    for consumer in consumers:
+        before = len(found)
+        with contextlib.suppress(ReceiveTimeout):
+            while True:
+                found.append(int((await consumer.receive(0.5)).value or b""))
+        assert len(found) - before >= 15, "its share is a third"
+    assert sorted(found) == list(range(120))

@@ -20,9 +20,10 @@ How far dispatch goes ahead is bounded by `look_ahead_messages`.
 Whose the messages of an entry are is found once (`entry_slots`). A look at the entry is then an intersection of sorted
 ranges with what waits of it; only messages of an owner some of whose slots are not free are looked at one by one.
 
-Messages without a key count as having the same one. A batch whose messages have different keys is shared out all the same:
-its keys are decoded here, and each consumer gets the whole batch with the messages of others hidden. That costs per message;
-a producer that batches by key avoids it.
+Messages without a key are spread: those of a batch count as having one key, which its producer and sequence id give, so
+their order is not kept from batch to batch. A batch whose messages have different keys is shared out all the same: its keys
+are decoded here, and each consumer gets the whole batch with the messages of others hidden. That costs per message; a
+producer that batches by key avoids it.
 """
 
 from __future__ import annotations
