@@ -155,7 +155,9 @@ class RepairCluster:
 
     async def requests(self) -> dict[int, Request]:
         """The queue."""
-        return {ledger_id: request async for ledger_id, request in self.queue.requests()}
+        ledgers = [one for page in await self.queue.pages() for one in await self.queue.ledgers(page)]
+        found = [(ledger_id, await self.queue.get(ledger_id)) for ledger_id in ledgers]
+        return {ledger_id: row[0] for ledger_id, row in found if row is not None}
 
     async def delete_record(self, ledger_id: int) -> None:
         """Deletes a ledger's record, and says nothing to its bookies."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
-from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.clock import Clock
@@ -23,7 +23,7 @@ from .core.fragments import fragments_of
 from .core.request import Reason, Request
 from .queue import RepairQueue
 
-__all__ = ["LedgerAudit", "PassFound", "ledgers_naming", "records_naming", "request_for"]
+__all__ = ["LedgerAudit", "PassFound", "records_naming", "request_for"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class LedgerAudit:
 
     def _unreadable(self, ledger_id: int, error: MagnetarError) -> None:
         if self.found.unreadable < _MAX_LOGGED:
-            _log.error("ledger %d cannot be audited: %s", ledger_id, error)
+            _log.error("%s: the ledger cannot be audited: %s", ledger_path(ledger_id), error)
         self.found = self.found._replace(unreadable=self.found.unreadable + 1)
 
     async def _read(self, ledger_ids: Sequence[int]) -> list[Versioned | None]:
@@ -149,23 +149,26 @@ def request_for(
 
 
 async def records_naming(
-    ledgers: StoredLedgers, bookies: Collection[str]
-) -> AsyncIterator[tuple[int, LedgerMetadata]]:
-    """Ids and records of the ledgers that name one of the bookies, ids rising."""
+    ledgers: StoredLedgers, bookies: Collection[str], *, decode_all: bool = False
+) -> AsyncIterator[tuple[int, LedgerMetadata | InvalidArgument]]:
+    """Ids and records of the ledgers that name one of the bookies, ids rising.
+
+    A record that cannot be read counts as naming them: in its place is an error with its path. `decode_all` finds also
+    those whose bytes do not show a name of a bookie.
+    """
     names = tuple(bookie.encode() for bookie in bookies)
     async for page in ledgers.pages():
         for at in range(0, len(page), _READS):
             some = page[at : at + _READS]
             nodes = await asyncio.gather(*(ledgers.get(ledger_id) for ledger_id in some))
             for ledger_id, node in zip(some, nodes, strict=True):
-                if node is None or not any(name in node.value for name in names):
+                if node is None or not (decode_all or any(name in node.value for name in names)):
                     continue
-                metadata = LedgerMetadata.decode(node.value, ledger_id)
+                try:
+                    metadata = LedgerMetadata.decode(node.value, ledger_id)
+                except MagnetarError as error:
+                    yield ledger_id, InvalidArgument(f"{ledger_path(ledger_id)} cannot be read: {error}")
+                    continue
                 if any(bookie in ensemble.bookies for ensemble in metadata.ensembles for bookie in bookies):
                     yield ledger_id, metadata
             await asyncio.sleep(0)
-
-
-async def ledgers_naming(ledgers: StoredLedgers, bookies: Collection[str]) -> list[int]:
-    """The ledgers whose record names one of the bookies, rising: none when they are drained."""
-    return [ledger_id async for ledger_id, _ in records_naming(ledgers, bookies)]

@@ -15,7 +15,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
-from .audit_pass import LedgerAudit, ledgers_naming, records_naming
+from .audit_pass import LedgerAudit, records_naming
 from .cluster_watch import DRAINING_PATH, ClusterWatch, encode_drain
 from .core.request import Reason
 from .queue import RepairQueue
@@ -29,7 +29,7 @@ _TIMEOUT_S = 10.0
 class DrainProgress:
     """How far a drain is; it has ended when `ledgers` is 0."""
 
-    ledgers: int  # whose record names one of the bookies
+    ledgers: int  # whose record names one of the bookies, or cannot be read
     open_ledgers: int  # of these: open ones, which wait for their writers
     notes: dict[int, str]  # of these: why the last attempt did not succeed; the first hundred
 
@@ -69,9 +69,17 @@ async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: 
     named, open_ledgers, notes = 0, 0, dict[int, str]()
     async for ledger_id, metadata in records_naming(ledgers, bookies):
         named += 1
-        open_ledgers += not metadata.closed
-        if len(notes) < 100 and (found := await queue.get(ledger_id)) is not None and found[0].note:
-            notes[ledger_id] = found[0].note
+        note = ""
+        try:
+            if isinstance(metadata, InvalidArgument):
+                raise metadata
+            open_ledgers += not metadata.closed
+            if len(notes) < 100 and (found := await queue.get(ledger_id)) is not None:
+                note = found[0].note
+        except InvalidArgument as error:  # its record, or its node of the queue: other ledgers go on
+            note = error.message
+        if note and len(notes) < 100:
+            notes[ledger_id] = note
     return DrainProgress(named, open_ledgers, notes)
 
 
@@ -81,9 +89,12 @@ async def remove_bookie(store: MetadataStore, bookie: str) -> None:
     await watch.read()
     if bookie in watch.view.registered:
         raise InvalidArgument(f"bookie {bookie!r} is registered; stop it first")
-    if named := await ledgers_naming(StoredLedgers(store), [bookie]):
+    found = records_naming(StoredLedgers(store), [bookie], decode_all=True)
+    if named := [(ledger_id, metadata) async for ledger_id, metadata in found]:
+        unreadable = [record.message for _, record in named if isinstance(record, InvalidArgument)]
         raise InvalidArgument(
-            f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0]} among them; drain it, or recover it first"
+            f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0][0]} among them; drain it, or recover it first"
+            + (f"; {len(unreadable)} records that may name it: {unreadable[0]}" if unreadable else "")
         )
     for path in (cookie_path(bookie), f"{DRAINING_PATH}/{bookie}"):
         try:

@@ -10,7 +10,7 @@ Everybody adds by compare-and-set, and the worker removes a request under the ve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -100,17 +100,6 @@ class RepairQueue:
         names = await self._in_time(self._store.children(folder))
         found = (ledger_of_path(f"{LEDGERS_PATH}/{page}/{name}") for name in names)
         return [ledger_id for ledger_id in found if ledger_id is not None]
-
-    async def requests(self) -> AsyncIterator[tuple[int, Request]]:
-        """All of the queue, for commands that show it. Those that cannot be read are left out."""
-        for page in await self.pages():
-            for ledger_id in await self.ledgers(page):
-                try:
-                    found = await self.get(ledger_id)
-                except InvalidArgument:
-                    continue
-                if found is not None:
-                    yield ledger_id, found[0]
 
     async def lock(self, ledger_id: int, session: Session, owner: str) -> bool:
         """Takes the lock of a ledger for as long as the session lives; False if somebody else has it."""

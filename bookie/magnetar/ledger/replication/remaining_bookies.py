@@ -20,6 +20,7 @@ from magnetar.ledger.placement.group import BOOKIE_GROUP_PROPERTY
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import InvalidArgument
 
 from .audit_pass import records_naming
 from .cluster_watch import ClusterWatch, PlacedBookies
@@ -85,6 +86,9 @@ async def _of_stored_ledgers(
     refusals: dict[tuple[object, ...], str] = {}  # "": it can be replaced
     counts: dict[str, list[int]] = {}
     async for ledger_id, metadata in records_naming(ledgers, bookies):
+        if isinstance(metadata, InvalidArgument):
+            counts.setdefault(metadata.message, []).append(ledger_id)
+            continue
         reason = ""
         for fragment in fragments_of(metadata):
             positions = tuple(place for place, one in enumerate(fragment.bookies) if one in leaving)

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerState
 from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
-from magnetar.ledger.replication.audit_pass import ledgers_naming
+from magnetar.ledger.replication.audit_pass import records_naming
 from magnetar.ledger.replication.queue import LOCKS_PATH
 from magnetar.metadata.damage import add_ranges, damaged_path
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
@@ -331,7 +331,7 @@ async def test_a_drained_bookie_serves_as_a_source_and_gets_nothing_new() -> Non
     ledgers += [await cluster.closed_ledger(10, ensemble_size=3, write_quorum=3) for _ in range(4)]
     repair = await cluster.autorecovery()
     stored = StoredLedgers(cluster.metadata)
-    assert await ledgers_naming(stored, ["b1"])
+    assert [one async for one in records_naming(stored, ["b1"])]
     with pytest.raises(InvalidArgument, match="was ever registered"):
         await begin_drain(cluster.metadata, "b9")
     assert await begin_drain(cluster.metadata, "b1")
@@ -340,7 +340,7 @@ async def test_a_drained_bookie_serves_as_a_source_and_gets_nothing_new() -> Non
         await remove_bookie(cluster.metadata, "b1")
 
     async def drained() -> bool:
-        return await ledgers_naming(stored, ["b1"]) == []
+        return [one async for one in records_naming(stored, ["b1"])] == []
 
     await cluster.until(drained)
     for ledger in ledgers:

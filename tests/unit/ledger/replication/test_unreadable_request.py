@@ -6,10 +6,12 @@ import logging
 
 import pytest
 
+from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.audit_pass import LedgerAudit
 from magnetar.ledger.replication.core.request import Reason
 from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_path
+from magnetar.proto.errors import InvalidArgument
 from support.repair_kit import RepairCluster
 
 
@@ -29,5 +31,34 @@ async def test_a_request_that_cannot_be_read_does_not_stop_the_audit(
     node = await cluster.metadata.get(path)
     assert node is not None
     assert node.value == value
-    assert [ledger_id async for ledger_id, _ in cluster.queue.requests()] == ledgers[1:]
+    queued = [
+        ledger_id for page in await cluster.queue.pages() for ledger_id in await cluster.queue.ledgers(page)
+    ]
+    assert queued == ledgers
+    await cluster.close()
+
+
+async def test_rule_48_a_record_or_request_that_cannot_be_read_is_named_and_a_drain_sees_the_others() -> None:
+    cluster = await RepairCluster.start("b1", "b2", "b3")
+    ledgers = [await cluster.closed_ledger(entries=2) for _ in range(4)]
+    await begin_drain(cluster.metadata, "b1")
+    record, request = (
+        ledger_path(ledgers[0]),
+        UNDERREPLICATED_PATH + ledger_path(ledgers[1])[len(LEDGERS_PATH) :],
+    )
+    node = await cluster.metadata.get(record)
+    assert node is not None
+    await cluster.metadata.put(
+        record, node.value[:-1] if b"b1" in node.value else b"b1", version=node.version
+    )
+    await cluster.metadata.create(request, b"\xc1")
+    progress = await drain_progress(cluster.metadata, ["b1", "b2", "b3"], cluster.bookies.clock)
+    assert progress.ledgers == 4
+    assert record in progress.notes[ledgers[0]]
+    assert request in progress.notes[ledgers[1]]
+    node = await cluster.metadata.get(record)
+    assert node is not None
+    await cluster.metadata.put(record, b"\xc1", version=node.version)
+    with pytest.raises(InvalidArgument, match=f"{record} cannot be read"):
+        await remove_bookie(cluster.metadata, "b9")
     await cluster.close()
