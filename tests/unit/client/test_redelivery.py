@@ -1,6 +1,7 @@
 """Negative acknowledgement, back-off, acknowledgement timeout, redelivery counts: the public client and a real broker."""
 
 import asyncio
+import logging
 import math
 from typing import Any
 
@@ -198,7 +199,10 @@ async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_or_
 
 
 @in_virtual_time
-async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_with_a_receipt() -> None:
+async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_with_a_receipt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "magnetar.client")
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")
         consumer = await client.subscribe("t", "s", start="earliest", ack_timeout=10.0)
@@ -210,6 +214,9 @@ async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_wit
         await asyncio.sleep(3.0)
         await consumer.ack_cumulative(messages[7], receipt=True)
         assert [m.value for m in await take(consumer, 2)] == [b"8", b"9"]
+    said = [record.getMessage() for record in caplog.records if "not acknowledged" in record.getMessage()]
+    assert len(said) == 1
+    assert " 2 messages were not acknowledged" in said[0]
 
 
 @in_virtual_time
