@@ -28,7 +28,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model spark teeth help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model spark teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -72,6 +72,9 @@ test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (defau
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"
 	@$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) tests $(ARGS))
 
+unit: $(STAMP) ## run the tests of single modules only, tests/unit, in WORKERS processes
+	@$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) tests/unit $(ARGS))
+
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .
 	@echo "make check: formatting"            && $(VENV)/bin/ruff format --check .
@@ -111,7 +114,8 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 crash: $(SPARK_STAMP) ## kill -9 the service KILLS times (default 50) in six ways; faults of a cluster, each run CRASH_SECONDS (default 30)
 	@MAGNETAR_KILLS=$(KILLS) MAGNETAR_CRASH_SECONDS=$(CRASH_SECONDS) MAGNETAR_BOOKIE_LOSSES=4 MAGNETAR_FRAMES=100000 \
 		$(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py \
-		tests/crash/test_bookie_loss.py tests/crash/test_bad_bytes.py tests/crash/cluster $(ARGS)
+		tests/crash/test_bookie_loss.py tests/crash/test_bad_bytes.py tests/crash/cluster \
+		tests/integration/test_rolling_restart.py $(ARGS)
 
 spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
 	@MAGNETAR_JVM=1 MAGNETAR_SPARK_LONG=1 MAGNETAR_SPARK_SEEDS=10 $(PY) -m pytest -q --no-header \

@@ -30,6 +30,7 @@ import gc
 import importlib.util
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -43,6 +44,7 @@ from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
+LONG_S = 30
 LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
 
@@ -110,6 +112,18 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name every test that took longer than LONG_S, with its own fixtures."""
+    took: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took[report.nodeid] += report.duration  # type: ignore[assignment]
+    for nodeid, seconds in took.most_common():
+        if seconds > LONG_S:
+            terminalreporter.write_line(f"longer than {LONG_S} s: {seconds:.0f} s {nodeid}")
 
 
 @pytest.hookimpl(wrapper=True)

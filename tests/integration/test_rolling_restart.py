@@ -19,6 +19,7 @@ from support.cluster.checker import check
 from support.cluster.figures import Confirmations
 from support.cluster.load import LoadProcess
 from support.cluster.run import load_plan
+from support.cluster.scorecard import long_form
 from support.local_cluster import REPOSITORY, LocalCluster
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -106,6 +107,7 @@ async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
     assert max(stalls.values()) < 10
 
 
+@long_form
 @pytest.mark.real
 async def test_nothing_is_lost_while_every_daemon_is_restarted(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as local:

@@ -123,6 +123,7 @@ async def test_row_11_the_loss_of_a_bookie_stalls_producers_for_a_moment(
         played.check()
 
 
+@long_form
 @pytest.mark.real
 async def test_row_23_a_rolling_restart_under_load(
     one_server: Ensemble, directory: Path, scorecard: Recorder
