@@ -251,7 +251,7 @@ def test_a_write_that_fails_leaves_nothing_staged_and_nothing_visible(
     large = spark.range(0, 2, 1, 2).selectExpr("repeat('x', 100 + cast(id AS int) * 100) AS value")
     with pytest.raises(
         Exception,
-        match="InvalidArgument: a row to write has 200 bytes of value and key, and",
+        match="InvalidArgument: a row to write has 200 bytes of value, key and properties, and",
     ):
         write(large, "failing", max_message_bytes="150")
     assert topics.values("failing") == []

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import Client, connect
+from magnetar.client import Client, EntryUnreadable, connect
 from magnetar.proto.ids import MessageId
 from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.jobs import archive
@@ -247,6 +247,8 @@ def test_faults_of_the_archive_cost_its_readers_alone(
                 assert f"ledger {one.ledger} of {full} is archived at file://{path}" in text
                 assert f"{file} cannot be used: it has" in text
                 assert "bring it back from a copy, or seek behind the ledger" in text
+                with pytest.raises(EntryUnreadable, match="bring it back from a copy"):
+                    await consumer.receive(timeout=30)
                 file.write_bytes(data)
                 at = next(number for number, row in enumerate(expected) if row[0][0] == one.ledger)
                 assert fields_of(await consumer.receive(timeout=30)) == expected[at]
