@@ -36,11 +36,11 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
-        " FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
-        " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerFenced ProducerQueueFull Reader Receipt"
+        "AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy"
+        " EntryUnreadable FinalError FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
+        " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt"
         " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView"
-        " TopicNotFound"
+        " TopicInUse TopicNotFound"
         " connect".split()
     )
     for name in magnetar.client.__all__:

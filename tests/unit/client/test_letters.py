@@ -189,7 +189,7 @@ def test_what_cannot_be_buried_is_tried_again_and_stays_unacknowledged(
             await consumer.ack(good)
             with caplog.at_level(logging.WARNING, "magnetar.client"), pytest.raises(ReceiveTimeout):
                 await consumer.receive(600.0)
-            assert await backlog(client) == 3  # the third one is acknowledged
+            assert await backlog(client) == 2  # the third one is acknowledged
             warnings = [record for record in caplog.records if "dead-letter topic" in record.message]
             # Not one for each attempt, and attempts not one after another.
             assert 2 <= len(warnings) <= 11
@@ -223,7 +223,7 @@ async def test_a_letter_that_can_never_be_written_costs_itself_only(monkeypatch:
         consumer.nack(await take(consumer, 3))
         assert {m.value for m in await dead(client, count=2)} == {b"small", b"tiny"}
         async with asyncio.timeout(5.0):
-            while await backlog(client) != 2:  # the last one is acknowledged
+            while await backlog(client) != 1:  # the large one alone is not acknowledged
                 await asyncio.sleep(0.01)
 
 
