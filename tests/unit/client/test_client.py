@@ -36,10 +36,11 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy"
-        " EntryUnreadable FinalError FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
-        " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt"
-        " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView"
+        "AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy"
+        " DeadLetterPolicy EntryUnreadable FinalError FoundPolicies InvalidArgument InvalidCallError"
+        " LookupAgainError MagnetarError Message MessageBatch MessageId MessageLost MessageTooLarge Policies"
+        " PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt ReceiveTimeout"
+        " RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView"
         " TopicInUse TopicNotFound"
         " connect".split()
     )
