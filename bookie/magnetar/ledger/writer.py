@@ -303,16 +303,16 @@ class LedgerWriter:
                     raise AssertionError(f"not an instruction of a writer: {instruction}")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(self._guarded(work), name=f"ledger {self.ledger_id}")
+        task = self._loop.create_task(work, name=f"ledger {self.ledger_id}")
         self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._work_ended)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
         """What breaks it fails the writer, so that adds and `close` end with an error: nobody else would answer them."""
-        try:
-            await work
-        except Exception as failure:
-            _log.exception("the writer of ledger %d fails by a defect", self.ledger_id)
+        self._tasks.pop(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            _log.error("the writer of ledger %d fails by a defect", self.ledger_id, exc_info=failure)
             if self._core.state is not WriterState.CLOSED:
                 error = FinalError(f"the writer of ledger {self.ledger_id} has failed: {failure!r}")
                 self._run(self._core.handle(MetadataFailed(error)))
