@@ -49,7 +49,7 @@ def random_batches(rng: random.Random, first_sequence_id: int) -> tuple[list[byt
         properties=rng.choice(
             (None, [{"a": "1"}, *(rng.choice((None, {"b": "ü", "a": ""}, {})) for _ in range(n - 1))])
         ),
-        event_times_ms=rng.choice((None, [rng.choice((-5, 77)) for _ in range(n)])),
+        event_times_ms=rng.choice((None, [rng.choice((5, 77)) for _ in range(n)])),
         sequence_ids=rng.choice((None, None, [first_sequence_id + 3 * i for i in range(n)]))
         if n > 1
         else None,
