@@ -215,7 +215,7 @@ class Dispatcher:
             _log.exception("%s: a read failed", self._name)
             event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self.now_ms())
         self.handle(event)
-        for consumer, why, lost in self.core.untold(read.key):
+        for consumer, why, lost in self.core.to_notify(read.key):
             consumer.port.entry_unreadable(consumer.epoch, read.key, why, lost=lost)
 
     def _timer_due(self) -> None:

@@ -109,15 +109,15 @@ class DispatchCore:
         """Failover: the consumer that gets everything."""
         return None if self._selector is None else self._selector.active
 
-    def untold(self, key: EntryKey) -> list[tuple[Consumer, MagnetarError, bool]]:
-        """Consumers that wait for an unreadable entry and are to be told why now, and whether it is lost."""
+    def to_notify(self, key: EntryKey) -> list[tuple[Consumer, MagnetarError, bool]]:
+        """Consumers that wait for an unreadable entry and are to be notified now: why, and whether it is lost."""
         failure = self.source.failures.get(key)
         if failure is None or not failure.unreadable:
             return []
         lost, active = isinstance(failure.error, NOT_RECOVERABLE), self.active
         waiting = self.consumers if active is None else [active]
-        found = [consumer for consumer in waiting if failure.told.get(consumer) is not lost]
-        failure.told.update(dict.fromkeys(found, lost))
+        found = [consumer for consumer in waiting if failure.notified.get(consumer) is not lost]
+        failure.notified.update(dict.fromkeys(found, lost))
         return [(consumer, failure.error, lost) for consumer in found]
 
     @property
@@ -228,7 +228,7 @@ class DispatchCore:
             self.tracker.forget(consumer)
             self._changed(consumer)
         for failure in self.source.failures.values():
-            failure.told.clear()  # whoever comes to it once more is told once more
+            failure.notified.clear()  # whoever comes to it once more is notified once more
         self.tracker.clear_replay()
         self.source.forget_replays()
         self.source.clear()

@@ -148,9 +148,8 @@ class ReadFailure:
     waiting: bool  # until due_ms
     unreadable: bool  # reported; delivery goes on without it, or stands still at it
     error: MagnetarError
-    told: dict[Consumer, bool] = field(
-        default_factory=dict
-    )  # who waits for it, and whether as for something lost
+    # Consumers that were notified of it, and whether as of something lost.
+    notified: dict[Consumer, bool] = field(default_factory=dict)
 
 
 class EntrySource:
