@@ -2,7 +2,7 @@
 
     CompactedView           one compacted ledger: its index in memory, a few chunks of it, reads
     CompactedLog            the topic for one subscription: the view up to its horizon, the topic's ledgers from there on
-    CompactedAcks           the cursor for its dispatch: what is not left counts as acknowledged
+    CompactedAcks           the cursor for its dispatch: what is not shown counts as acknowledged
 
 Positions mean the same in both parts, so dispatch, redelivery and acknowledgements need to know nothing. When a later
 compaction takes the place of this one, the subscription goes on in it, at its position.
@@ -11,12 +11,15 @@ compaction takes the place of this one, the subscription goes on in it, at its p
 begins at the beginning of the topic does not need those that are there already, and does not get them. Who was somewhere
 behind may know an older value of the key: a subscription that reads while a later compaction takes place, or a reader that
 connects again. It gets the tombstones that follow its position.
+
+What is delivered and what the cursor passes is one rule, `_next_shown`: the position of a subscription is always that of a
+message that it gets, so whoever acknowledged all that it got stands behind a tombstone that it did not get.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from itertools import accumulate
 from typing import Protocol
 
@@ -34,7 +37,6 @@ from .core.index import CompactedIndex
 from .core.rows import decode_chunk, decode_index_page
 
 ReadStored = Callable[[int, int], Awaitable[bytes]]  # stored id and entry: the ledger entry with its header
-AckRange = tuple[int, int, int, int]
 
 MAX_CHUNKS_IN_MEMORY = 4
 _NO_HEADER = bytes(LEDGER_ENTRY_HEADER_BYTES)
@@ -186,16 +188,21 @@ class CompactedLog:
     # --- lookups -----------------------------------------------------------------------------------------------------
 
     def normalise(self, position: Position) -> Position:
-        """The position, or the next one of which something is left, or the tail."""
+        """The position, or the next one whose message is shown, or the tail."""
         view = self._view()
         if view is None or position >= view.horizon:
             return self._topic.normalise(position)
-        index = view.index
-        row = index.find(position[:2])
-        if row == len(index):
-            return self._topic.normalise(view.horizon)
-        key = index.key(row)
-        return position if key == position[:2] else (*key, 0)
+        index, hidden_before = view.index, self._tombstones_from[:2]
+        row, first = index.find(position[:2]), position[2]
+        while row < len(index):
+            key = index.key(row)
+            message = self._next_shown(index, row, first if key == position[:2] else 0)
+            if message is not None:
+                return (*key, message)
+            row += 1
+            if key < hidden_before:
+                row = max(row, min(index.next_value(row), index.find(hidden_before)))
+        return self._topic.normalise(view.horizon)
 
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched; of the compacted part, if anything of it is left."""
@@ -226,35 +233,27 @@ class CompactedLog:
         if not wanted or not self._is_compacted(key):
             return wanted
         found = self._row(key)
-        if found is None:
-            return []
-        return _common(wanted, self._shown(found[0].index, found[1], key))
+        return [] if found is None else _common(wanted, self._shown(found[0].index, found[1]))
 
-    def _shown(self, index: CompactedIndex, row: int, key: EntryKey) -> list[Range]:
-        left = index.left(row)
+    def _hidden(self, index: CompactedIndex, row: int) -> list[Range]:
+        """The tombstones of a row that nobody here needs."""
         ledger, entry, first = self._tombstones_from
-        if key > (ledger, entry) or not (hidden := index.tombstones_of(row)):
-            return left
+        key = index.key(row)
+        hidden = index.tombstones_of(row) if key <= (ledger, entry) else []
         if key == (ledger, entry):
             hidden = [(begin, min(end, first - 1)) for begin, end in hidden if begin < first]
-        return _common(left, complement(hidden, 0, MAX_MESSAGES_PER_ENTRY - 1))
+        return hidden
 
-    def covering(self, rows: Iterable[AckRange], *, cumulative: bool) -> list[AckRange]:
-        """Acknowledged ranges with what around them is not left: the mark-delete position must not wait for it."""
-        return [self._cover(*row, cumulative=cumulative) for row in rows]
+    def _shown(self, index: CompactedIndex, row: int) -> list[Range]:
+        """The messages of a row that are delivered."""
+        left, hidden = index.left(row), self._hidden(index, row)
+        return _common(left, complement(hidden, 0, MAX_MESSAGES_PER_ENTRY - 1)) if hidden else left
 
-    def _cover(self, ledger: int, entry: int, first: int, last: int, *, cumulative: bool) -> AckRange:
-        key = (ledger, entry)
-        found = self._row(key) if self._is_compacted(key) else None
-        if found is None:
-            return (ledger, entry, first, last)
-        shown = self._shown(found[0].index, found[1], key)
-        if not cumulative:
-            before = [min(end, first - 1) for begin, end in shown if begin < first]
-            first = before[-1] + 1 if before else 0
-        behind = [max(begin, last + 1) for begin, end in shown if end > last]
-        last = behind[0] - 1 if behind else MAX_MESSAGES_PER_ENTRY - 1
-        return (ledger, entry, first, last)
+    def _next_shown(self, index: CompactedIndex, row: int, first: int) -> int | None:
+        """The first message of a row, from `first` on, that is delivered: a search, if no tombstone is hidden there."""
+        if not self._hidden(index, row):
+            return index.next_left(row, first)
+        return next((max(begin, first) for begin, end in self._shown(index, row) if end >= first), None)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +294,7 @@ class CompactedLog:
                 message_id = MessageId.from_bytes(value)
                 position = (message_id.ledger, message_id.entry, message_id.index)
                 if position < view.horizon:
-                    return self.normalise(position)
+                    return position
             if kind == "time" and isinstance(value, int):
                 rows = range(len(view.index))
                 low, high = 0, len(rows)  # the answer is in low..high
@@ -318,9 +317,8 @@ class CompactedLog:
         if view is None or (tail is not None and tail[:2] >= view.horizon[:2]):
             return tail
         for row in reversed(range(len(view.index))):
-            key = view.index.key(row)
-            if shown := self._shown(view.index, row, key):
-                return MessageId(*key, shown[-1][1])
+            if shown := self._shown(view.index, row):
+                return MessageId(*view.index.key(row), shown[-1][1])
         return None
 
 
@@ -348,7 +346,7 @@ class CompactedAcks:
         return self._state.skip_whole(ledger, entry)
 
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
-        """See AckState; without what is not left."""
+        """See AckState; without what is not shown."""
         return self._log.unacked((ledger, entry), self._state.unacked(ledger, entry, first, last))
 
 

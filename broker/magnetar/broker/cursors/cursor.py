@@ -261,6 +261,14 @@ class Cursor:
         self._dirty |= moved and self.durable
         return moved
 
+    def follow(self, topology: Topology) -> None:
+        """What follows what is another matter now: what the mark-delete position passes thereby is recorded soon."""
+        before = self.state.mark_delete
+        self.state.follow(topology)
+        if self.state.mark_delete != before:
+            self._dirty |= self.durable
+            self.changed(None)
+
     def pass_entry(self, ledger: int, entry: int) -> None:
         """The mark-delete position stands behind the last message of this entry: it belongs before the next one."""
         if self.state.mark_delete[:2] == (ledger, entry):

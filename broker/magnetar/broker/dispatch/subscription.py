@@ -162,7 +162,7 @@ class Subscription:
 
     def _look_at(self, log: WholeTopic, acks: Acks) -> None:
         self._log = log
-        self.cursor.state.follow(log)
+        self.cursor.follow(log)
         self.dispatcher.look_at(log, acks)
 
     def add_consumer(
@@ -215,8 +215,6 @@ class Subscription:
         self, consumer: Consumer, rows: list[AckRange], *, cumulative: bool, done: DurableCallback | None
     ) -> None:
         """Acknowledges ranges; `done` comes when the change is durable, or with an error and nothing changed."""
-        if self.compacted is not None:
-            rows = self.compacted.covering(rows, cumulative=cumulative)
         try:
             unknown = self._check(rows, cumulative)
         except MagnetarError as error:
@@ -357,7 +355,10 @@ class Subscription:
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""
-        self.cursor.state.renormalise()
+        if self.compacted is not None:
+            self.cursor.follow(self.compacted)
+        else:
+            self.cursor.state.renormalise()
         self.dispatcher.handle(LedgersChanged())
 
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:

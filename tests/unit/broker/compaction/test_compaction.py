@@ -1,11 +1,14 @@
 """Compaction of a topic, against a model: what is left, with which ids, and what readers see while it goes on."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.compaction.core.index import CompactedIndex
+from magnetar.broker.compaction.core.rows import TableRow
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch
@@ -258,7 +261,7 @@ async def test_a_durable_subscription_passes_over_what_is_not_left() -> None:
         rows = [(at[0], at[1], at[2], at[2]) for at, _, _ in consumer.found]
         await consumer.ack(*rows[:8])
         stats = (await client.ask(c.TopicStats, "orders"))["subscriptions"]["s"]
-        assert (stats["acknowledged_ranges"], stats["mark_delete"]) == (0, [*rows[8][:2], 0])
+        assert (stats["acknowledged_ranges"], stats["mark_delete"]) == (0, list(rows[8][:3]))
         with pytest.raises(ConsumerBusy, match="read_compacted=True; all of its consumers"):
             await client.ask(c.Subscribe, 5, "orders", "s", type="failover")
         await client.ask(c.Subscribe, 6, "orders", "s", type="failover", **named)
@@ -280,6 +283,128 @@ async def test_a_durable_subscription_passes_over_what_is_not_left() -> None:
         await client.send_batches([a(10), a(11)])
         plain.frame(c.Flow(0, 1, 100))
         await plain.until(lambda: len(plain.found) == 2)
+
+
+@pytest.mark.parametrize("by", ["ack", "cumulative"])
+@in_virtual_time
+async def test_who_acknowledged_all_it_got_stands_behind_tombstones_it_did_not_get(by: str) -> None:
+    stores: dict[str, Any] = {"metadata": MemoryMetadataStore(), "ledgers": FakeLedgers()}
+    named: dict[str, Any] = {"start": ("earliest", None), "read_compacted": True, "type": "failover"}
+    deleted: list[Sent] = [(f"k{number}", None) for number in range(3)]
+    async with running_broker(**stores, max_ledger_entries=1) as broker:
+        client = await publisher(broker)
+        ids: list[MessageId] = []
+        for batch in ([deleted[0]], [a(1), deleted[1], a(2), deleted[1]], [deleted[2]]):
+            ids += await client.send_batches(batch)
+        await compact(broker)
+        consumer = KeyedClient(broker)
+        await consumer.ask(c.Subscribe, 1, "orders", "s", **named)
+        consumer.frame(c.Flow(0, 1, 100))
+        await consumer.until(lambda: consumer.found)
+        assert consumer.found == [(ids[3], *a(2))]
+        await consumer.ack((*ids[3][:3], ids[3].index), cumulative=by == "cumulative")
+        stats = await client.ask(c.TopicStats, "orders")
+        assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+        assert stats["subscriptions"]["s"]["acknowledged_ranges"] == 0
+        topic = broker.topics[str(TOPIC)]
+        assert topic.retention.lowest().reason != "subscription 's' has not acknowledged all of it"
+    async with running_broker(**stores) as broker:
+        client = await publisher(broker)
+        again = KeyedClient(broker)
+        await again.ask(c.Subscribe, 1, "orders", "s", **named)
+        again.frame(c.Flow(0, 1, 100))
+        await client.send_batches([a(3)])
+        await again.until(lambda: again.found)
+        assert [found[1:] for found in again.found] == [a(3)]
+
+
+@in_virtual_time
+async def test_a_subscription_that_gets_nothing_holds_nothing() -> None:
+    """It stood at a tombstone before the topic was compacted once more, and at one when it was made."""
+    stores: dict[str, Any] = {"metadata": MemoryMetadataStore(), "ledgers": FakeLedgers()}
+    named: dict[str, Any] = {"start": ("earliest", None), "read_compacted": True, "type": "failover"}
+    async with running_broker(**stores, max_ledger_entries=1) as broker:
+        client = await publisher(broker)
+        await client.send_batches([a(1)])
+        await KeyedClient(broker).ask(c.Subscribe, 1, "orders", "before", **named)
+        await client.send_batches([("a", None)])
+        await client.send_batches([("b", None)])
+        await compact(broker)
+        for name in ("new", "sought"):
+            await KeyedClient(broker).ask(c.Subscribe, 1, "orders", name, **named)
+        await client.ask(c.SeekSubscription, "orders", "sought", ("earliest", None))
+        await settle()
+        await asyncio.sleep(2)  # the interval of what is written without a receipt
+    async with running_broker(**stores) as broker:
+        client = await publisher(broker)
+        found: dict[str, list[Any]] = {}
+        again = KeyedClient(broker)
+        for name in ("before", "new", "sought"):
+            again = KeyedClient(broker)
+            await again.ask(c.Subscribe, 1, "orders", name, **named)
+            again.frame(c.Flow(0, 1, 100))
+            found[name] = again.found
+        last = await client.send_batches([a(2)])
+        await again.until(lambda: all(ids and ids[-1][0] == last[0] for ids in found.values()))
+        assert [one[1:] for one in found["before"]] == [("a", None), ("b", None), a(2)]
+        assert found["new"] == found["sought"] == [(last[0], *a(2))]
+
+
+@in_virtual_time
+async def test_what_a_compaction_takes_away_from_a_subscription_is_not_held_for_it() -> None:
+    async with running_broker(max_ledger_entries=1, compaction_tombstone_retention_ms=0) as broker:
+        client = await publisher(broker)
+        named: dict[str, Any] = {"start": ("earliest", None), "read_compacted": True, "type": "failover"}
+        await client.send_batches([a(1)])
+        await client.ask(c.Subscribe, 1, "orders", "s", **named)
+        await client.send_batches([("a", None)])
+        topic = broker.topics[str(TOPIC)]
+        assert topic.retention.lowest().position[0] == topic.ledger.list.start[0]
+        await compact(broker)
+        await asyncio.sleep(2)
+        assert topic.retention.lowest().position == topic.ledger.list.end
+
+
+@in_virtual_time
+async def test_a_seek_back_is_delivered_the_tombstones_behind_it() -> None:
+    async with running_broker() as broker:
+        client = await publisher(broker)
+        ids = await client.send_batches([("b", b"1"), a(1), ("a", None), ("c", b"1")])
+        await compact(broker)
+        consumer = KeyedClient(broker)
+        await consumer.ask(
+            c.Subscribe, 1, "orders", "s", type="failover", start=("earliest", None), read_compacted=True
+        )
+        consumer.frame(c.Flow(0, 1, 100))
+        await consumer.until(lambda: len(consumer.found) == 2)
+        for start, wanted in ((ids[2], [ids[2], ids[3]]), (ids[1], [ids[2], ids[3]])):
+            consumer.found.clear()
+            await consumer.ask(c.Seek, 1, ("id", start.to_bytes()))
+            await consumer.until(lambda: consumer.found and consumer.found[-1][0] == ids[3])
+            assert [at for at, _, _ in consumer.found] == wanted
+            consumer.found.clear()
+            await consumer.ask(c.Seek, 1, ("earliest", None))
+            await consumer.until(lambda: len(consumer.found) == 2)
+
+
+def test_rows_of_tombstones_alone_are_passed_at_once() -> None:
+    index = CompactedIndex()
+    index.add_chunk(
+        0, [TableRow(1, n, 9, [0, 1, 3, 3], [3, 3] if n % 10 else [0, 1, 3, 3]) for n in range(20, 41)]
+    )
+    index.add_chunk(1, [TableRow(1, n, 9, [2, 2], [2, 2]) for n in range(50, 90)])
+    assert [index.next_value(row) for row in (0, 1, 9, 10, 19, 20, 21, 60, 61)] == [
+        1,
+        1,
+        9,
+        11,
+        19,
+        61,
+        61,
+        61,
+        61,
+    ]
+    assert [index.next_left(0, first) for first in range(5)] == [0, 1, 3, 3, None]
 
 
 async def crash_at(stores: Stopping, steps: int) -> tuple[bool, list[Found]]:

@@ -27,6 +27,8 @@ class CompactedIndex:
         self._bounds = array("I")  # flat ranges of all rows
         self._bound_ends = array("q")  # where those of each row end
         self._tombstones: dict[int, list[int]] = {}  # by row; few
+        # Runs of rows of which tombstones alone are left: their first rows, and the rows behind them.
+        self._only_tombstones, self._next_values = array("q"), array("q")
         self.messages = 0  # that are left
         self.tombstones = 0  # of those: without a value
 
@@ -44,6 +46,11 @@ class CompactedIndex:
             if tombstones:
                 self._tombstones[len(self)] = tombstones
                 self.tombstones += _count(tombstones)
+                if tombstones == messages:
+                    if not self._next_values or self._next_values[-1] != len(self):
+                        self._only_tombstones.append(len(self))
+                        self._next_values.append(len(self))
+                    self._next_values[-1] += 1
             self._entries.append(entry)
             self._sizes.append(size)
             self._bounds.extend(messages)
@@ -81,8 +88,24 @@ class CompactedIndex:
 
     def left(self, row: int) -> list[Range]:
         """The messages of the row that are left, those without a value among them."""
-        begin = self._bound_ends[row - 1] if row else 0
-        return pairs(self._bounds[begin : self._bound_ends[row]])
+        begin, end = self._bounds_of(row)
+        return pairs(self._bounds[begin:end])
+
+    def _bounds_of(self, row: int) -> tuple[int, int]:
+        return self._bound_ends[row - 1] if row else 0, self._bound_ends[row]
+
+    def next_left(self, row: int, first: int) -> int | None:
+        """The first message of the row that is left, from `first` on."""
+        begin, end = self._bounds_of(row)
+        at = bisect_left(self._bounds, first, begin, end)
+        if at == end:
+            return None
+        return first if (at - begin) % 2 else self._bounds[at]
+
+    def next_value(self, row: int) -> int:
+        """The first row, from this one on, of which more than tombstones is left; `len` if there is none."""
+        run = bisect_right(self._only_tombstones, row) - 1
+        return max(row, self._next_values[run]) if run >= 0 else row
 
     def tombstones_of(self, row: int) -> list[Range]:
         """The messages of the row that are left and have no value."""
