@@ -29,8 +29,8 @@ from .columns import OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset
 from .doors import doors
 from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
-from .places import located, offsets_within
-from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
+from .places import located, offsets_around, offsets_within
+from .plan import LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
@@ -84,7 +84,7 @@ class TopicReader(DataSourceReader):
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s)
             wanted = range_of(options, plan)
-            if lost := lost_of(plan, wanted):
+            if lost := lost_of(options, plan):
                 message = (
                     f"{lost} messages of {topic}, from {options.start_of(topic)} to {options.end_of(topic)}, were trimmed; "
                     "with the option fail_on_data_loss=false what is left is read"
@@ -187,22 +187,26 @@ async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> li
     return found
 
 
-def lost_of(plan: TopicPlan, wanted: Range) -> int:
-    """How many messages of a range the topic had and has no more.
+def lost_of(options: ReadOptions, plan: TopicPlan) -> int:
+    """How many messages between `start` and `end` the topic had and has no more; at most so many, if those are no offsets.
 
-    A range that begins at a message id or an offset begins there. Otherwise it begins with the first message that there is:
-    whether a trimmed one lay within a range of times cannot be known.
+    A range that begins at a message id or an offset begins there, one that begins with `earliest` with the first message
+    that there is. Whether a trimmed message lay between two times cannot be known: what may have counts if there is nothing
+    left between them, and later messages are there.
     """
-    met = [ledger for ledger in plan.ledgers if wanted.meets(ledger)]
-    if not met:
+    wanted = range_of(options, plan)
+    if wanted.from_position >= wanted.before_position or wanted.from_append_ms >= wanted.before_append_ms:
         return 0
-    first = met[0].first_offset
-    if FIRST < wanted.from_position < (met[0].position_id, 0, 0):
-        before = [one for one in plan.ledgers if (one.position_id, one.entries, 0) <= wanted.from_position]
-        first = before[-1].end_offset if before else 0
-    if wanted.from_offset:
-        first = min(wanted.from_offset, met[-1].end_offset)
-    return missing(met, first, min(met[-1].end_offset, wanted.before_offset))
+    start, end = options.start_of(plan.topic), options.end_of(plan.topic)
+    if isinstance(end, int) and end <= plan.created_ms:
+        return 0
+    first, before = offsets_around(start, plan), offsets_around(end, plan)
+    reaches_kept = first.most < before.least
+    return missing(
+        plan.ledgers,
+        first.most if isinstance(start, int) and reaches_kept else first.least,
+        before.least if isinstance(end, int) and reaches_kept else before.most,
+    )
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:

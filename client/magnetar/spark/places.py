@@ -46,6 +46,18 @@ class Point(NamedTuple):
         return cls(MessageId.parse(str(stored["id"])), int(stored["offset"]))
 
 
+class Span(NamedTuple):
+    """How many messages stand before a place: at least, and at most, where what stood there was trimmed."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def at(cls, offset: int) -> Span:
+        """Where it is known."""
+        return cls(offset, offset)
+
+
 def start_of(plan: TopicPlan) -> Point:
     """Before the first message that is kept."""
     if not plan.ledgers:
@@ -65,15 +77,45 @@ async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
     if place == "latest":
         return end_of(plan)
     if isinstance(place, AtOffset):
-        if plan.ledgers and place.offset < plan.ledgers[0].first_offset:
+        if place.offset < start_of(plan).offset:
             return Point(MessageId(0, 0, 0), place.offset)  # what was trimmed is found to be lost
         return await point_at(place.offset, plan, timeout_s)
     if isinstance(place, MessageId):
+        around = offsets_around(place, plan)
+        if around.least < around.most:
+            return Point(place, around.least)
         wanted = Range(from_position=place[:3])
     else:
         assert isinstance(place, int)
         wanted = Range(from_append_ms=place)
     return await _first(wanted, plan, timeout_s)
+
+
+def offsets_around(place: Place, plan: TopicPlan) -> Span:
+    """How many messages stand before a place, as far as the ledgers tell: some number within the ledger that has it."""
+    if place == "earliest":
+        return Span.at(start_of(plan).offset)
+    if isinstance(place, AtOffset):
+        return Span.at(min(place.offset, plan.end_offset))
+    if place == "latest" or (isinstance(place, MessageId) and place[:3] >= plan.end):
+        return Span.at(plan.end_offset)
+    assert not isinstance(place, str)
+    least = 0
+    for ledger in plan.ledgers:
+        if not ledger.entries:
+            continue
+        if isinstance(place, MessageId):
+            if place[:3] == (ledger.position_id, 0, 0):
+                return Span.at(ledger.first_offset)
+            begun = place[:3] > (ledger.position_id, 0, 0)
+            over = place[:3] >= (ledger.position_id, ledger.entries, 0)
+        else:
+            begun, over = place > ledger.first_append_ms, place > ledger.last_append_ms
+        if not over:
+            return Span.at(ledger.first_offset + 1) if begun else Span(least, ledger.first_offset)
+        least = ledger.end_offset
+    # Nothing behind it is there. When the last message was stored that was trimmed nobody knows.
+    return Span(least if isinstance(place, MessageId) else plan.end_offset, plan.end_offset)
 
 
 async def point_at(offset: int, plan: TopicPlan, timeout_s: float) -> Point:

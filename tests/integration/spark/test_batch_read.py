@@ -188,11 +188,19 @@ def test_ledgers_that_went_with_an_expired_lease_are_one_clear_error(topics: Top
     topics.produce("expired", [b"%d" % n for n in range(40)], per_entry=2)
     planned = read("expired", lease_s="0.5", partition_bytes="1")._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() >= 5
+    first = topics.ledgers("expired")[0][0]
     topics.consume_all("expired")
     topics.wait_trimmed("expired")
     with pytest.raises(Exception, match=r"MessageLost: ledger \d+ of persistent://public/default/expired was "
                        r"trimmed before it was read; raise the option lease_s, now 0\.5"):  # fmt: skip
         planned.count()
+    # A range that was trimmed as a whole is not empty but lost.
+    for start, end in (("offset:0", "offset:6"), ("0:0:0", f"{first}:2:0")):
+        with pytest.raises(
+            Exception, match=rf"\d+ messages of .*expired, from {start} to {end}, were trimmed"
+        ):
+            read("expired", start=start, end=end).count()
+    assert read("expired", start="0:0:0", fail_on_data_loss="false").count() == 0
 
 
 def test_a_topic_is_a_view_and_a_table_in_sql(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 
 import pytest
 
 from magnetar.spark.batch_source import lost_of
+from magnetar.spark.options import AtOffset, ReadOptions
+from magnetar.spark.places import point_of
 from magnetar.spark.plan import (
     FIRST,
     PAST_ALL,
@@ -38,9 +42,11 @@ def ledgers_of(rng: random.Random) -> list[TopicLedger]:
     return found
 
 
-def ledger(position_id: int, first_offset: int, messages: int) -> TopicLedger:
+def ledger(
+    position_id: int, first_offset: int, messages: int, first_ms: int = 0, last_ms: int = 0
+) -> TopicLedger:
     """An entry a message."""
-    return TopicLedger(position_id, 1, first_offset, messages, messages, 1000, 1, 2, True, b"")
+    return TopicLedger(position_id, 1, first_offset, messages, messages, 1000, first_ms, last_ms, True, b"")
 
 
 def entries_of(found: list[LedgerSlice]) -> list[tuple[int, int]]:
@@ -130,24 +136,94 @@ def test_messages_that_no_ledger_has(start: int, end: int, lost: int) -> None:
     assert missing(ledgers, start, end) == lost
 
 
+def options(start: str | int, end: str | int = "latest") -> ReadOptions:
+    return ReadOptions.parse(
+        {
+            "service_url": "magnetar://h:1",
+            "topic": "orders",
+            "start": json.dumps({"": start}),
+            "end": json.dumps({"": end}),
+        }
+    )
+
+
+TOPIC = "persistent://public/default/orders"
+
+
 @pytest.mark.parametrize(
-    ("place", "lost"),
+    ("start", "end", "lost"),
     [
-        (Range(), 10),  # what is before the first ledger was never asked for, the hole was
-        (Range(from_position=(7, 0, 0)), 10),
-        (Range(from_position=(8, 3, 0)), 10),
-        (Range(from_position=(8, 10, 0)), 10),
-        (Range(from_position=(10, 0, 0)), 10),
-        (Range(from_position=(12, 0, 0)), 0),
-        (Range(from_position=(3, 4, 0)), 20),
-        (Range(from_position=(7, 0, 0), before_position=(8, 1, 0)), 0),
-        (Range(from_position=(13, 0, 0)), 0),
+        ("earliest", "latest", 10),  # what is before the first ledger was never asked for, the hole was
+        ("7:0:0", "latest", 10),
+        ("8:3:0", "latest", 10),
+        ("8:10:0", "latest", 10),
+        ("10:0:0", "latest", 10),
+        ("12:0:0", "latest", 0),
+        ("3:4:0", "latest", 20),
+        ("7:0:0", "8:1:0", 0),
+        ("13:0:0", "latest", 0),
+        # No place is taken for none.
+        ("0:0:0", "latest", 20),
+        ("offset:0", "latest", 20),
+        ("offset:0", "offset:10", 10),
+        # All of it was trimmed.
+        ("3:4:0", "3:9:0", 10),
+        ("offset:2", "offset:5", 3),
+        ("9:0:0", "11:0:0", 10),
+        ("offset:30", "offset:40", 10),
+        (150, 190, 10),
+        (1050, 1090, 10),
+        ("offset:0", 190, 10),
+        ("3:4:0", 190, 10),
+        # Whether messages were within these times nobody knows.
+        (150, 350, 0),
+        (150, "latest", 10),
+        (1050, "latest", 0),
+        (350, 1050, 0),
+        ("8:3:0", 1050, 0),
+        # Of these it is known that there were none.
+        ("earliest", 190, 0),
+        (50, 90, 0),
+        (1500, 1900, 0),
+        (190, 150, 0),
+        ("3:9:0", "3:4:0", 0),
+        ("offset:45", "offset:2", 0),
+        ("offset:60", "offset:70", 0),
+        ("latest", "latest", 0),
     ],
 )
-def test_what_a_batch_read_has_lost(place: Range, lost: int) -> None:
+def test_what_a_batch_read_has_lost(start: str | int, end: str | int, lost: int) -> None:
+    ledgers = [
+        ledger(7, 10, 10, 200, 300), ledger(8, 20, 10, 400, 1000), ledger(11, 40, 0), ledger(12, 40, 10, 1100, 1200),
+    ]  # fmt: skip
+    plan = TopicPlan(TOPIC, ledgers, (12, 10, 0), {}, "", 50, 100)
+    assert lost_of(options(start, end), plan) == lost
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "lost"),
+    [("earliest", "latest", 0), ("offset:0", "latest", 50), ("0:0:0", "latest", 50), ("12:10:0", "latest", 0),
+     ("offset:50", "latest", 0), (150, "latest", 0), (150, 160, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("ledgers", [[], [(12, 50, 0)]])
+def test_what_a_batch_read_has_lost_of_a_topic_that_has_nothing_left(
+    ledgers: list[tuple[int, int, int]], start: str | int, end: str | int, lost: int
+) -> None:
+    plan = TopicPlan(TOPIC, [ledger(*one) for one in ledgers], (12, 10, 0), {}, "", 50, 100)
+    assert lost_of(options(start, end), plan) == lost
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [("earliest", 10), ("0:0:0", 0), ("3:4:0", 0), ("9:0:0", 30), ("offset:0", 0), ("offset:3", 3), ("7:0:0", 10),
+     ("12:0:0", 40), ("latest", 50)],
+)  # fmt: skip
+def test_a_stream_begins_where_it_was_told_to(start: str, offset: int) -> None:
+    """Also where all is trimmed: the first batch finds what is lost."""
     ledgers = [ledger(7, 10, 10), ledger(8, 20, 10), ledger(12, 40, 10)]
-    plan = TopicPlan("orders", ledgers, (12, 10, 0), {}, "", 50, 1)
-    assert lost_of(plan, place) == lost
+    plan = TopicPlan(TOPIC, ledgers, (12, 10, 0), {}, "", 50, 1)
+    assert asyncio.run(point_of(options(start).start_of(TOPIC), plan, 1)).offset == offset
+    assert asyncio.run(point_of(AtOffset(0), plan._replace(ledgers=[]), 1)).offset == 0
 
 
 def test_topics_take_turns_where_there_are_more_of_them_than_rows() -> None:

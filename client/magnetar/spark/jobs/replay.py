@@ -158,7 +158,9 @@ def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) 
 
     def start_of(topic: str) -> int | str:
         place = options.start_of(topic)
-        return f"offset:{from_offset}" if from_offset and place == "earliest" else _as_option(place)
+        return (
+            f"offset:{from_offset}" if from_offset is not None and place == "earliest" else _as_option(place)
+        )
 
     given = {
         "start": json.dumps({topic: start_of(topic) for topic in options.topics}),
@@ -219,7 +221,7 @@ def _time(milliseconds: int) -> Column:
 
 
 def _within(rows: DataFrame, from_offset: int | None, before_offset: int | None) -> DataFrame:
-    if from_offset:
+    if from_offset is not None:
         rows = rows.filter(sql.col("offset") >= from_offset)
     if before_offset is not None:
         rows = rows.filter(sql.col("offset") < before_offset)
