@@ -98,6 +98,8 @@ class FakeClient:
         self.receipts: list[tuple[int, ...]] = []
         self.failures: list[c.SendFailed] = []
         self.forbidden: set[str] = set()
+        self.answer_probes = True
+        self.probes: list[asyncio.Future[None]] = []
         self._parser = FrameParser()
         self._request_id = 0
         self._changed = asyncio.Event()
@@ -148,6 +150,14 @@ class FakeClient:
         """Noted."""
         self.paused.discard(reason)
         self._changed.set()
+
+    def probe(self) -> asyncio.Future[None]:
+        """Done when the test lets it answer (`answer_probes`), or it is closed."""
+        probe: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.probes.append(probe)
+        if self.answer_probes:
+            probe.set_result(None)
+        return probe
 
     def close(self, error: MagnetarError | None = None) -> None:
         """The listener gives up on this client."""

@@ -134,6 +134,8 @@ def read_back(
 class FakePort:
     """Writable or not, as the test says; the core calls nothing else."""
 
+    peer: Any = None
+
     def __init__(self) -> None:
         self.writable = True
 

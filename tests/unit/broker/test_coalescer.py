@@ -1,5 +1,7 @@
 """Groups of a turn become entries; receipts come in runs."""
 
+from typing import Any
+
 from magnetar.broker.topics.coalescer import Coalescer, GatheredEntry, measure
 from magnetar.broker.topics.producers import ProducerSession
 from magnetar.proto.admission import AdmittedGroups
@@ -9,6 +11,8 @@ from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY
 
 
 class NoPort:
+    peer: Any = None
+
     def receipts(self, rows: object) -> None: ...
     def send_failed(self, sequence_id: int, error: object) -> None: ...
     def send_delayed(self, error: object) -> None: ...

@@ -204,6 +204,7 @@ async def test_two_topics_of_a_connection_wait_for_the_full_budget_of_the_broker
 async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_open_in_the_end() -> None:
     class Port:
         closed = False
+        peer: Any = None
 
         def receipts(self, rows: Any) -> None:
             pass

@@ -12,7 +12,6 @@ from magnetar.proto.commands import (
     Ack,
     CloseConsumer,
     Command,
-    CreateProducer,
     Deliver,
     Redeliver,
     Seek,
@@ -21,19 +20,6 @@ from magnetar.proto.commands import (
 from magnetar.proto.errors import MalformedFrame
 from support.client_kit import fill, take, until
 from support.fake_broker import FakeBroker, Handler
-
-
-@pytest.mark.parametrize("kind", ["producer", "consumer"])
-async def test_an_opening_still_under_way_at_the_broker_is_waited_for_after_a_blip(
-    broker: FakeBroker, client: Client, kind: str
-) -> None:
-    producer, consumer = await client.create_producer("t"), await client.subscribe("t", "s")
-    refused: type[Any] = CreateProducer if kind == "producer" else Subscribe
-    broker.failures[refused] = InvalidArgument("it is being opened on this connection already")
-    broker.cut()
-    await producer.send(b"0")
-    assert (await consumer.receive(2.0)).value == b"0"
-    assert len(broker.received(refused)) == 3
 
 
 async def test_a_failed_seek_changes_nothing(broker: FakeBroker, client: Client) -> None:

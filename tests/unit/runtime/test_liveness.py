@@ -33,5 +33,5 @@ FINE, PING, SILENT, STALLED = Verdict.FINE, Verdict.PING, Verdict.SILENT, Verdic
     ],
 )
 def test_verdicts(ticks: list[tuple[float, int, int, int, bool]], verdicts: list[Verdict]) -> None:
-    liveness = Liveness(30, now=0)
+    liveness = Liveness(30, 0, Observed(0, 0, 0, False))
     assert [liveness.tick(tick[0], Observed(*tick[1:])) for tick in ticks] == verdicts

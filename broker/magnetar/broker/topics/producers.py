@@ -5,7 +5,7 @@
 
 Rule 33: a newer session of the same name is let in only when nothing that was queued under the old one can still land, so
 that groups which are sent again never fall behind stale ones: `Producers.open` waits until the old session's groups are
-confirmed or failed. A session that is alive on another connection gives way only to a higher epoch.
+confirmed or failed. A session that is alive on another connection, which is asked, gives way only to a higher epoch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 
+from ..dispatch.core.consumer import Peer
+from .probing import probe
+
 _log = logging.getLogger(__name__)
 
 ReceiptFields = tuple[int, int, int, int, int]
@@ -32,6 +35,10 @@ ReceiptFields = tuple[int, int, int, int, int]
 
 class ProducerPort(Protocol):
     """What a listener implements for one session."""
+
+    @property
+    def peer(self) -> Peer:
+        """Whose producer it is."""
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
         """Groups that are durable, as the fields of a RECEIPT_ROW in sequence order; one call per wake-up."""
@@ -133,9 +140,13 @@ class Producers:
         """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, QuorumLost; waits as rule 33 wants."""
         # Several may wait for one old session: the first of them is the old session of the next.
         while (old := self._by_name.get(name)) is not None:
+            if old.state is not SessionState.CLOSED and epoch <= old.epoch:
+                await probe([old.port], new_port(epoch))
+                if self._by_name.get(name) is not old:
+                    continue
             if old.state is not SessionState.CLOSED:
                 if epoch <= old.epoch:
-                    raise ProducerBusy(
+                    raise self._closed or ProducerBusy(
                         f"producer name {name!r} is in use on topic {self._topic}; "
                         "choose another name or close the other producer"
                     )

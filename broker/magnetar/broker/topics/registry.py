@@ -273,6 +273,8 @@ class Broker:
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicInUse."""
         topic = await self.topic(name, create=False)
+        if not force:
+            await topic.probe_users()
         key = str(name)
         if key in self._ending:
             raise TopicBusy(f"topic {name} is being deleted; try again")

@@ -3,6 +3,7 @@
     subscribe, create --> find the position (beside others) --> made, one at a time --> attached
     seek              --> find the position --> its epoch rises; durable
     delete            --> refused while others are connected, unless it is forced
+    refused for them  --> asked whether they are still there; if one is not, once more
 
 A subscription with `read_compacted` looks at what a compaction left and at what came after, instead of at the whole topic.
 Which of the two it looks at changes only while it has no consumers.
@@ -11,8 +12,8 @@ Which of the two it looks at changes only while it has no consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, SubscriptionNotFound
 from magnetar.proto.ids import TopicName
@@ -28,6 +29,9 @@ from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.subscription import Sought, Subscribed, Subscription
 from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
+from .probing import probe
+
+T = TypeVar("T")
 
 
 class SubscribedTopic(WholeTopic, Protocol):
@@ -89,7 +93,9 @@ class Subscribing:
         find = topic.find if compacted is None else compacted.find
         # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
         position = None if name in topic.subscriptions else await find(start)
-        async with self._changing:
+
+        async def attach() -> Subscribed:
+            nonlocal position
             self._check(name)
             subscription = topic.subscriptions.get(name)
             trimmed = None
@@ -113,7 +119,29 @@ class Subscribing:
                 priority_level=priority_level,
                 hash_ranges=hash_ranges,
             )
+            active = subscription.dispatcher.core.active
+            if active not in (None, consumer):  # it is waited for, as it would be if it held a place
+                active.port.peer.probe()
             return Subscribed(subscription, consumer, trimmed)
+
+        return await self._change(name, attach, port)
+
+    async def _change(
+        self, name: str, change: Callable[[], Awaitable[T]], newcomer: ConsumerPort | None
+    ) -> T:
+        """One change of a subscription at a time. Raises ConsumerBusy if those who are in its way are still there."""
+        while True:
+            try:
+                async with self._changing:
+                    return await change()
+            except ConsumerBusy:
+                subscription = self._topic.subscriptions.get(name)
+                holders = [] if subscription is None else list(subscription.consumers)
+                # Others go on meanwhile, and holders may leave by themselves.
+                await probe([holder.port for holder in holders], newcomer)
+                if not any(holder.closed for holder in holders):
+                    self._topic.check_served()
+                    raise
 
     def _check(self, name: str) -> None:
         self._topic.check_served()
@@ -198,7 +226,8 @@ class Subscribing:
     async def delete(self, name: str, *, force: bool = False, by: Consumer | None = None) -> None:
         """Deletes a subscription; refused while other consumers than `by` are connected, unless `force`."""
         topic = self._topic
-        async with self._changing:
+
+        async def remove() -> None:
             if name in topic.recovery.unavailable:
                 await asyncio.shield(topic.in_background(topic.recovery.delete(name)))
                 return
@@ -213,3 +242,5 @@ class Subscribing:
             topic.subscriptions.pop(name, None)
             # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(topic.in_background(subscription.delete()))
+
+        await self._change(name, remove, None if by is None else by.port)

@@ -50,6 +50,7 @@ from .components import Components
 from .expiry import Expiry
 from .maintenance import Maintenance
 from .policies import TopicPolicies
+from .probing import Port, probe
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 from .subscribing import Subscribing
@@ -504,6 +505,13 @@ class Topic:
         self.policies.stop()
         await self.compaction.stop()
         await self.ledger.close()
+
+    async def probe_users(self) -> None:
+        """Those who are not there any more have left when this returns."""
+        users: list[Port] = [session.port for session in self.producers]
+        for subscription in self.subscriptions.values():
+            users += [consumer.port for consumer in subscription.consumers]
+        await probe(users)
 
     async def delete(self, *, force: bool) -> None:
         """Deletes the topic with all it holds. Refused while producers or consumers are connected, unless `force`."""

@@ -19,26 +19,13 @@ import logging
 import math
 from typing import Protocol
 
-from magnetar.proto.errors import (
-    AlreadyExists,
-    ConsumerBusy,
-    InvalidArgument,
-    LookupAgainError,
-    MagnetarError,
-    ProducerBusy,
-    RetryableError,
-)
+from magnetar.proto.errors import LookupAgainError, MagnetarError, RetryableError
 
 from .broker_connection import BrokerConnection
 from .pool import ConnectionPool
 from .retries import backoff, until_answered
 
 log = logging.getLogger("magnetar.client")
-
-# After a connection broke the broker may take two ping intervals to notice, and holds the exclusive place till then.
-STALE_HOLDER_INTERVALS = 3
-# What a broker answers while it still holds the place, or is still opening it. The same call succeeded before.
-_STALE_HOLDER_ERRORS = (ConsumerBusy, ProducerBusy, AlreadyExists, InvalidArgument)
 
 
 class Attached(Protocol):
@@ -166,8 +153,6 @@ class Attachment:
     async def _attach_again(self, follow: bool) -> None:
         """`follow`: the first attempt is made at once."""
         options = self._pool.options
-        loop = asyncio.get_running_loop()
-        held_until = loop.time() + STALE_HOLDER_INTERVALS * options.ping_interval
         while not self._closed:
             self._pause = next(self._pauses)
             if not follow:
@@ -181,8 +166,7 @@ class Attachment:
                 self._reason = f"no answer within {options.operation_timeout:g} s"
                 log.info("%s: %s", self._what, self._reason)
             except MagnetarError as error:
-                held = isinstance(error, _STALE_HOLDER_ERRORS) and loop.time() < held_until
-                if not error.retryable and not held:
+                if not error.retryable:
                     log.warning("%s: gave up: %s", self._what, error)
                     self._task = None
                     self.give_up(error)

@@ -100,6 +100,9 @@ class Connection:
             self._parser = FrameParser(options.max_frame_bytes)
         self._runs = 0
         self._requests = PendingRequests(options.max_pending_requests, transport.describe)
+        self._probe: asyncio.Future[None] | None = (
+            None  # resolved by the next Pong, or the end of the connection
+        )
 
     # --- what the owner calls -----------------------------------------------------------------------------------------
 
@@ -170,6 +173,16 @@ class Connection:
     def authorize(self, operation: str, resource: str) -> None:
         """Raises NotAuthorized unless the peer may do this."""
         self._options.authorize(self.principal, operation, resource)
+
+    def probe(self) -> asyncio.Future[None]:
+        """Asks whether the peer is there. Resolved when it answers, or when the handler knows that the connection is closed.
+
+        So it is after PROBE_S of silence. It may be shared: not to be cancelled.
+        """
+        if self._probe is None:
+            self._probe = asyncio.get_running_loop().create_future()
+            self.transport.probe()
+        return self._probe
 
     def close(self, error: MagnetarError | None = None) -> None:
         """Sends what is queued, then Failed if `error` is given, and closes. May be called twice.
@@ -254,6 +267,8 @@ class Connection:
         elif not self.ready.done():
             self.ready.set_exception(self.transport.lost())
             self.ready.exception()  # nobody waits on the accepting side, and that is fine
+        if not (probe := self.probe()).done():
+            probe.set_result(None)
 
     # --- receiving ------------------------------------------------------------------------------------------------------
 
@@ -281,7 +296,12 @@ class Connection:
             self.send_encoded(_PONG)
         elif command.NUMBER > _LAST_INTERNAL:
             return True
-        elif not isinstance(command, Pong):
+        elif isinstance(command, Pong):
+            self.transport.answered()
+            if self._probe is not None:
+                self._probe.set_result(None)
+                self._probe = None
+        else:
             raise MalformedFrame(f"{type(command).__name__} after the end of the handshake")
         return False
 

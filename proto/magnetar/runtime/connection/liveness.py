@@ -36,10 +36,10 @@ class Verdict(enum.Enum):
 class Liveness:
     """State between ticks. `interval_s` is the ping interval."""
 
-    def __init__(self, interval_s: float, now: float) -> None:
+    def __init__(self, interval_s: float, now: float, observed: Observed) -> None:
         self.interval_s = interval_s
         self._last_tick = now
-        self._last = Observed(0, 0, 0, False)
+        self._last = observed
         self._silent_ticks = 0
         self._stalled_ticks = 0
 

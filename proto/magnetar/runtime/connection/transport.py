@@ -37,6 +37,8 @@ LARGE_BYTES = 32 * 1024
 # More than this does not wait for the end of the turn: `writable` would then be updated only when it no longer helps.
 _FLUSH_BYTES = 256 * 1024
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+# For how long a peer that is probed may be silent.
+PROBE_S = 5.0
 # The reason for a pause of reading while the peer does not read what it asked for.
 _UNREAD_ANSWERS = "answers"
 
@@ -136,6 +138,7 @@ class Transport(asyncio.Protocol):
         self._pauses: dict[str, None] = {}
         self._reads = self._discarded_bytes = 0
         self._liveness: Liveness  # from `opened` on
+        self._probing = False  # the peer has not answered the last `probe` yet
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
         self._timer: asyncio.TimerHandle | None = None
         self.protocol = make_protocol(self)
@@ -174,8 +177,20 @@ class Transport(asyncio.Protocol):
         self.peer = peer
         self.state = State.OPEN
         self.writable = True
-        self._liveness = Liveness(self._options.ping_interval_s, self._loop.time())
-        self._set_timer(self._options.ping_interval_s, self._tick)
+        self._watch(self._options.ping_interval_s)
+
+    def probe(self) -> None:
+        """Pings the peer. Unless it answers (`answered`), it is cut once it was silent for PROBE_S, as Pulsar does."""
+        if self.state is _OPEN and not self._probing:
+            self._probing = True
+            self.protocol.ping()
+            self._watch(min(PROBE_S / 2, self._options.ping_interval_s))
+
+    def answered(self) -> None:
+        """The peer has answered a ping."""
+        if self._probing and not self.closing:
+            self._probing = False
+            self._watch(self._options.ping_interval_s)
 
     def write(self, pieces: Sequence[Piece], size: int) -> None:
         """Queues pieces of `size` bytes together, which must not change afterwards. Dropped when it is closing."""
@@ -371,9 +386,16 @@ class Transport(asyncio.Protocol):
             ConnectionLost(f"{self.address} did not finish the handshake within {timeout:g} s")
         )
 
+    def _watch(self, interval_s: float) -> None:
+        self._liveness = Liveness(interval_s, self._loop.time(), self._observed())
+        self._set_timer(interval_s, self._tick)
+
+    def _observed(self) -> Observed:
+        return Observed(self._reads, *self.protocol.progress(), bool(self._pauses))
+
     def _tick(self) -> None:
-        observed = Observed(self._reads, *self.protocol.progress(), bool(self._pauses))
-        verdict, interval = self._liveness.tick(self._loop.time(), observed), self._options.ping_interval_s
+        interval = self._liveness.interval_s
+        verdict = self._liveness.tick(self._loop.time(), self._observed())
         if verdict is Verdict.SILENT or verdict is Verdict.STALLED:
             self._cut(f"{verdict.value} for {2 * interval:g} s")
             return

@@ -197,6 +197,8 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
         told: list[Any] = []
 
         class Port:
+            peer: Any = None
+
             def receipts(self, rows: Any) -> None: ...
 
             def send_failed(self, sequence_id: int, error: Any) -> None: ...

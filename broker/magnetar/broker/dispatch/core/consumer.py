@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.entry import Entry
@@ -33,8 +33,19 @@ class Delivery(NamedTuple):
     hidden: list[Range]
 
 
+class Peer(Protocol):
+    """The connection of a producer or a consumer."""
+
+    def probe(self) -> Awaitable[None]:
+        """Done when somebody has answered there, or when it is closed, with all that it held, since nobody did."""
+
+
 class ConsumerPort(Protocol):
     """What a listener implements for one consumer. The core looks at `writable` only; its shell calls the others."""
+
+    @property
+    def peer(self) -> Peer:
+        """Whose consumer it is."""
 
     @property
     def writable(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from magnetar.proto import commands as c
@@ -55,6 +55,9 @@ class Link(Protocol):
     def resume_reading(self, reason: str) -> None:
         """Withdraws a reason."""
 
+    def probe(self) -> Awaitable[None]:
+        """See `dispatch.core.consumer.Peer`."""
+
     def close(self, error: MagnetarError | None = None) -> None:
         """Flushes, then closes."""
 
@@ -62,13 +65,13 @@ class Link(Protocol):
 class ProducerPort:
     """The way out of one producer: receipts and failures as frames. See `topics.producers.ProducerPort`."""
 
-    __slots__ = ("_epoch", "_link", "_on_closed", "_receipt_header", "producer_id")
+    __slots__ = ("_epoch", "_on_closed", "_receipt_header", "peer", "producer_id")
 
     def __init__(
         self, link: Link, producer_id: int, epoch: int, on_closed: Callable[[ProducerPort], None]
     ) -> None:
         self.producer_id = producer_id
-        self._link = link
+        self.peer = link
         self._epoch = epoch
         self._on_closed = on_closed
         self._receipt_header = c.Receipt(0, producer_id, epoch).encode()
@@ -77,7 +80,7 @@ class ProducerPort:
         """One frame for all of them, or as many as the peer's frames are small (rule 42)."""
         pack = _RECEIPT_PACK
         try:
-            self._link.send(self._receipt_header, b"".join([pack(*row) for row in rows]))
+            self.peer.send(self._receipt_header, b"".join([pack(*row) for row in rows]))
         except FrameTooLarge:
             middle = len(rows) // 2
             if not middle:
@@ -88,17 +91,17 @@ class ProducerPort:
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """SEND_FAILED."""
         failed = c.SendFailed.of(self.producer_id, self._epoch, sequence_id, for_client(error))
-        self._link.send(failed.encode())
+        self.peer.send(failed.encode())
 
     def send_delayed(self, error: MagnetarError) -> None:
         """SEND_DELAYED."""
         delayed = c.SendDelayed.of(self.producer_id, self._epoch, for_client(error))
-        self._link.send(delayed.encode())
+        self.peer.send(delayed.encode())
 
     def producer_closed(self, error: MagnetarError) -> None:
         """The topic ended the session."""
         self._on_closed(self)
-        self._link.send(c.CloseProducer.of(self.producer_id, for_client(error)).encode())
+        self.peer.send(c.CloseProducer.of(self.producer_id, for_client(error)).encode())
 
 
 class OpenProducer:
@@ -145,7 +148,7 @@ class ConsumerPort:
     consumer with an error that is final for it: leaving the batch out would lose it, trying again would never end.
     """
 
-    __slots__ = ("_link", "_on_closed", "_on_too_large", "_stopped", "consumer_id")
+    __slots__ = ("_on_closed", "_on_too_large", "_stopped", "consumer_id", "peer")
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class ConsumerPort:
     ) -> None:
         """`on_closed`: the topic ended the consumer; `on_too_large`: the port did, and the topic does not know yet."""
         self.consumer_id = consumer_id
-        self._link = link
+        self.peer = link
         self._on_closed = on_closed
         self._on_too_large = on_too_large
         self._stopped = False  # nothing is sent after a batch that was not
@@ -164,7 +167,7 @@ class ConsumerPort:
     @property
     def writable(self) -> bool:
         """False while the connection's write buffer is full."""
-        return self._link.writable and not self._stopped
+        return self.peer.writable and not self._stopped
 
     def deliver(self, delivery: Delivery) -> None:
         """DELIVER, one or several."""
@@ -204,7 +207,7 @@ class ConsumerPort:
         header = c.Deliver(
             0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
         ).encode()
-        self._link.send(header, parts)
+        self.peer.send(header, parts)
 
     def _stop(self, delivery: Delivery, error: FrameTooLarge) -> None:
         self._stopped = True
@@ -218,21 +221,21 @@ class ConsumerPort:
         )
         _log.warning("consumer %d is closed: %s", self.consumer_id, final)
         self._on_too_large(self)
-        self._link.send(c.CloseConsumer.of(self.consumer_id, final).encode())
+        self.peer.send(c.CloseConsumer.of(self.consumer_id, final).encode())
 
     def active_changed(self, active: bool) -> None:
         """ACTIVE_CONSUMER."""
-        self._link.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
+        self.peer.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
 
     def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
         """UNREADABLE_ENTRY."""
         text = for_client(error).message[: c.MAX_ERROR_CHARS]
-        self._link.send(c.UnreadableEntry(0, self.consumer_id, epoch, *key, lost, text).encode())
+        self.peer.send(c.UnreadableEntry(0, self.consumer_id, epoch, *key, lost, text).encode())
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""
         self._on_closed(self)
-        self._link.send(c.CloseConsumer.of(self.consumer_id, for_client(error)).encode())
+        self.peer.send(c.CloseConsumer.of(self.consumer_id, for_client(error)).encode())
 
 
 def first_sequence_id(payload: bytes) -> int:
