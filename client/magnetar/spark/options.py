@@ -38,7 +38,8 @@ max_message_bytes      of a value, its key and its properties; not above that of
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
                        numbers of a query rise, and each write of a batch has a query of its own
 staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms
-                       (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes)
+                       (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes; without `topic` the bound, as
+                       a task that still runs does not know the topics of the others)
 repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
                        otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
 value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
@@ -184,6 +185,7 @@ WRITE_OPTIONS: Final = (
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
+ROUTED_TTL_S: Final = 24 * 3600.0  # more than the broker grants by default
 REPEATED_BATCH: Final = ("compare", "done")
 
 
@@ -204,6 +206,14 @@ class WriteOptions:
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
+
+    @property
+    def kept_s(self) -> float:
+        """For how long what was staged is kept after the last task that wrote to its topic; 0: as the broker's settings say.
+
+        Where rows name their topics a task that still computes does not know those of the others, and renews nothing there.
+        """
+        return self.staged_ttl_s or (0.0 if self.topic else ROUTED_TTL_S)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:

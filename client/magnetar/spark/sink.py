@@ -95,9 +95,7 @@ async def _write(
             last_ms = max(last_ms, _now_ms())
             for topic, some in _routed(options, one):
                 if topic not in written:
-                    staging = staged_ledger(
-                        client, topic, transaction, options.timeout_s, options.staged_ttl_s
-                    )
+                    staging = staged_ledger(client, topic, transaction, options.timeout_s, options.kept_s)
                     ledger = await stack.enter_async_context(staging)
                     written[topic] = ledger, Packer(producer, options, ledger.max_message_bytes)
                 ledger, packer = written[topic]
@@ -142,7 +140,7 @@ async def _first(
     if not done and options.topic:
         async with (
             connected(options) as client,
-            keeping_staged(client, options.topic, transaction, options.staged_ttl_s),
+            keeping_staged(client, options.topic, transaction, options.kept_s),
         ):
             await asyncio.wait([computing])
     return await computing

@@ -135,7 +135,9 @@ async def staged_ledger(
 ) -> AsyncIterator[StagedLedger]:
     """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
     try:
-        made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
+        made = await client.request(
+            CreateStagedLedger(0, topic, transaction, round(ttl_s * 1000)), topic=topic
+        )
     except TopicNotFound as error:
         raise TopicNotFound(
             f"option topic: {error.message}; create it first, or set the broker's auto_create_topics",

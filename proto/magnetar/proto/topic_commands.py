@@ -252,11 +252,13 @@ class CreateStagedLedger(Command, tag=67):
     """A ledger that the asking side writes to the bookies and that is not part of the topic before it is attached.
 
     Ok: {"ledger": stored id, "version": int, "metadata": bytes, "bookies": {id: "host:port"},
-    "writable": [[id, "host:port", rack, zone], ...], "identities": as TopicLedgers}.
+    "writable": [[id, "host:port", rack, zone], ...], "identities": as TopicLedgers}. `ttl_ms` is for its transaction, as in
+    KeepStaged, but never shortens what that has.
     """
 
     topic: str
     transaction: str
+    ttl_ms: int = 0
 
 
 class GetLedgerMetadata(Command, tag=68):

@@ -96,6 +96,30 @@ def test_rows_go_to_the_topics_that_they_name_each_once(service: Service, topics
     assert (topics.values("one"), topics.values("two")) == ([b"a", b"c"] * 3, [b"b", b"d"] * 3)
 
 
+def test_a_topic_that_the_running_tasks_have_no_rows_for_keeps_what_others_wrote(
+    service: Service, topics: Topics
+) -> None:
+    """Also when its broker has begun anew meanwhile."""
+    options = WriteOptions.parse({"service_url": service.url})
+    for name in ("early", "late"):
+        topics.create(name)
+    tasks = [
+        pa.record_batch({"value": [b"a"], "topic": ["early"]}),
+        pa.record_batch({"value": [b"b"], "topic": ["late"]}),
+    ]
+    written = [write_task(options, "routed", 0, iter([tasks[0]]))]
+    service.stop()
+    service.start()
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        time.sleep(2 * TTL_S)
+        yield tasks[1]
+
+    written.append(write_task(options, "routed", 0, slowly()))
+    assert attach(options, written)
+    assert (topics.values("early"), topics.values("late")) == ([b"a"], [b"b"])
+
+
 def test_many_small_ledgers_are_read_by_one_task(service: Service, topics: Topics) -> None:
     topics.create("many")
     options = WriteOptions.parse({"service_url": service.url, "topic": "many"})

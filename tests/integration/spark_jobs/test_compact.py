@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,27 @@ def test_the_last_value_of_each_key_in_the_order_of_offsets(
     assert result.target == "persistent://public/default/compacted"
     with pytest.raises(InvalidArgument, match="has messages already"):
         compact(spark, url, "compact-me", to_topic="compacted")
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_of_two_compactions_at_once_one_is_written(
+    spark: Any, url: str, produce: Callable[..., None], monkeypatch: pytest.MonkeyPatch, more: bool
+) -> None:
+    """Both found the target empty. What the other one has is the same, or it is refused."""
+    source, target = f"twice-{more}", f"compacted-twice-{more}"
+    produce(source, [(f"k{number % 7}", b"%d" % number) for number in range(30)])
+    module = sys.modules["magnetar.spark.jobs.compact"]
+
+    def meanwhile(*given: Any) -> None:
+        monkeypatch.undo()
+        compact(spark, url, source, to_topic=target)
+        if more:
+            produce(source, [("k1", b"new")])
+
+    monkeypatch.setattr(module, "make_topic", meanwhile)
+    with pytest.raises(Exception, match="with other rows") if more else contextlib.nullcontext():
+        compact(spark, url, source, to_topic=target)
+    assert topic_frame(spark, url, target).count() == 7
 
 
 def test_to_parquet_without_messages_that_have_no_key(

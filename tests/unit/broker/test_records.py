@@ -34,7 +34,9 @@ RECORD = bytes.fromhex(
 )
 SEGMENT = bytes.fromhex("82a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209")
 NAMESPACE = bytes.fromhex("82a6666f726d617401a8706f6c696369657381ac726574656e74696f6e5f6d73ff")
-STAGED = bytes.fromhex("83a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305")
+STAGED = bytes.fromhex(
+    "84a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305a674746c5f6d73cdea60"
+)
 
 EVERYTHING = TopicRecord(
     ledgers=[LedgerInfo(7, 5, 2, 5, 100, 11, 12, True, 4), LedgerInfo(9, 10)],
@@ -100,8 +102,8 @@ def test_a_damaged_pointer_to_a_compacted_ledger_is_refused(damaged: Any) -> Non
 
 
 def test_staged_nodes() -> None:
-    assert StagedRecord("t", 5).encode() == STAGED
-    assert StagedRecord.decode(STAGED, "path") == StagedRecord("t", 5)
+    assert StagedRecord("t", 5, 60_000).encode() == STAGED
+    assert StagedRecord.decode(STAGED, "path") == StagedRecord("t", 5, 60_000)
 
 
 @pytest.mark.parametrize("read", [TopicRecord, SegmentRecord, CursorRecord, StagedRecord])

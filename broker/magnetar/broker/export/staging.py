@@ -11,7 +11,7 @@ broker that lost the topic gets a version conflict before it deletes anything; i
 its ledgers cannot be discarded before the list was read again. What the list names is attached, whatever a node says.
 
 A *transaction* is one write of a job, and has nothing to do with transactions of producers. When it was renewed last is
-known in memory only: after the topic is loaded every transaction has its full staged_ttl_ms again.
+known in memory only: after the topic is loaded every transaction has its full time again, which stands in its nodes.
 """
 
 from __future__ import annotations
@@ -110,23 +110,25 @@ class Staging:
             self._clear([stored_id])
             return False
         try:
-            transaction = StagedRecord.decode(node.value, path).transaction
+            record = StagedRecord.decode(node.value, path)
         except DataDirectoryError as error:
             _log.warning("topic %s: staged ledger %d will be deleted: %s", self._name, stored_id, error)
-            transaction = f"damaged-{stored_id}"
-        self._register(stored_id, transaction)
+            record = StagedRecord(f"damaged-{stored_id}", 0, 0)
+        self._register(stored_id, record.transaction, record.ttl_ms)
         return True
 
-    def _register(self, stored_id: int, transaction: str) -> None:
+    def _register(self, stored_id: int, transaction: str, ttl_ms: int) -> None:
         self._ledgers[stored_id] = transaction
-        self._transaction(transaction).ledgers[stored_id] = None
+        known = self._transactions.setdefault(transaction, Transaction(0.0, 0))
+        known.ledgers[stored_id] = None
+        known.ttl_ms = max(known.ttl_ms, self._granted(ttl_ms))
+        self._heard_of(transaction)
 
-    def _transaction(self, name: str) -> Transaction:
-        known = self._transactions.get(name)
-        if known is None:
-            ttl_ms = self._settings.staged_ttl_ms
-            known = self._transactions[name] = Transaction(self._now() + ttl_ms / 1000, ttl_ms)
-        return known
+    def _granted(self, ttl_ms: int) -> int:
+        """For how long a transaction is kept that asks for so much; 0: for no time of its own."""
+        if ttl_ms < 0:
+            raise InvalidArgument(f"staged ledgers cannot be kept for {ttl_ms} ms")
+        return min(ttl_ms or self._settings.staged_ttl_ms, self._settings.max_staged_ttl_ms)
 
     def _forget(self, stored_id: int) -> None:
         name = self._ledgers.pop(stored_id, None)
@@ -153,9 +155,10 @@ class Staging:
 
     # --- making and writing ------------------------------------------------------------------------------------------
 
-    async def create(self, transaction: str) -> dict[str, Any]:
+    async def create(self, transaction: str, ttl_ms: int) -> dict[str, Any]:
         """A new staged ledger; the answer to CreateStagedLedger (WIRE.md). Raises TooManyRequests, NotEnoughBookies."""
         check_text("transaction", transaction)
+        self._granted(ttl_ms)
         self._check_served()
         if len(self._ledgers) + len(self._creating) >= self._settings.max_staged_ledgers:
             raise TooManyRequests(
@@ -164,7 +167,9 @@ class Staging:
             )
         self._heard_of(transaction)
         # Not to be left half done when the caller's connection breaks.
-        task = asyncio.get_running_loop().create_task(self._create(transaction))
+        task = asyncio.get_running_loop().create_task(
+            self._create(transaction, min(ttl_ms, self._settings.max_staged_ttl_ms))
+        )
         self._creating[task] = transaction
         task.add_done_callback(self._created)
         return await asyncio.shield(task)
@@ -174,13 +179,13 @@ class Staging:
         if not task.cancelled():
             task.exception()  # the caller gets it, and may have left
 
-    async def _create(self, transaction: str) -> dict[str, Any]:
+    async def _create(self, transaction: str, ttl_ms: int) -> dict[str, Any]:
         components = self._components
         durability = self._ledger.durability()
         stored_id = await components.ledgers.next_id()
         # From here on it is found: if one of the next steps fails, or its outcome is not known, it is swept.
-        self._register(stored_id, transaction)
-        record = StagedRecord(transaction, components.clock.now_ms())
+        self._register(stored_id, transaction, ttl_ms)
+        record = StagedRecord(transaction, components.clock.now_ms(), ttl_ms)
         await self._metadata.create(staged_ledger_path(self._name, stored_id), record.encode())
         writer = await components.ledgers.create(
             **durability.of_ledger(),
@@ -251,9 +256,7 @@ class Staging:
     def keep(self, transaction: str, ttl_ms: int) -> dict[str, int]:
         """Renews the transaction: the answer to KeepStaged."""
         check_text("transaction", transaction)
-        if ttl_ms < 0:
-            raise InvalidArgument(f"staged ledgers cannot be kept for {ttl_ms} ms")
-        granted = min(ttl_ms or self._settings.staged_ttl_ms, self._settings.max_staged_ttl_ms)
+        granted = self._granted(ttl_ms)
         known = self._transactions.get(transaction)
         if known is not None:
             known.ttl_ms = granted

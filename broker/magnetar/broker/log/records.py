@@ -253,10 +253,11 @@ class NamespaceRecord(Record, tag_field="format", tag=FORMAT):
 
 
 class StagedRecord(Record, tag_field="format", tag=FORMAT):
-    """A staged ledger's node: for whom it was made."""
+    """A staged ledger's node: for whom it was made, and for how long it is kept unless it is heard of."""
 
     transaction: str
     created_ms: int
+    ttl_ms: int
 
 
 async def replace(metadata: MetadataStore, path: str, value: bytes, version: int) -> int:

@@ -42,10 +42,10 @@ class LedgerService:
         return Lease(**await topic.export.keep_ledgers(lease, ttl_ms, first, topic.trimmed))
 
     @on_topic("stage_ledgers")
-    async def create_staged_ledger(self, name: TopicName, transaction: str) -> StagedLedger:
-        """A new ledger of a transaction; the topic is made if settings allow it."""
+    async def create_staged_ledger(self, name: TopicName, transaction: str, ttl_ms: int = 0) -> StagedLedger:
+        """A new ledger of a transaction, kept for `ttl_ms` as by `keep_staged`; the topic is made if settings allow it."""
         topic = await self._broker.find(name)
-        return StagedLedger(**await topic.export.staging.create(transaction))
+        return StagedLedger(**await topic.export.staging.create(transaction, ttl_ms))
 
     @on_topic("topic_ledgers")
     async def get_ledger_metadata(self, name: TopicName, ledger: int) -> StagedLedger:

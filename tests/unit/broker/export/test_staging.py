@@ -173,6 +173,29 @@ async def test_a_ledger_that_is_being_made_is_discarded_once_it_is_made(
 
 
 @in_virtual_time
+async def test_the_time_of_a_transaction_is_known_to_the_next_owner() -> None:
+    bookies = Bookies("b1", "b2")
+    ledgers = bookies.client()
+    settings = {"staged_ttl_ms": 60_000, "max_staged_ttl_ms": 300_000}
+    async with export_broker(bookies, ledgers, **settings) as broker:
+        job = Job(bookies, broker)
+        with pytest.raises(InvalidArgument):
+            await job.client.ask(c.CreateStagedLedger, "orders", "long", -1)
+        await job.client.ask(c.CreateStagedLedger, "orders", "long", 1 << 40)
+        await job.client.ask(c.CreateStagedLedger, "orders", "long")
+        await job.client.ask(c.CreateStagedLedger, "orders", "short")
+        await crash(broker)
+    async with export_broker(bookies, ledgers, **settings) as broker:
+        await broker.topic(TOPIC, create=False)
+        for seconds, left in ((59, 3), (2, 2), (238, 2), (2, 0)):
+            await asyncio.sleep(seconds)
+            broker.topics[str(TOPIC)].maintain()
+            await settle()
+            assert len(await staged_nodes(bookies)) == left
+    await ledgers.close()
+
+
+@in_virtual_time
 async def test_transactions_are_swept_unless_they_are_heard_of() -> None:
     bookies = Bookies("b1", "b2")
     ledgers = bookies.client()
@@ -279,7 +302,7 @@ async def test_a_node_of_an_attached_ledger_means_nothing(bookies: Bookies, ledg
         assert row[0] not in staging(broker)
         assert await staged_nodes(bookies) == [99]
         # Even if it were taken for staged.
-        staging(broker)._register(row[0], "t")
+        staging(broker)._register(row[0], "t", 0)
         client = FakeClient(broker)
         assert await client.ask(c.DiscardStaged, "orders", "t") == {"discarded": 0}
         with pytest.raises(InvalidArgument):

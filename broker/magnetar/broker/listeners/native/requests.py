@@ -151,7 +151,9 @@ async def _keep_ledgers(service: BrokerService, caller: Caller, command: c.KeepL
 async def _create_staged(
     service: BrokerService, caller: Caller, command: c.CreateStagedLedger, _: bytes
 ) -> Any:
-    return await service.ledgers.create_staged_ledger(caller, command.topic, command.transaction)
+    return await service.ledgers.create_staged_ledger(
+        caller, command.topic, command.transaction, command.ttl_ms
+    )
 
 
 async def _get_metadata(
