@@ -64,28 +64,33 @@ class WrittenByTask(WriterCommitMessage):
 
     query: str
     batch: int
+    transaction: str
     ledgers: list[WrittenLedger]
 
 
 def transaction_of(query: str, batch: int) -> str:
-    """One batch of one query; an attempt that is repeated shares it with the one before."""
+    """One batch of a stream; an attempt that is repeated shares it with the one before."""
     return f"{query}/{batch}"
 
 
 def write_task(
-    options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    query: str,
+    batch: int,
+    rows: Iterator[pa.RecordBatch],
+    transaction: str | None = None,
 ) -> WrittenByTask:
-    """Writes the rows of one task, to a ledger for each topic that they go to."""
-    return asyncio.run(_write(options, query, batch, rows))
+    """Writes the rows of one task, to a ledger for each topic that they go to. `transaction` None: that of the batch."""
+    transaction = transaction_of(query, batch) if transaction is None else transaction
+    return asyncio.run(_write(options, query, batch, transaction, rows))
 
 
 async def _write(
-    options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
+    options: WriteOptions, query: str, batch: int, transaction: str, rows: Iterator[pa.RecordBatch]
 ) -> WrittenByTask:
-    transaction = transaction_of(query, batch)
     one = await _first(options, transaction, rows)
     if one is None:
-        return WrittenByTask(query, batch, [])
+        return WrittenByTask(query, batch, transaction, [])
     context = TaskContext.get()
     producer = f"spark-{query}-{context.partitionId() if context else 0}"
     first_ms = last_ms = _now_ms()
@@ -112,7 +117,7 @@ async def _write(
                     topic, ledger.ledger_id, packer.messages, first_ms, packer.last_ms, packer.content
                 )
             )
-        return WrittenByTask(query, batch, ledgers)
+        return WrittenByTask(query, batch, transaction, ledgers)
 
 
 def _routed(options: WriteOptions, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -164,10 +169,9 @@ def attach(
         by_topic.setdefault(ledger.topic, []).append(ledger)
     if not by_topic:
         return False
-    query, batch = written[0].query, written[0].batch
 
     async def run(client: Client) -> bool:
-        done = [await _attach(client, options, query, batch, of, remember_ms) for of in by_topic.values()]
+        done = [await _attach(client, options, written[0], of, remember_ms) for of in by_topic.values()]
         return any(done)
 
     return asking(options, run)
@@ -176,8 +180,7 @@ def attach(
 async def _attach(
     client: Client,
     options: WriteOptions,
-    query: str,
-    batch: int,
+    of: WrittenByTask,
     ledgers: Sequence[WrittenLedger],
     remember_ms: int,
 ) -> bool:
@@ -185,28 +188,31 @@ async def _attach(
     if options.repeated_batch == "compare":  # 0 says that there is nothing to compare
         content = sum(one.content for one in ledgers) % CONTENT_MODULUS or 1
     rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
-    command = AttachLedgers(0, topic, query, batch, remember_ms, content)
+    command = AttachLedgers(0, topic, of.query, of.batch, remember_ms, content)
     done = await client.request(command, topic=topic, payload=msgpack.packb(rows))
     # The batch is there; what tasks wrote that failed, or ran twice, goes.
-    await _discard(client, topic, query, batch)
+    await _discard(client, topic, of.transaction)
     return bool(done["attached"])
 
 
 def discard(
-    options: WriteOptions, query: str, batch: int, messages: Sequence[WriterCommitMessage | None] = ()
+    options: WriteOptions, transaction: str, messages: Sequence[WriterCommitMessage | None] = ()
 ) -> None:
-    """Deletes what the tasks of a batch wrote, if the broker can be reached; else the sweep does."""
+    """Deletes what the tasks of a batch wrote, if the broker can be reached; else the sweep does.
+
+    `transaction` "": what the messages name.
+    """
     written = [message for message in messages if isinstance(message, WrittenByTask)]
-    query = written[0].query if written else query
+    transaction = written[0].transaction if written else transaction
     topics = {ledger.topic: None for message in written for ledger in message.ledgers}
     if options.topic:
         topics[options.topic] = None
 
     async def run(client: Client) -> None:
         for topic in topics:
-            await _discard(client, topic, query, batch)
+            await _discard(client, topic, transaction)
 
-    if not query:
+    if not transaction:
         return
     try:
         asking_once(options, run)
@@ -214,9 +220,9 @@ def discard(
         _log.warning("staged ledgers of %s are left to the sweep: %s", ", ".join(topics), error)
 
 
-async def _discard(client: Client, topic: str, query: str, batch: int) -> None:
+async def _discard(client: Client, topic: str, transaction: str) -> None:
     """Tidies up, but not at any price."""
-    command = DiscardStaged(0, topic, transaction_of(query, batch))
+    command = DiscardStaged(0, topic, transaction)
     try:
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
             await client.request(command, topic=topic)
@@ -238,14 +244,16 @@ class TopicWriter(DataSourceArrowWriter):
         self._repeatable = options.batch >= 0
         # Nothing else can have a name that is drawn here, so there is nothing to compare.
         self._options = options if self._repeatable else replace(options, repeated_batch="done")
-        self._query = options.query or f"write-{random.SystemRandom().getrandbits(64):016x}"
+        # Of this write alone, also if another one has the same name: neither discards what the other has staged.
+        self._transaction = f"write-{random.SystemRandom().getrandbits(64):016x}"
+        self._query = options.query or self._transaction
         self._batch = max(0, options.batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
         """In a task. A named write in foreachBatch is one of that stream: with a new checkpoint it is another one."""
         stream = _task_properties().get("sql.streaming.queryId", "") if self._repeatable else ""
         query = f"{self._query}@{stream}" if stream else self._query
-        return write_task(self._options, query, self._batch, iterator)
+        return write_task(self._options, query, self._batch, iterator, self._transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks succeeded."""
@@ -263,7 +271,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when one did not."""
-        discard(self._options, self._query, self._batch, messages)
+        discard(self._options, self._transaction, messages)
 
 
 @doors("write", "commit", "abort")
@@ -299,7 +307,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
         Then only killed tasks left something, which the sweep finds: those that fail discard what they wrote.
         """
-        discard(self._options, "", batchId, messages)
+        discard(self._options, "", messages)
 
 
 def _task_properties() -> Mapping[str, str]:

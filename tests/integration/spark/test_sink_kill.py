@@ -156,11 +156,11 @@ def test_what_the_broker_refuses_names_the_option(start: Start) -> None:
         write_task(options, "q", 0, rows(b"x" * 1001))
     assert topics.staged("there") == 0
     written = write_task(options, "q", 0, rows(b"x" * 1000))
-    discard(options, "q", 0)
+    discard(options, "q/0")
     assert topics.staged("there") == 0
     with pytest.raises(InvalidArgument, match="not staged"):
         attach(options, [written])
     dead = WriteOptions.parse(given | {"service_url": "magnetar://127.0.0.1:1", "timeout_s": "1"})
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1\b"):
         write_task(dead, "q", 0, rows(b"x"))
-    discard(dead, "q", 0)  # hides no error that came before
+    discard(dead, "q/0")  # hides no error that came before

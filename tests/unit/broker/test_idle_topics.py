@@ -88,7 +88,7 @@ async def test_staged_ledgers_keep_their_topic_loaded_until_they_are_swept() -> 
     async with running_broker(staged_ttl_ms=300_000, **IDLE) as broker:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
-        broker.topics[str(TOPIC)].export.staging._register(7, "t")
+        broker.topics[str(TOPIC)].export.staging._register(7, "t", 0)
         await asyncio.sleep(290)
         assert loaded(broker)
         await asyncio.sleep(100)

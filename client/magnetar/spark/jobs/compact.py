@@ -10,13 +10,14 @@ new topic.
 "Last" goes by the order of the topic, never by time. One pass over the topic and one shuffle by key: what a task has of one
 key is reduced before it is sent. The topic is compacted as it was when the job began. Nothing of a target topic is visible
 before all of it is, and a job that fails leaves nothing in it, so it can be run again. A target that has messages is
-refused: a topic is compacted into a new one each time. (Two jobs into one new topic at the same moment are taken for one.)
+refused: a topic is compacted into a new one each time. Of two jobs into one new topic at the same moment one writes it: the
+other finds that done if it has the same messages, and fails if it has others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
@@ -38,6 +39,9 @@ from .topics import (
     read_options,
     topics_frame,
 )
+
+# A topic takes the first batch of this name, whatever job it is of.
+QUERY: Final = "magnetar-compact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def compact(
     if to_topic:
         make_topic(options, target)
         written = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
-        append_to_topic(written, service_url, target, compression)
+        append_to_topic(written, service_url, target, compression, query=QUERY, batch=0)
     else:
         rows.write.mode("errorifexists").parquet(target)
     return CompactResult(source, target, counted(seen, "rows"), counted(remaining, "rows"))

@@ -96,10 +96,12 @@ def make_topic(options: ReadOptions, name: str) -> None:
     asking(options, work)
 
 
-def append_to_topic(frame: DataFrame, service_url: str, topic: str, compression: str) -> None:
+def append_to_topic(
+    frame: DataFrame, service_url: str, topic: str, compression: str, **options: str | int
+) -> None:
     """Writes the rows as messages: all of them become visible at once, in the order of the frame's partitions."""
-    writer = frame.write.format("magnetar").mode("append").option("service_url", service_url)
-    writer.option("topic", topic).option("compression", compression).save()
+    writer = frame.write.format("magnetar").mode("append").options(**options)
+    writer.options(service_url=service_url, topic=topic, compression=compression).save()
 
 
 def key_to_write(*, text: bool) -> Column:
