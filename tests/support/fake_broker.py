@@ -303,7 +303,7 @@ class FakeBroker:
                 raise UnknownCommand(f"the fake broker does not know {type(command).__name__}")
         return None
 
-    def subscribe(self, handler: Handler, command: Subscribe) -> dict[str, int]:
+    def subscribe(self, handler: Handler, command: Subscribe) -> dict[str, Any]:
         topic = self.topic(command.topic)
         others = [c for h in self.handlers for c in h.consumers.values() if c.topic is topic]
         if command.type == "exclusive" and any(c.subscription == command.subscription for c in others):
@@ -316,7 +316,7 @@ class FakeBroker:
         epoch = topic.epoch.setdefault(name, 0)
         consumer = FakeConsumer(handler, command.consumer_id, topic, name, command.durable, position, epoch)
         handler.consumers[command.consumer_id] = consumer
-        return {"epoch": epoch}
+        return {"epoch": epoch, "position": [1, *position], "trimmed": False}
 
     def of_consumer(self, consumer: FakeConsumer | None, command: Command, payload: bytes) -> Any:
         if consumer is None:
@@ -338,7 +338,7 @@ class FakeBroker:
                 consumer.next = topic.start[name] = topic.position(command.start)
                 consumer.epoch = topic.epoch[name] = consumer.epoch + 1
                 topic.acked[name] = set()
-                return {"epoch": consumer.epoch}
+                return {"epoch": consumer.epoch, "position": [1, *consumer.next], "trimmed": False}
             case Ack():
                 rows = list(decode_rows(ACK_ROW, payload))
                 self.acknowledge(topic, name, rows, cumulative=command.cumulative)

@@ -244,11 +244,9 @@ class Failure:
 class TrimmedGap:
     """In place of messages that were trimmed before they were read: whoever receives it gets the error, once."""
 
-    permits = bytes = 0
+    permits = bytes = epoch = 0
 
-    def __init__(self, epoch: int, wanted: MessageId, message: str) -> None:
-        self.epoch = epoch
-        self.wanted = wanted
+    def __init__(self, message: str) -> None:
         self.raised = False
         self._message = message
 

@@ -5,16 +5,11 @@ Its subscription is not durable: the broker deletes it when the reader leaves.
 
 from __future__ import annotations
 
-import asyncio
-
 from magnetar.proto.ids import MessageId
 
 from .messages import Message
 from .receiving import Receiving
 from .topic.consumer import TopicConsumer
-
-# How long has_message_available waits to see whether anything follows a start given as a time.
-TIME_START_PATIENCE_S = 1.0
 
 
 class Reader(Receiving):
@@ -29,21 +24,11 @@ class Reader(Receiving):
         return await self.receive(timeout)
 
     async def has_message_available(self) -> bool:
-        """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet.
-
-        For a start given as a time: False if no message arrives within a second.
-        """
+        """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet."""
         if self._consumer.has_queued:
             return True
         answer = await self._consumer.last_message_id()
         if answer is None:
             return False
         self._consumer.note_handed_out()
-        behind = self._consumer.position.is_behind(MessageId.from_bytes(answer))
-        if behind is not None:
-            return behind
-        try:
-            async with asyncio.timeout(TIME_START_PATIENCE_S):
-                return await self.refill()
-        except TimeoutError:
-            return False
+        return self._consumer.position.is_behind(MessageId.from_bytes(answer))

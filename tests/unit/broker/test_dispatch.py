@@ -366,7 +366,7 @@ async def test_rule_30_seek_purges_pending_acks_raises_the_epoch_and_survives_a_
         # The answer comes before anything of the new epoch.
         kinds = [frame for frame, _ in client.frames]
         first_new = next(n for n, f in enumerate(kinds) if isinstance(f, c.Deliver) and f.consumer_epoch == 1)
-        assert any(isinstance(f, c.Ok) and f.result == {"epoch": 1} for f in kinds[:first_new])
+        assert any(isinstance(f, c.Ok) and f.result and f.result.get("epoch") == 1 for f in kinds[:first_new])
         await client.ask(c.Seek, 1, ("latest", None))
         client.frame(c.Redeliver(0, 1))
         await settle()

@@ -177,6 +177,35 @@ async def test_a_subscription_that_is_not_durable_misses_nothing_after_latest(
     assert [message.value for message in await take(consumer, 3)] == [b"0", b"1", b"2"]
 
 
+async def test_a_subscription_that_is_not_durable_does_not_go_back_to_what_was_delivered_again(
+    broker: FakeBroker, client: Client
+) -> None:
+    values = fill(broker, 6)
+    consumer = await client.subscribe("t", "s", start="earliest", durable=False)
+    messages = await take(consumer, 5)
+    consumer.nack(messages[1], delay=0)
+    await consumer.receive(1.0)  # the sixth
+    assert (await consumer.receive(1.0)).value == values[1]
+    broker.cut()
+    fill(broker, 1)
+    assert (await consumer.receive(2.0)).id == MessageId(1, 1, 0)
+
+
+async def test_a_subscription_that_is_not_durable_goes_on_where_others_moved_it(
+    broker: FakeBroker, client: Client
+) -> None:
+    values = fill(broker, 6, entry=1)
+    consumer = await client.subscribe("t", "s", start="earliest", durable=False)
+    await take(consumer, 6)
+    [moved] = broker.handlers[0].consumers.values()
+    moved.epoch, moved.next = moved.epoch + 1, (2, 0)
+    moved.dispatch()
+    assert (await consumer.receive(1.0)).value == values[2]
+    broker.cut()
+    await until(lambda: len(broker.received(Subscribe)) == 2)
+    assert (await consumer.receive(2.0)).value == values[3]
+
+
 async def test_a_place_that_another_consumer_took_meanwhile_is_lost(
     broker: FakeBroker, client: Client
 ) -> None:

@@ -1,12 +1,15 @@
 """Readers: positions, nothing twice and nothing left out across reconnects."""
 
+import asyncio
+
 import pytest
 
-from magnetar.client import Client, MessageId, ReceiveTimeout
+from magnetar.client import Client, MessageId, ReceiveTimeout, connect
 from magnetar.proto.batch import encode_batch
-from magnetar.proto.commands import Ack, Subscribe
+from magnetar.proto.commands import Ack, Flow, Subscribe
 from support.client_kit import until
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 
 def fill(broker: FakeBroker, first: int, count: int, batch: int) -> list[bytes]:
@@ -93,3 +96,33 @@ async def test_seek(broker: FakeBroker, client: Client) -> None:
     await reader.seek("earliest")
     broker.cut()
     assert (await reader.read_next(2.0)).value == b"0"
+
+
+@in_virtual_time
+async def test_a_start_by_time_is_told_apart_from_the_end_without_a_delivery() -> None:
+    broker = await FakeBroker.start()
+    async with connect(broker.url) as client:
+        fill(broker, 0, 10, batch=5)
+        broker.now_ms += 1000
+        late = await client.create_reader("t", start=broker.now_ms, receiver_queue_messages=1)
+        assert not await late.has_message_available()
+        fill(broker, 10, 5, batch=5)  # stored, not dispatched
+        assert await late.has_message_available()
+        broker.unanswered.append(Flow)  # no delivery comes
+        early = await client.create_reader("t", start=broker.now_ms - 1000)
+        began = asyncio.get_running_loop().time()
+        assert await early.has_message_available()
+        assert asyncio.get_running_loop().time() - began < 1
+    await broker.close()
+
+
+@pytest.mark.parametrize("start", ["latest", 0])
+async def test_a_reconnect_before_the_first_message_goes_back_to_where_it_began(
+    broker: FakeBroker, client: Client, start: str | int
+) -> None:
+    fill(broker, 0, 4, batch=2)
+    reader = await client.create_reader("t", start=start if start == "latest" else broker.now_ms + 1)
+    fill(broker, 4, 2, batch=2)  # stored, not dispatched
+    broker.now_ms += 10
+    broker.cut()
+    assert (await reader.read_next(2.0)).value == b"4"

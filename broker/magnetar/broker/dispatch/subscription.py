@@ -94,16 +94,15 @@ class Subscribed(NamedTuple):
 
     subscription: Subscription
     consumer: Consumer
-    # Where the subscription begins, if it was made for this consumer and messages between the id that was asked for and that
-    # position were trimmed.
-    trimmed: Position | None
+    # It was made for this consumer, and messages between the id that was asked for and where it begins were trimmed.
+    trimmed: bool
 
 
 class Sought(NamedTuple):
     """A subscription was moved."""
 
     epoch: int
-    trimmed: Position | None  # as in Subscribed
+    trimmed: bool  # as in Subscribed
 
 
 class Subscription:

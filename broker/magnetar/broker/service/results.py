@@ -9,7 +9,6 @@ import msgspec
 from magnetar.proto.policies import Policies, PolicyInForce
 
 from ..compaction.topic_compaction import CompactionStats
-from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..ownership.ownership import BrokerRow, BundleRow
@@ -31,7 +30,7 @@ class ConsumerOpened(NamedTuple):
     topic: Topic
     subscription: Subscription
     consumer: Consumer
-    trimmed: Position | None  # see Subscribed
+    trimmed: bool  # see Subscribed
 
 
 class BrokersFound(msgspec.Struct, frozen=True):

@@ -98,10 +98,10 @@ class Subscribing:
             nonlocal position
             self._check(name)
             subscription = topic.subscriptions.get(name)
-            trimmed = None
+            trimmed = False
             if subscription is None:
                 position = position or await find(start)
-                trimmed = None if read_compacted else self._trimmed(start, position)
+                trimmed = not read_compacted and skips_trimmed(topic.ledger.list, start, position)
                 subscription = await self._create(name, position, durable=durable)
                 if compacted is not None:
                     compacted.begin_at(position, new=start[0] == "earliest")
@@ -202,20 +202,16 @@ class Subscribing:
             )
         return found
 
-    def _trimmed(self, start: Start, position: Position) -> Position | None:
-        """`position`, if it is there because what `start` names was trimmed."""
-        return position if skips_trimmed(self._topic.ledger.list, start, position) else None
-
     async def seek(self, subscription: Subscription, start: Start) -> Sought:
         """Moves the subscription; durable when it returns."""
-        trimmed: Position | None = None
+        trimmed = False
 
         async def find() -> Position:
             nonlocal trimmed
             compacted = subscription.compacted
             if compacted is None:
                 position = await self._topic.find(start)
-                trimmed = self._trimmed(start, position)
+                trimmed = skips_trimmed(self._topic.ledger.list, start, position)
                 return position
             position = await compacted.find(start)
             compacted.begin_at(position, new=start[0] == "earliest")

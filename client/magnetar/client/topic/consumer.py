@@ -81,7 +81,7 @@ class TopicConsumer:
     ) -> None:
         """`create`: the topic, if there is none. `on_wake`: something arrived, or nothing more will."""
         self.acknowledger = Acknowledger(session, options)
-        self.position = ResumePoint(session, options)
+        self.position = ResumePoint(options)
         self._session = session
         self._subscription = subscription
         self._options = options
@@ -271,7 +271,7 @@ class TopicConsumer:
             self._gap = None
             self._note_trimmed(wire, result)
             self.acknowledger.forget_nacks()
-            await self.position.sought_to(wire)
+            self.position.sought_to(wire, MessageId(*result["position"]))
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
                 # Whether it happened is not known: what is queued may be from before it.
@@ -296,20 +296,19 @@ class TopicConsumer:
 
     def _note_trimmed(self, start: WireStart, answer: Mapping[str, Any]) -> None:
         """The broker has answered where it begins: perhaps not where it was asked to."""
-        if answer.get("trimmed") is None:
-            return
-        wanted = MessageId.from_bytes(start[1])
-        if self._gap is None or self._gap.wanted != wanted:  # else the same as before a reconnect
+        if answer["trimmed"]:
+            wanted = MessageId.from_bytes(start[1])
             text = (
                 f"{self._session.what}: messages from {wanted} on were trimmed before they were read; it goes on at "
-                f"{MessageId(*answer['trimmed'])}"
+                f"{MessageId(*answer['position'])}"
             )
             log.warning("%s", text)
             self.trimmed_gaps += 1
-            self._gap = TrimmedGap(self._epoch, wanted, text)
-        if self._options.fail_on_trimmed and not self._gap.raised:
-            self._gap.epoch = self._epoch
-            self._queue.appendleft(self._gap)
+            self._gap = TrimmedGap(text)
+        gap = self._gap
+        if gap is not None and self._options.fail_on_trimmed and not gap.raised and gap not in self._queue:
+            gap.epoch = self._epoch  # a lost connection took it out of the queue
+            self._queue.appendleft(gap)
             self._wake()
 
     async def unsubscribe(self) -> None:
@@ -395,7 +394,7 @@ class TopicConsumer:
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])
             self._note_trimmed(start, result)
-            await self.position.subscribed(connection)
+            self.position.begins_at(MessageId(*result["position"]))
             await self.acknowledger.subscribed(connection)
         except BaseException as error:
             connection.consumers.pop(self._session.id, None)
@@ -475,8 +474,10 @@ class TopicConsumer:
             if delivery.epoch < self._epoch:
                 self._grant()
                 return
-            # Somebody moved the subscription, this consumer or another one: what came before is stale.
+            # Somebody else moved the subscription: what came before is stale.
             self._epoch = delivery.epoch
+            if isinstance(delivery, Delivery):
+                self.position.moved_to(delivery)
             self._drop_stale()
             self._messages.clear()
             self.acknowledger.forget_nacks()

@@ -319,7 +319,7 @@ class ClientConnection:
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
-        self._link.answer(command.request_id, started(opened.consumer.epoch, opened.trimmed))
+        self._link.answer(command.request_id, started(opened, opened.consumer.epoch, opened.trimmed))
 
     def _release_consumer(self, opened: ConsumerOpened) -> None:
         opened.subscription.remove_consumer(opened.consumer)

@@ -221,13 +221,13 @@ async def _archive_ledgers(
     return await service.ledgers.archive_ledgers(caller, command.topic, wanted)
 
 
-def started(epoch: int, trimmed: tuple[int, int, int] | None) -> dict[str, Any]:
+def started(opened: ConsumerOpened, epoch: int, trimmed: bool) -> dict[str, Any]:
     """The answer to Subscribe and Seek."""
-    return {"epoch": epoch} if trimmed is None else {"epoch": epoch, "trimmed": trimmed}
+    return {"epoch": epoch, "position": opened.subscription.cursor.state.mark_delete, "trimmed": trimmed}
 
 
 async def _seek(service: BrokerService, caller: Caller, command: c.Seek, opened: ConsumerOpened) -> Any:
-    return started(*await service.seek(caller, opened, command.start))
+    return started(opened, *await service.seek(caller, opened, command.start))
 
 
 async def _last_message_id(
