@@ -23,6 +23,7 @@ from magnetar.proto.batch import (
     decode_batch_header,
     entry_keys,
     entry_values,
+    without_values,
 )
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
@@ -125,6 +126,7 @@ class Delivery:
     """
 
     __slots__ = (
+        "__weakref__",
         "_batches",
         "_keys",
         "base_index",
@@ -181,6 +183,10 @@ class Delivery:
         except MagnetarError as error:
             raise of_entry(error, self.ledger, self.entry_id, self.topic) from None
 
+    def let_go_of_values(self) -> None:
+        """The messages have them. Another thread may be reading something of them: what is replaced stays as it was."""
+        self.entry, self._batches = without_values(self.entry), {}
+
     # --- of one message ----------------------------------------------------------------------------------------------
 
     def _place(self, index: int) -> tuple[int, int]:
@@ -193,8 +199,9 @@ class Delivery:
         """For its metadata: the values live in the messages, and keys are decoded all at once."""
         batch = self._batches.get(position)
         if batch is None:
-            start, _ = self.entry.batch_bounds(position)
-            batch = self._batches[position] = DecodedBatch(self.entry.data, start, verify=False)
+            entry = self.entry
+            start, _ = entry.batch_bounds(position)
+            batch = self._batches[position] = DecodedBatch(entry.data, start, verify=False)
         return batch
 
     def key(self, index: int) -> Key:
@@ -211,8 +218,8 @@ class Delivery:
 
     def header(self, index: int) -> BatchHeader:
         """Header of the message's batch."""
-        position, _ = self._place(index)
-        return decode_batch_header(self.entry.data, self.entry.batch_bounds(position)[0])
+        entry, (position, _) = self.entry, self._place(index)
+        return decode_batch_header(entry.data, entry.batch_bounds(position)[0])
 
     def sequence_id(self, index: int) -> int:
         """See Message.sequence_id."""

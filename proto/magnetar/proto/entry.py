@@ -200,6 +200,12 @@ class Entry:
         _, end = self.batch_bounds(last - 1)
         return [*self._table(first, last, self.end_offsets[first:last]), self.data[start:end]]
 
+    def replaced(self, batches: Sequence[bytes]) -> Entry:
+        """The same slice with other bytes of its batches."""
+        ends = accumulate(map(len, batches), initial=self.base_offset)
+        table = self._table(0, self.batch_count, array("I", ends)[1:])
+        return Entry(b"".join([*table, *batches]))
+
     def gather(self, first: int, last: int, hidden: Sequence[tuple[int, int]]) -> list[bytes]:
         """As `slice`, without the bytes of batches whose messages are all `hidden`: their length is 0.
 

@@ -94,6 +94,42 @@ async def test_consumers_that_nobody_reads_hold_what_the_client_may_hold() -> No
 
 
 @in_virtual_time
+@pytest.mark.parametrize("acked", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_rule_44_a_message_that_is_kept_does_not_keep_its_entry(acked: bool, at_once: bool) -> None:
+    async with serving() as server, connect_to(server) as client:
+        async with client.create_producer("t") as producer:
+            for number in range(40):
+                await producer.send_many(
+                    [b"x" * 10_000] * 10,
+                    keys=[f"k{number}"] * 10,
+                    properties=[{"n": str(n)} for n in range(10)],
+                    event_times=list(range(10)),
+                )
+        consumer = await client.subscribe("t", "s", start="earliest")
+        kept: list[Any] = []
+        looked_at: list[Any] = []
+        for _ in range(20 if at_once else 400):
+            batch = await consumer.receive_batch() if at_once else [await consumer.receive(10.0)]
+            assert batch
+            looked_at.append(batch[0].properties)
+            if acked:
+                await consumer.ack(batch)
+            await asyncio.sleep(0.02)  # acknowledgements are sent after 0.1 s
+            kept += [message for message in batch if message.sequence_id % 10 == 3]
+        deliveries = list({id(one.delivery): one.delivery for one in kept}.values())
+        assert len(deliveries) >= 20
+        assert sum(len(one.entry.data) for one in deliveries[:-8]) < 1_000 * len(deliveries)
+        for message in kept:
+            n = message.sequence_id % 10
+            assert message.value == b"x" * 10_000
+            assert (message.key, message.properties) == (f"k{message.sequence_id // 10}", {"n": str(n)})
+            assert (message.event_time, message.producer_name != "") == (n, True)
+            assert message.publish_time > 0
+        await consumer.ack(kept, receipt=True)
+
+
+@in_virtual_time
 async def test_what_is_lost_with_a_connection_is_given_back() -> None:
     async with serving() as server, connect_to(server) as client:
         async with client.create_producer("t") as producer:

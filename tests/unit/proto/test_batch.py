@@ -17,6 +17,7 @@ from magnetar.proto.batch import (
     META_PROPERTIES,
     META_SEQUENCE_IDS,
     Columns,
+    DecodedBatch,
     decode_batch,
     decode_batch_header,
     encode_batch,
@@ -25,6 +26,7 @@ from magnetar.proto.batch import (
     entry_keys,
     entry_values,
     key_hash_of,
+    without_values,
 )
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
 from magnetar.proto.entry import Entry, encode_entry
@@ -64,6 +66,53 @@ def test_round_trip(values: list[bytes | None], compression: Compression, data: 
     assert header.mixed_keys == (len(different) > 1)
     assert header.key_hash == (key_hash_of(keys[0] or "") if keys and header.keyed else 0)
     assert header.size == len(encoded)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.sampled_from(list(Compression))), min_size=1),
+    st.data(),
+)
+def test_what_is_left_without_values_has_the_same_headers_keys_and_metadata(
+    kinds: list[tuple[int, bool, Compression]], data: st.DataObject
+) -> None:
+    batches = [
+        encode_batch(
+            [b"v" * 100] * count,
+            sequence_id=number,
+            publish_time_ms=number,
+            keys=[f"k{n}" for n in range(count)] if keyed else None,
+            properties=[{"n": str(n)} for n in range(count)] if number % 2 else None,
+            compression=compression,
+            extensions={1: 77} if number % 3 == 0 else None,
+        )
+        for number, (count, keyed, compression) in enumerate(kinds)
+    ]
+    counts = [count for count, _, _ in kinds]
+    stored = Entry(encode_entry(batches, counts, [0] * len(counts), ["p"], first_index=5, append_time_ms=9))
+    first = data.draw(st.integers(0, len(counts) - 1))
+    hidden = [(stored.batch_start_index(first), stored.end_indexes[first] - 1)]
+    slices = [stored.slice(first, len(counts)), stored.gather(first, len(counts), hidden)]
+    for entry in (Entry(b"".join(parts)) for parts in slices):
+        left = without_values(entry)
+        assert len(left.data) < len(entry.data) or len(entry.data) < 200
+        assert (left.base_index, left.end_indexes, left.producers) == (
+            entry.base_index,
+            entry.end_indexes,
+            entry.producers,
+        )
+        assert (left.append_time_ms, left.first_index, left.producer_names) == (9, 5, ["p"])
+        assert entry_keys(left) == entry_keys(entry)
+        for position in range(entry.batch_count):
+            start, end = entry.batch_bounds(position)
+            if start < end:
+                before = DecodedBatch(entry.data, start, verify=True)
+                after = DecodedBatch(left.data, left.batch_bounds(position)[0], verify=False)
+                assert (after.metadata, after.extensions, after.keys) == (
+                    before.metadata,
+                    before.extensions,
+                    before.keys,
+                )
+                assert after.header._replace(length=before.header.length) == before.header
 
 
 def test_single_is_the_short_form_of_the_same_batch() -> None:

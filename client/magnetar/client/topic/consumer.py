@@ -15,7 +15,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from operator import length_hint
+from sys import getrefcount
 from typing import Any, Protocol
+from weakref import ref
 
 from magnetar.proto.commands import (
     ACK_ROW,
@@ -50,6 +52,9 @@ from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 from .window import Window
 
 log = logging.getLogger(__name__)
+
+# A message that is kept keeps less than this of its delivery, and headers and keys.
+LARGE_DELIVERY_BYTES = 16 * 1024
 
 
 class Screen(Protocol):
@@ -104,6 +109,8 @@ class TopicConsumer:
         # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
         self._messages: list[Message] = []
         self._current: Iterator[Message] = iter(self._messages)
+        # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
+        self._opened: deque[ref[Delivery]] = deque()
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: TrimmedGap | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
@@ -163,8 +170,23 @@ class TopicConsumer:
         self._queued_bytes -= delivery.bytes
         self._grant()
         messages = messages_of(delivery)
+        self._shrink_opened()
+        if delivery.bytes >= LARGE_DELIVERY_BYTES and isinstance(delivery, Delivery):
+            self._opened.append(ref(delivery))
         self._messages = messages if self._screen is None else self._screen.shown(self, messages)
         self._current = iter(self._messages)
+
+    def _shrink_opened(self) -> None:
+        """Who keeps a few messages of an entry keeps what they need, not all of it. The last delivery may be in use."""
+        opened = self._opened
+        for _ in range(min(len(opened) - 1, 2)):  # more than come
+            delivery = opened[0]()
+            if delivery is not None:
+                if getrefcount(delivery) - 2 > max(delivery.count // 4, 1):  # about as many messages are kept
+                    opened.rotate(-1)  # perhaps later: it is looked at again
+                    continue
+                delivery.let_go_of_values()
+            opened.popleft()
 
     def note_handed_out(self) -> None:
         """Tells `position` and the acknowledger how far the user has come in the open delivery."""
