@@ -68,8 +68,9 @@ class Consumer(Receiving):
         """Has a message (or several) delivered again, unless it is acknowledged before.
 
         After `delay` seconds; None: after what nack_backoff says, else nack_delay. Of a message nacked again the last
-        call counts. When this consumer leaves or loses its connection, everything that it has not acknowledged is delivered
-        again at once. At most 100,000 messages wait for their time; above, those that are due first are due at once.
+        call counts, until its time comes; then the next delivery is what can be nacked. When this consumer leaves or loses
+        its connection, everything that it has not acknowledged is delivered again at once. At most 100,000 messages wait for
+        their time; above, those that are due first are due at once.
         """
         self._acknowledger.nack(messages, delay=delay)
 

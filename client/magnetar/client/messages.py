@@ -120,9 +120,9 @@ class Delivery:
     """What one DELIVER frame carried.
 
     flags: a byte a message, UNACKED, QUEUED (its ack is not sent yet), ACKED or GIVEN_BACK (it was asked for again, and
-    comes in another delivery); messages that the broker named in the
-    ack set are ACKED from the start, and cost no permits. permits, bytes: messages not in the ack set, and bytes of all
-    batches, as the broker counts permits. cluster: see ConnectionPool.
+    comes in another delivery, with an ack_timeout of its own); messages that the broker named in the ack set are ACKED from
+    the start, and cost no permits. permits, bytes: messages not in the ack set, and bytes of all batches, as the broker
+    counts permits. cluster: see ConnectionPool.
     """
 
     __slots__ = (

@@ -52,6 +52,7 @@ def test_each_message_comes_when_it_is_due_and_once(steps: list[Any]) -> None:
     timeouts: dict[tuple[int, int], float] = {}  # handed out, and not given back since
     handed_out: dict[int, int] = {}  # delivery: how many
     acked: set[tuple[int, int]] = set()
+    given_back: set[tuple[int, int]] = set()  # whoever has the next delivery of these decides
     current = 0
     for kind, *step in steps:
         match kind:
@@ -76,12 +77,14 @@ def test_each_message_comes_when_it_is_due_and_once(steps: list[Any]) -> None:
                 place, delay, counted = step
                 message = Message(b"", deliveries[place[0]], place[1])
                 nacks.add(message, now + delay, counted=counted)
-                nacked[place] = (now + delay, counted)
+                if place not in given_back or place in acked:
+                    nacked[place] = (now + delay, counted)
             case "time":
                 now += step[0]
                 late = [place for place, due in timeouts.items() if due <= now]
-                expected = [place for place in late if place not in acked and place not in nacked]
+                expected = [place for place in late if place not in acked | given_back | nacked.keys()]
                 assert sorted(messages_of(unacked.take_due(now, nacks))) == sorted(expected)
+                given_back.update(expected)
                 for place in late:
                     del timeouts[place]
                 due = {place: counted for place, (due, counted) in nacked.items() if due <= now}
@@ -89,6 +92,7 @@ def test_each_message_comes_when_it_is_due_and_once(steps: list[Any]) -> None:
                 for rows, wanted in ((seen_rows, True), (unseen_rows, False)):
                     expected = [p for p, counted in due.items() if counted == wanted and p not in acked]
                     assert sorted(messages_of(rows)) == sorted(expected)
+                    given_back.update(expected)
                 for place in due:
                     del nacked[place]
             case "leave":
@@ -103,6 +107,9 @@ def test_each_message_comes_when_it_is_due_and_once(steps: list[Any]) -> None:
                 nacked.clear()
                 timeouts.clear()
                 handed_out.clear()
+                given_back.clear()
+                deliveries = [OneDelivery(entry) for entry in range(DELIVERIES)]
+                acked.clear()
                 current = 0
         assert bool(nacks) == bool(nacked)
         for place in [(entry, index) for entry in range(DELIVERIES) for index in range(MESSAGES)]:

@@ -238,6 +238,28 @@ async def test_a_message_that_was_nacked_has_a_whole_timeout_from_its_next_deliv
             await consumer.receive(30.0)
 
 
+@in_virtual_time
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@pytest.mark.parametrize("given_back_by", ["timeout", "nack"])
+async def test_a_nack_of_what_was_given_back_already_does_not_give_it_out_again_while_it_is_processed(
+    kind: str, given_back_by: str
+) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", type=kind, start="earliest", ack_timeout=10.0)
+        await producer.send(b"0")
+        slow = await consumer.receive(1.0)
+        if given_back_by == "nack":
+            consumer.nack(slow, delay=0)
+        again = await consumer.receive(12.0)
+        consumer.nack(slow, delay=5.0)  # whoever had it failed in the end
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(9.0)  # it is being processed
+        await consumer.ack(again)
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(30.0)
+
+
 async def test_a_timeout_holds_no_payloads_and_forgets_what_is_acknowledged() -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")

@@ -155,7 +155,9 @@ class NackTracker:
         return message_id in self._last
 
     def add(self, message: Message, due: float, *, counted: bool = True) -> None:
-        """`due`: loop time. `counted`: the redelivery count rises."""
+        """`due`: loop time. `counted`: the redelivery count rises. Of what was given back, the next delivery is nacked."""
+        if message.delivery.flags[message.index] == GIVEN_BACK:
+            return
         message_id, last, heap = message.id, self._last, self._heap
         self._number += 1
         last[message_id] = self._number
@@ -183,10 +185,8 @@ class NackTracker:
             _, number, flags, index, message_id, counted = heappop(heap)
             if last.get(message_id) == number:
                 del last[message_id]
-                if flags[index] in (UNACKED, GIVEN_BACK):
-                    flags[index] = (
-                        GIVEN_BACK  # so its ack_timeout is over, which begins anew with the next delivery
-                    )
+                if flags[index] == UNACKED:
+                    flags[index] = GIVEN_BACK
                     (seen if counted else unseen).append(message_id)
         return rows_of_ids(seen), rows_of_ids(unseen)
 
@@ -241,12 +241,11 @@ class UnackedTracker:
         while rows and rows[0][0] <= now:
             _, flags, first, end, base = rows.popleft()
             for run in _UNACKED_RUN.finditer(bytes(flags[:end]), self._first_unacked(first, end, base)):
-                start, last = base.index + run.start(), base.index + run.end() - 1
-                if nacks:
-                    ids = [base._replace(index=index) for index in range(start, last + 1)]
-                    found += rows_of_ids([one for one in ids if one not in nacks])
-                else:
-                    found.append(AckRow(base.ledger, base.entry, start, last))
+                ids = [base._replace(index=base.index + number) for number in range(*run.span())]
+                ids = [one for one in ids if one not in nacks]
+                for one in ids:
+                    flags[one.index - base.index] = GIVEN_BACK
+                found += rows_of_ids(ids)
         return found
 
     def acked_through(self, last: MessageId) -> None:
