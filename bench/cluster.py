@@ -151,9 +151,9 @@ class Cluster:
 
     def daemon(self, command: str, name: str, *arguments: str) -> ServiceProcess:
         """Not started."""
-        line = ["--metadata", self.url, "--log-level", "warning", *arguments]
+        line = ["--metadata", self.url, "--log-level", "warning"]
         line += [part for item in SETTINGS.items() for part in ("--set", f"{item[0]}={item[1]}")]
-        return ServiceProcess(self._directory / name, command=command, arguments=line)
+        return ServiceProcess(self._directory / name, command=command, arguments=[*line, *arguments])
 
     async def add_bookie(self, name: str) -> None:
         """Ready when it returns."""

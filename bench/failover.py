@@ -1,13 +1,17 @@
-"""python -m bench failover: brokers of a cluster that are killed, stopped and drained while producers wait for each receipt.
+"""python -m bench failover: daemons of a cluster that are killed, stopped and drained while producers wait for each receipt.
 
-    python -m bench failover [--topics N] [--brokers N] [--rounds N] [--json FILE]
+    python -m bench failover [--topics N] [--brokers N] [--rounds N] [--faults kill,drain,stop] [--subscriptions N]
+    python -m bench failover --faults bookie --topics 20 --pace 0.02 --brokers 1 --rounds 10
 
 ZooKeeper, three bookies (3/2/2) and the brokers are processes on loopback with fsync on; this process has a producer for
-each topic, which sends a message as soon as the one before is confirmed and 1 s has passed. A round, one after another:
+each topic, which sends a message as soon as the one before is confirmed and the pace (1 s) has passed. A round, one after
+another:
 
     kill       kill -9 of a broker: how long each of its topics confirmed nothing
     stop       SIGTERM: the same, of a hand-over
     drain      `cluster drain` of a broker: the same
+    bookie     kill -9 of a bookie, a different one each time: the same. It comes back, and the next round begins when every
+               topic has a full ledger again. 3/3/2, and 2/2/2 while a bookie is away, as `make cluster` has it
 
 In the end all topics are read: each message that was confirmed has to be there, in order.
 """
@@ -32,18 +36,21 @@ from bench.zookeeper import ensemble_in_scratch
 from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, Producer, connect
 
-_PACE_S = 1.0
+FAULTS = ("kill", "drain", "stop", "bookie")
+_BOOKIE_LOSS = {"broker.write_quorum": 3, "ledger.minimum_write_quorum": 2}
 _STALL_S = 0.1  # a receipt that takes longer counts
 
 
 class Load:
     """A producer for each topic; the longest time that each waited for a receipt."""
 
-    def __init__(self, client: Client, topics: int) -> None:
+    def __init__(self, client: Client, topics: int, pace_s: float, subscriptions: int) -> None:
         self.topics = [f"failover-{number}" for number in range(topics)]
         self.sent = dict.fromkeys(self.topics, 0)
         self.longest_s = dict.fromkeys(self.topics, 0.0)
         self._client = client
+        self._pace_s = pace_s
+        self._subscriptions = subscriptions  # of each topic, each with a cursor ledger
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
 
@@ -56,11 +63,14 @@ class Load:
                 producer = await self._client.create_producer(topic, send_timeout=60.0)
                 await producer.send(b"0")
                 self.sent[topic] = 1
+                for number in range(self._subscriptions):
+                    await self._client.create_subscription(topic, f"s{number}", start="earliest")
+                    await self._client.skip_messages(topic, f"s{number}", 1)
                 return producer
 
         producers = await asyncio.gather(*map(open_one, self.topics))
         self._tasks = [
-            asyncio.create_task(self._send(topic, producer, number * _PACE_S / len(self.topics)))
+            asyncio.create_task(self._send(topic, producer, number * self._pace_s / len(self.topics)))
             for number, (topic, producer) in enumerate(zip(self.topics, producers))
         ]
 
@@ -71,7 +81,7 @@ class Load:
             await producer.send(b"%d" % self.sent[topic])
             self.sent[topic] += 1
             self.longest_s[topic] = max(self.longest_s[topic], time.perf_counter() - began)
-            await asyncio.sleep(_PACE_S)
+            await asyncio.sleep(self._pace_s)
 
     def forget(self) -> None:
         """What was waited for until now."""
@@ -121,42 +131,77 @@ async def _phase(
     stalled = [topic for topic in load.topics if load.longest_s[topic] > _STALL_S]
     found = percentiles([load.longest_s[topic] for topic in (stalled or load.topics)])
     row = {"stalled": len(stalled), "p50_ms": found.p50, "p99_ms": found.p99, "max_ms": found.maximum}
+    row |= {"fault": name, "longest_s": dict(load.longest_s)}
     say(f"{name:8}{len(stalled):10,}{found.p50:10,.0f}{found.p99:10,.0f}{found.maximum:10,.0f}")
     return row
+
+
+async def _full_again(client: Client, load: Load) -> None:
+    """Every topic has a ledger with all its copies."""
+    deadline = time.perf_counter() + 60
+    for topic in load.topics:
+        while (await client.topic_stats(topic))["degraded"]:
+            if time.perf_counter() > deadline:
+                raise SystemExit(f"bench: {topic} has no full ledger 60 s after the bookie came back")
+            await asyncio.sleep(0.2)
+
+
+def _say_by_topic(rows: Sequence[dict[str, Any]], say: Callable[[str], None]) -> None:
+    """Over all rounds: of every fault the longest waits of all topics, and the topic that waited longest."""
+    for fault in dict.fromkeys(row["fault"] for row in rows):
+        waits = [
+            (wait, topic) for row in rows if row["fault"] == fault for topic, wait in row["longest_s"].items()
+        ]
+        found = percentiles([wait for wait, _ in waits])
+        say(
+            f"{fault}, all topics and rounds ({len(waits):,}): p50 {found.p50:,.0f}, p99 {found.p99:,.0f}, "
+            f"max {found.maximum:,.0f} ms ({max(waits)[1]})"
+        )
 
 
 async def measure(given: argparse.Namespace, cluster: Cluster, say: Callable[[str], None]) -> list[Any]:
     """All rounds."""
     bundles = f"broker.default_bundles={given.bundles}"
     brokers: dict[str, ServiceProcess] = {}
+    settings = ["--set", bundles]
+    if "bookie" in given.faults:
+        settings += [part for item in _BOOKIE_LOSS.items() for part in ("--set", f"{item[0]}={item[1]}")]
     for number in range(1, given.brokers + 1):
         name = f"broker-{number}"
-        brokers[name] = cluster.daemon("broker", name, "--set", f"broker.name={name}", "--set", bundles)
+        brokers[name] = cluster.daemon("broker", name, "--set", f"broker.name={name}", *settings)
         await asyncio.to_thread(brokers[name].start)
     url = "magnetar://" + ",".join(broker.url.partition("://")[2] for broker in brokers.values())
     rows = []
     try:
         async with connect(url, operation_timeout=60.0) as client:
-            load = Load(client, given.topics)
+            load = Load(client, given.topics, given.pace, given.subscriptions)
             began = time.perf_counter()
             await load.start()
             say(f"{given.topics:,} topics made in {time.perf_counter() - began:.1f} s")
             await asyncio.sleep(1.0)
             say(f"{'ms':8}{'stalled':>10}{'p50':>10}{'p99':>10}{'max':>10}")
-            for _ in range(given.rounds):
-                name = await _busiest(client, brokers)
-                rows.append(
-                    await _phase("kill", load, partial(asyncio.to_thread, brokers[name].kill), 8.0, say)
-                )
-                await asyncio.to_thread(brokers[name].start)
-                name = await _busiest(client, brokers)
-                rows.append(await _phase("drain", load, partial(client.drain, name), 4.0, say))
-                await client.drain(name, undo=True)
-                name = await _busiest(client, brokers)
-                rows.append(
-                    await _phase("stop", load, partial(asyncio.to_thread, brokers[name].stop), 4.0, say)
-                )
-                await asyncio.to_thread(brokers[name].start)
+            for number in range(given.rounds):
+                for fault in given.faults:
+                    name = await _busiest(client, brokers)
+                    match fault:
+                        case "kill":
+                            work = partial(asyncio.to_thread, brokers[name].kill)
+                            rows.append(await _phase(fault, load, work, 8.0, say))
+                            await asyncio.to_thread(brokers[name].start)
+                        case "drain":
+                            rows.append(await _phase(fault, load, partial(client.drain, name), 4.0, say))
+                            await client.drain(name, undo=True)
+                        case "stop":
+                            work = partial(asyncio.to_thread, brokers[name].stop)
+                            rows.append(await _phase(fault, load, work, 4.0, say))
+                            await asyncio.to_thread(brokers[name].start)
+                        case _:
+                            bookie = list(cluster.bookies.values())[number % len(cluster.bookies)]
+                            work = partial(asyncio.to_thread, bookie.kill)
+                            rows.append(await _phase(fault, load, work, 8.0, say))
+                            await asyncio.to_thread(bookie.start)
+                            await _full_again(client, load)
+            _say_by_topic(rows, say)
             await load.end()
             say(f"{sum(load.sent.values()):,} messages confirmed, {await load.lost():,} lost or out of order")
     finally:
@@ -173,8 +218,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--brokers", type=int, default=3, metavar="N")
     parser.add_argument("--bundles", type=int, default=16, metavar="N", help="of the namespace")
     parser.add_argument("--rounds", type=int, default=1, metavar="N")
+    parser.add_argument("--subscriptions", type=int, default=0, metavar="N", help="of each topic")
+    parser.add_argument("--pace", type=float, default=1.0, metavar="S", help="between messages of a topic")
+    parser.add_argument(
+        "--faults", default="kill,drain,stop", metavar="NAME,...", help=f"of {', '.join(FAULTS)}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
+    given.faults = given.faults.split(",")
+    if unknown := [name for name in given.faults if name not in FAULTS]:
+        parser.error(f"no such fault: {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     screen = console()
     rows: list[Any] = []
 
