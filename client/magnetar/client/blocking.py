@@ -265,6 +265,7 @@ class Producer(_Facade[AsyncProducer]):
 class _Receiving(_Facade[R_co]):
     """What Consumer and Reader share."""
 
+    last_message_id = _waiting(Receiving.last_message_id)
     seek = _waiting(Receiving.seek)
     skip = _waiting(Receiving.skip)
 
@@ -320,7 +321,8 @@ class Consumer(_Receiving[AsyncConsumer]):
 
     ack = _waiting(AsyncConsumer.ack)
     ack_cumulative = _waiting(AsyncConsumer.ack_cumulative)
-    nack = _calling(AsyncConsumer.nack)
+    nack = _waiting(AsyncConsumer.nack)
+    redeliver_unacknowledged = _waiting(AsyncConsumer.redeliver_unacknowledged)
     reconsume_later = _waiting(AsyncConsumer.reconsume_later)
     pause = _calling(AsyncConsumer.pause)
     resume = _calling(AsyncConsumer.resume)

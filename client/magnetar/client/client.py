@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument, MagnetarError
-from magnetar.proto.ids import TopicName, check_subscription_name
+from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
 from .administration import Administration
@@ -32,6 +32,7 @@ from .options import (
     ProducerOptions,
     RedeliveryBackoff,
     Start,
+    behind,
 )
 from .producer import Producer
 from .reader import Reader
@@ -451,6 +452,7 @@ class Client(Administration):
         topic: str,
         *,
         start: Start = "latest",
+        inclusive: bool = True,
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
@@ -459,11 +461,11 @@ class Client(Administration):
     ) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
-        start, fail_on_trimmed, read_compacted: as for `subscribe`.
+        start, fail_on_trimmed, read_compacted: as for `subscribe`. inclusive=False: behind the message whose id `start` is.
         """
         options = ConsumerOptions(
             durable=False,
-            start=start,
+            start=behind(start) if isinstance(start, MessageId) and not inclusive else start,
             name=name,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,

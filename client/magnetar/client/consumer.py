@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Generator, Iterable, Mapping
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
@@ -13,6 +13,16 @@ from .receiving import Receiving
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
 from .topics_consumer import TopicsConsumer
+
+
+class _Done:
+    """Of a call that has nothing to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_DONE = _Done()
 
 
 class Consumer(Receiving):
@@ -64,8 +74,8 @@ class Consumer(Receiving):
         """Acknowledges everything up to `message`, included. Exclusive and failover only; grouped and receipt as `ack`."""
         await self._acknowledger.ack_cumulative(message, receipt=receipt)
 
-    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
-        """Has a message (or several) delivered again, unless it is acknowledged before.
+    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> Awaitable[None]:
+        """Has a message (or several) delivered again, unless it is acknowledged before. It is done without `await`, too.
 
         After `delay` seconds; None: after what nack_backoff says, else nack_delay. Of a message nacked again the last
         call counts, until its time comes; then the next delivery is what can be nacked. When this consumer leaves or loses
@@ -73,6 +83,15 @@ class Consumer(Receiving):
         their time; above, those that are due first are due at once.
         """
         self._acknowledger.nack(messages, delay=delay)
+        return _DONE
+
+    async def redeliver_unacknowledged(self) -> None:
+        """Has all that this consumer received and has not acknowledged delivered again at once, what was nacked as well.
+
+        What waits here is dropped, and comes again as well. Exclusive and failover go back to the first message that is not
+        acknowledged; a failover consumer that is not active has nothing. Redelivery counts rise.
+        """
+        await self._consumer.redeliver_unacknowledged()
 
     async def reconsume_later(
         self, message: Message, delay: float = 0.0, *, properties: Mapping[str, str] | None = None

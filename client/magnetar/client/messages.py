@@ -173,6 +173,11 @@ class Delivery:
             if start < end:
                 self.flags[start:end] = bytes([ACKED]) * (end - start)
 
+    @property
+    def first_id(self) -> MessageId:
+        """Of message 0."""
+        return MessageId(self.ledger, self.entry_id, self.base_index, self.partition)
+
     def values(self) -> list[bytes | None]:
         """All values, each batch verified. Raises ChecksumMismatch or MalformedFrame."""
         return self._decoded(lambda entry: entry_values(entry, self.flags))

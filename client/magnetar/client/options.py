@@ -238,6 +238,11 @@ def check_delay(name: str, seconds: Any) -> None:
         raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {seconds!r}")
 
 
+def behind(message: MessageId) -> MessageId:
+    """The place behind a message: as a start, the message that follows."""
+    return message._replace(index=message.index + 1)
+
+
 def start_on_wire(start: Start) -> WireStart:
     """`start` as Subscribe and Seek carry it. Raises InvalidArgument."""
     if isinstance(start, str) and start in ("earliest", "latest"):
@@ -247,7 +252,8 @@ def start_on_wire(start: Start) -> WireStart:
     if isinstance(start, datetime) or (isinstance(start, int) and not isinstance(start, bool)):
         return ("time", time_in_ms(start))
     raise InvalidArgument(
-        f"not a start position: {start!r} (want 'earliest', 'latest', a MessageId, a datetime or whole milliseconds)"
+        f"not a start position: {start!r} (want 'earliest', 'latest', a MessageId, which MessageId.parse "
+        "reads from text, a datetime or whole milliseconds)"
     )
 
 

@@ -5,8 +5,6 @@ Its subscription is not durable: the broker deletes it when the reader leaves.
 
 from __future__ import annotations
 
-from magnetar.proto.ids import MessageId
-
 from .messages import Message
 from .receiving import Receiving
 from .topic.consumer import TopicConsumer
@@ -27,8 +25,6 @@ class Reader(Receiving):
         """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet."""
         if self._consumer.has_queued:
             return True
-        answer = await self._consumer.last_message_id()
-        if answer is None:
-            return False
+        last = await self._consumer.last_message_id()
         self._consumer.note_handed_out()
-        return self._consumer.position.is_behind(MessageId.from_bytes(answer))
+        return last is not None and self._consumer.position.is_behind(last)

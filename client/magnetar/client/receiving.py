@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
+from magnetar.proto.ids import MessageId
 
 from .member import Attached, Member
 from .messages import Message, MessageBatch, SeekTarget
@@ -31,6 +32,9 @@ class Source(Attached, Protocol):
 
     def refill_now(self) -> bool:
         """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
+
+    async def last_message_id(self, topic: str | None = None) -> MessageId | None:
+        """See Receiving."""
 
     async def seek(self, start: SeekTarget) -> None:
         """See Receiving."""
@@ -111,6 +115,10 @@ class Receiving(Member):
     async def refill(self) -> bool:
         """Waits until `open_messages` has one; False when closed. Raises why nothing more will come, or a damage."""
         return await self._source.refill()
+
+    async def last_message_id(self, topic: str | None = None) -> MessageId | None:
+        """The last message that is stored and can be received here, None if none is. Of several topics: of `topic`."""
+        return await self._source.last_message_id(topic)
 
     async def seek(self, start: SeekTarget) -> None:
         """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).

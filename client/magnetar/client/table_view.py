@@ -101,8 +101,7 @@ class TableView(Member):
         """
         while True:
             self._check()
-            answer = await self._consumer.last_message_id()
-            wanted = None if answer is None else MessageId.from_bytes(answer)
+            wanted = await self._consumer.last_message_id()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_S):
                     while wanted is not None and (self._applied is None or self._applied < wanted):

@@ -288,6 +288,22 @@ class TopicsConsumer:
         for consumer in self.consumers.values():
             consumer.resume()
 
+    async def last_message_id(self, topic: str | None = None) -> MessageId | None:
+        """See Receiving."""
+        if topic is None:
+            raise InvalidArgument(f"{self.what} has several topics: of which one is the last message wanted?")
+        return await self._consumer_of_topic(str(TopicName.parse(topic))).last_message_id()
+
+    def _consumer_of_topic(self, topic: str) -> TopicConsumer:
+        consumer = self.consumers.get(topic)
+        if consumer is None:
+            raise AlreadyClosed(f"{self.what} does not consume {topic} any more")
+        return consumer
+
+    async def redeliver_unacknowledged(self) -> None:
+        """See Consumer."""
+        await self._all([consumer.redeliver_unacknowledged() for consumer in self.consumers.values()])
+
     async def seek(self, start: SeekTarget) -> None:
         """See Receiving. Raises the first error; topics that could be moved are."""
         if isinstance(start, Message):
@@ -302,10 +318,7 @@ class TopicsConsumer:
 
     async def skip(self, error: EntryUnreadable) -> None:
         """See Receiving. Raises AlreadyClosed if its topic has left."""
-        consumer = self.consumers.get(error.topic)
-        if consumer is None:
-            raise AlreadyClosed(f"{self.what} does not consume {error.topic} any more")
-        await consumer.skip(error)
+        await self._consumer_of_topic(error.topic).skip(error)
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription of each topic; the consumer is still to be closed."""

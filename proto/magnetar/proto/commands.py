@@ -237,6 +237,7 @@ class Ack(Command, tag=26):
 
 class Redeliver(Command, tag=27):
     """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged.
+    Ok: as Subscribe; without rows the consumer's epoch has risen, and what comes of an older one comes again.
 
     `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are.
     """

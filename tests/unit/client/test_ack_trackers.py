@@ -35,6 +35,7 @@ class OneDelivery:
     def __init__(self, entry: int) -> None:
         self.flags = bytearray([UNACKED]) * MESSAGES
         self.ledger, self.entry_id, self.base_index, self.partition = 5, entry, 100 * entry, -1
+        self.first_id = MessageId(5, entry, 100 * entry)
 
 
 def messages_of(rows: list[AckRow]) -> list[tuple[int, int]]:

@@ -36,11 +36,11 @@ NOT_OF_A_READER = {
         (connect, ClientOptions, {"url", "clock", "rng"}),
         (Client.create_producer, ProducerOptions, {"self", "topic"}),
         (Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
-        (Client.create_reader, ConsumerOptions, {"self", "topic"}),
+        (Client.create_reader, ConsumerOptions, {"self", "topic", "inclusive"}),
         (blocking.connect, ClientOptions, {"url", "clock", "rng"}),
         (blocking.Client.create_producer, ProducerOptions, {"self", "topic"}),
         (blocking.Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
-        (blocking.Client.create_reader, ConsumerOptions, {"self", "topic"}),
+        (blocking.Client.create_reader, ConsumerOptions, {"self", "topic", "inclusive"}),
     ],
 )
 def test_keyword_arguments_are_the_options(call: Callable[..., Any], options: Any, others: set[str]) -> None:

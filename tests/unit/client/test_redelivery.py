@@ -282,6 +282,7 @@ class OneDelivery:
     def __init__(self, messages: int, entry: int = 0) -> None:
         self.flags = bytearray([UNACKED]) * messages
         self.ledger, self.entry_id, self.base_index, self.partition = 5, entry, 100, -1
+        self.first_id = MessageId(5, entry, 100)
 
 
 def test_rows_of_a_timeout_are_ranges_of_what_was_handed_out() -> None:

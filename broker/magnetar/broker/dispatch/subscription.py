@@ -363,7 +363,9 @@ class Subscription:
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
         if not consumer.closed:
-            self.dispatcher.handle(Nacked(consumer, list(rows), counted))
+            nacked = list(rows)
+            self.epoch += not nacked
+            self.dispatcher.handle(Nacked(consumer, nacked, counted, self.epoch))
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 

@@ -231,8 +231,7 @@ class UnackedTracker:
         rows = self._rows
         while rows and rows[0][1].find(UNACKED, self._first_unacked(*rows[0][2:]), rows[0][3]) < 0:
             rows.popleft()
-        base = MessageId(delivery.ledger, delivery.entry_id, delivery.base_index, delivery.partition)
-        rows.append((now + self.timeout, flags, first, end, base))
+        rows.append((now + self.timeout, flags, first, end, delivery.first_id))
 
     def take_due(self, now: float, nacks: NackTracker) -> list[AckRow]:
         """Rows of what is due and not acknowledged; what was nacked comes at the time that was asked for."""

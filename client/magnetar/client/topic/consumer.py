@@ -24,9 +24,11 @@ from magnetar.proto.commands import (
     Ack,
     AckRow,
     CloseConsumer,
+    Command,
     Deliver,
     Flow,
     LastMessageId,
+    Redeliver,
     Seek,
     Subscribe,
     UnreadableEntry,
@@ -39,7 +41,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageLost,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
@@ -283,17 +285,34 @@ class TopicConsumer:
                 return
             start = found
         wire = start_on_wire(start.id if isinstance(start, Message) else start)
+
+        def moved(result: dict[str, Any]) -> None:
+            self._gap = None
+            self._note_trimmed(wire, result)
+            self.position.sought_to(wire, MessageId(*result["position"]))
+
+        await self._move(Seek(0, self._session.id, wire), moved)
+
+    async def redeliver_unacknowledged(self) -> None:
+        """See Consumer."""
+
+        def moved(result: dict[str, Any]) -> None:
+            if self._options.type not in INDIVIDUAL_TYPES:  # else what comes again lies between what does not
+                self.position.moved_to(MessageId(*result["position"]))
+
+        await self._move(Redeliver(0, self._session.id), moved)
+
+    async def _move(self, command: Command, moved: Callable[[dict[str, Any]], None]) -> None:
+        """What was received before its answer is dropped."""
         self._session.check_open()
         self.acknowledger.flush()  # what was acknowledged before counts for the old position
         self._seeking += 1
         try:
-            result = await self._session.call(Seek(0, self._session.id, wire))
+            result = await self._session.call(command)
             self._epoch = max(self._epoch, int(result["epoch"]))
             self._messages.clear()
-            self._gap = None
-            self._note_trimmed(wire, result)
             self.acknowledger.forget_nacks()
-            self.position.sought_to(wire, MessageId(*result["position"]))
+            moved(result)
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
                 # Whether it happened is not known: what is queued may be from before it.
@@ -339,10 +358,12 @@ class TopicConsumer:
         await self._session.call(Unsubscribe(0, self._session.id))
         self.acknowledger.forget()
 
-    async def last_message_id(self) -> bytes | None:
-        """Of the topic, as LastMessageId answers it."""
+    async def last_message_id(self, topic: str | None = None) -> MessageId | None:
+        """See Receiving."""
+        if topic is not None and str(TopicName.parse(topic)) != self._session.topic:
+            raise InvalidArgument(f"{self._session.what} has no messages of {topic}")
         answer: bytes | None = await self._session.call(LastMessageId(0, self._session.id))
-        return answer
+        return None if answer is None else MessageId.from_bytes(answer)
 
     def _start_over(self, error: BaseException) -> None:
         """Subscribes again, as after a lost connection."""
@@ -498,8 +519,8 @@ class TopicConsumer:
                 return
             # Somebody else moved the subscription: what came before is stale.
             self._epoch = delivery.epoch
-            if isinstance(delivery, Delivery):
-                self.position.moved_to(delivery)
+            if isinstance(delivery, Delivery) and not self._seeking:
+                self.position.moved_to(delivery.first_id)
             self._drop_stale()
             self._messages.clear()
             self.acknowledger.forget_nacks()

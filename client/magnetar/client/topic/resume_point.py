@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from magnetar.proto.ids import MessageId
 
-from ..messages import Delivery, Message
-from ..options import ConsumerOptions, WireStart, start_on_wire
+from ..messages import Message
+from ..options import ConsumerOptions, WireStart, behind, start_on_wire
 
 
 class ResumePoint:
@@ -37,7 +37,7 @@ class ResumePoint:
     def handed_out(self, last: Message) -> None:
         """`last` and everything before it was given to the user. One that was delivered again lies before others."""
         self._last_time_ms = last.delivery.entry.append_time_ms
-        self._pass(last.id._replace(index=last.id.index + 1))
+        self._pass(behind(last.id))
 
     def skipped(self, entry: MessageId) -> None:
         """This entry, whose first message this is, was passed."""
@@ -47,9 +47,9 @@ class ResumePoint:
         if self._next is None or following > self._next:
             self._next = following
 
-    def moved_to(self, delivery: Delivery) -> None:
-        """Somebody else moved the subscription, and this is the first that comes from there."""
-        self._next = MessageId(delivery.ledger, delivery.entry_id, delivery.base_index, delivery.partition)
+    def moved_to(self, position: MessageId) -> None:
+        """The subscription was moved to this message, by somebody else perhaps."""
+        self._next = position
 
     def sought_to(self, start: WireStart, position: MessageId) -> None:
         """A seek succeeded."""

@@ -146,7 +146,9 @@ class DispatchCore:
                 if skipped is not None:
                     self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
                 self._set_timer()
-            case Nacked(consumer, rows, counted):
+            case Nacked(consumer, rows, counted, epoch):
+                if not rows:
+                    self._give_back_all(consumer, epoch)
                 self._nacked(consumer, rows, counted=counted)
             case ConsumerAdded(consumer, type, now_ms):
                 self._added(consumer, type, now_ms)
@@ -277,14 +279,17 @@ class DispatchCore:
             if key in consumer.pending_acks and self.tracker.settle(consumer, key, first, last):
                 self._changed(consumer)
 
+    def _give_back_all(self, consumer: Consumer, epoch: int) -> None:
+        """What is on its way to the consumer is of an older epoch: it comes again."""
+        consumer.epoch = max(consumer.epoch, epoch)
+        if self.tracker.individual_acks:
+            self.tracker.give_back(consumer)
+        elif self.active in (None, consumer):  # another one has nothing
+            self._rewind()
+
     def _nacked(self, consumer: Consumer, rows: list[AckRange], *, counted: bool) -> None:
         tracker = self.tracker
         individual = self._selector is not None and self._selector.individual_acks
-        if not rows:
-            if individual:
-                tracker.give_back(consumer)
-            else:
-                self._rewind()
         for ledger, entry_id, first, last in rows:
             key = (ledger, entry_id)
             if individual:

@@ -144,11 +144,12 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """A negative acknowledgement; without rows of everything that the consumer holds, and then counted."""
+    """A negative acknowledgement; without rows of everything that the consumer holds, counted, and its epoch rises."""
 
     consumer: Consumer
     rows: list[AckRange]
     counted: bool = True  # redelivery counts rise
+    epoch: int = 0  # without rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class ClientConnection:
             consumer.subscription.redeliver(
                 consumer.consumer, c.decode_rows(c.ACK_ROW, payload), counted=command.counted
             )
-            self._link.answer(command.request_id)
+            self._link.answer(command.request_id, started(consumer, consumer.consumer.epoch, False))
         elif isinstance(command, c.CreateProducer):
             self._check_busy()
             self._producers.open(command.producer_id, command)
