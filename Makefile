@@ -75,7 +75,7 @@ test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (defau
 unit: $(STAMP) ## run the tests of single modules only, tests/unit, in WORKERS processes
 	@$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) tests/unit $(ARGS))
 
-check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
+check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, lints of determinism, owners of tasks and house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .
 	@echo "make check: formatting"            && $(VENV)/bin/ruff format --check .
 	@echo "make check: mypy --strict"         && $(VENV)/bin/mypy

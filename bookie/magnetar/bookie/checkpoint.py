@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, StorageFailed
+from magnetar.runtime.tasks import begin
 
 from .disk_worker import DiskWorker
 from .entry_log import STATE_ENTRY, EntryLogs
@@ -89,8 +90,7 @@ class Checkpointer:
         async with self.exclusive():
             if self._failed is not None:
                 raise StorageFailed(f"an earlier flush failed: {self._failed}")
-            self._running = asyncio.get_running_loop().create_task(self._run(take_mark), name="bookie flush")
-            self._running.add_done_callback(self._ended)
+            self._running = begin(self._run(take_mark), "bookie flush", self._ended)
             return await asyncio.shield(self._running)
 
     @contextlib.asynccontextmanager

@@ -30,6 +30,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
+from magnetar.runtime.tasks import TaskSet
 
 from .adds import Adds
 from .checkpoint import Checkpointer
@@ -113,7 +114,7 @@ class Bookie:
             self.ledgers.note_saved,
         )
         self._flush_wanted = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet("bookie")
         self._closing = False
         self._make_request_paths(index)
         self._make_maintenance(index)
@@ -161,20 +162,15 @@ class Bookie:
 
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""
-        loop = asyncio.get_running_loop()
         self.journals.on_failure(self.fail)
         self.journals.on_space(self._check_disk)
         self.components.disk_worker.on_failure = self.fail
         self._check_disk()
-        self._tasks = [
-            loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
-            loop.create_task(self._watch_disk(), name="bookie disk watch"),
-            loop.create_task(self.collector.run(), name="bookie garbage collection"),
-        ]
+        self._tasks.begin(self._checkpoint_forever(), "bookie checkpoints", self._task_ended)
+        self._tasks.begin(self._watch_disk(), "bookie disk watch", self._task_ended)
+        self._tasks.begin(self.collector.run(), "bookie garbage collection", self._task_ended)
         if self.settings.scrub_interval_s and self.settings.scrub_bytes_per_s:
-            self._tasks.append(loop.create_task(self.scrubber.run(), name="bookie scrub"))
-        for task in self._tasks:
-            task.add_done_callback(self._task_ended)
+            self._tasks.begin(self.scrubber.run(), "bookie scrub", self._task_ended)
 
     # --- the requests ------------------------------------------------------------------------------------------------
 
@@ -463,8 +459,7 @@ class Bookie:
         self.damage.stop()
         self._update_refusal()
         self.waiters.fail_all(ServiceNotReady("this bookie is stopping"))
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         try:
             async with asyncio.timeout(self.settings.close_timeout_s):
                 await self._finish()
@@ -475,11 +470,10 @@ class Bookie:
                 self.settings.close_timeout_s,
             )
         finally:
-            self._tasks = []
             await self._let_go()
 
     async def _finish(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         await self.journals.close()
         if self.failure is None:
             await self.scrubber.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.proto.ids import check_ids
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
+from magnetar.runtime.tasks import awaited
 
 from .journal.changes import ledger_change
 from .journal.records import Record, RecordType
@@ -97,7 +98,7 @@ class _Target:
         """Begins a flush of what is there, once the one before has ended; returns when its memtable has been swapped."""
         await self.flushed()
         full = self._cache.active
-        self._flush = asyncio.get_running_loop().create_task(self._run(), name="bookie replay flush")
+        self._flush = awaited(self._run(), "bookie replay flush")
         while self._cache.active is full and not self._flush.done():  # noqa: ASYNC110 - two or three turns
             await asyncio.sleep(0)
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from functools import partial
 
 from magnetar.proto.errors import MagnetarError, WrongBookie
+from magnetar.runtime.tasks import LongTask
 
 from .directory import BookieFacts, StaticBookies
 from .settings import LedgerSettings
@@ -46,7 +48,7 @@ class BookieInfoReader:
         self._rng = rng
         self._wakes = {name: asyncio.Event() for name in bookies.names}
         self._silent: dict[str, str] = {}  # bookie that placement avoids -> the reason that was logged
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[LongTask] = []
 
     async def start(self) -> None:
         """Asks all of them once, for the connect timeout at most, and goes on until `close`."""
@@ -54,7 +56,7 @@ class BookieInfoReader:
         asked = {name: loop.create_future() for name in self._bookies.names}
         self._bookies.on_suspected = self._wake
         self._tasks = [
-            loop.create_task(self._follow(name, first), name=f"info of bookie {name}")
+            LongTask(f"the info of bookie {name}", partial(self._follow, name, first), retry_max_s=_RETRY_S)
             for name, first in asked.items()
         ]
         try:
@@ -71,10 +73,8 @@ class BookieInfoReader:
     async def close(self) -> None:
         """Ends the tasks."""
         self._bookies.on_suspected = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        tasks, self._tasks = self._tasks, []
+        await asyncio.gather(*(task.close() for task in tasks))
 
     def _wake(self, bookie: str) -> None:
         self._wakes[bookie].set()
@@ -100,11 +100,9 @@ class BookieInfoReader:
         try:
             facts = BookieFacts.of(await self._transport.info(bookie))
         except Exception as error:
-            if not isinstance(
-                error, MagnetarError
-            ):  # our own bug, which must not end the survey of this bookie
-                _log.exception("asking bookie %s how it is failed", bookie)
             self._bookies.lost(bookie)
+            if not isinstance(error, MagnetarError):  # our own bug
+                raise
             refused = isinstance(error, WrongBookie)
             self._log_change(bookie, f"is refused: {error}" if refused else f"does not answer: {error}")
             return False

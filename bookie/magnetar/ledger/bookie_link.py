@@ -34,6 +34,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+from magnetar.runtime.tasks import begin
 
 from .add_clock import AddClock
 from .core.outstanding_adds import TICKS_PER_TIMEOUT, AddOutcome, OutstandingAdds, Waited
@@ -116,8 +117,7 @@ class BookieLink:
         self._closing: asyncio.Task[None] | None = None  # waits for the end of the socket
         # Done when neither socket nor attempt is left.
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        self._connecting = self._loop.create_task(self._connect(), name=f"connect to bookie {self._bookie}")
-        self._connecting.add_done_callback(self._connect_ended)
+        self._connecting = begin(self._connect(), f"connect to bookie {self._bookie}", self._connect_ended)
 
     def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool) -> None:
         """For every entry: 0.3 us, and what the connection takes."""
@@ -303,8 +303,7 @@ class BookieLink:
             self._connecting.cancel()
         else:
             (self._connection.close if flush else self._connection.abort)()
-            name = f"close to bookie {self._bookie}"
-            self._closing = self._loop.create_task(self._await_closed(self._connection), name=name)
+            self._closing = begin(self._await_closed(self._connection), f"close to bookie {self._bookie}")
         self._clock.end(self._bookie, error.code)
 
     async def _await_closed(self, connection: Connection) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from magnetar.metadata.ledgers import LedgerManager
 from magnetar.proto.errors import AlreadyClosed, ConnectionLost, RequestTimeout
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import begin
 
 from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, describe
@@ -223,9 +224,11 @@ class LedgerClient:
         self._check_open()  # again: `close` may have come while the metadata was read
         task = self._recoveries.get(ledger_id)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._recover_once(ledger_id))
-            self._recoveries[ledger_id] = task
-            task.add_done_callback(lambda done: self._recovered(ledger_id, done))
+            task = self._recoveries[ledger_id] = begin(
+                self._recover_once(ledger_id),
+                f"recovery of ledger {ledger_id}",
+                lambda done: self._recovered(ledger_id, done),
+            )
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, NotFoundInStore
-from magnetar.runtime.tasks import LongTask
+from magnetar.runtime.tasks import LongTask, TaskSet
 
 from .components import LedgerComponents
 
@@ -36,7 +35,7 @@ class Deletions:
     def __init__(self, components: LedgerComponents, *, remember: bool) -> None:
         self._components = components
         self._remember = remember
-        self._in_flight: dict[asyncio.Task[None], None] = {}
+        self._in_flight = TaskSet("delete ledgers")
         self._repeating: LongTask | None = None
         self._closed = False
 
@@ -63,7 +62,7 @@ class Deletions:
         except NotFoundInStore:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
         if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
-            self._start(self._send_to_all(bookies, ledger_id), f"delete ledger {ledger_id}")
+            self._in_flight.begin(self._send_to_all(bookies, ledger_id), f"delete ledger {ledger_id}")
 
     def delete_later(self, ledger_id: int) -> None:
         """A record of this ledger may have been made, which nobody uses: deletes it when the metadata store answers again.
@@ -71,7 +70,9 @@ class Deletions:
         Beyond `_MAX_IN_FLIGHT` of them they stay. So they do when the process ends before: open, empty, and harmless.
         """
         if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
-            self._start(self._delete_later(ledger_id), f"delete ledger {ledger_id}, which was not used")
+            self._in_flight.begin(
+                self._delete_later(ledger_id), f"delete ledger {ledger_id}, which was not used"
+            )
 
     async def _delete_later(self, ledger_id: int) -> None:
         while True:
@@ -84,20 +85,12 @@ class Deletions:
             except MagnetarError as error:
                 _log.info("ledger %d, which was not used, is not deleted yet: %s", ledger_id, error)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._in_flight[task] = None
-        task.add_done_callback(self._in_flight.pop)
-
     async def close(self) -> None:
         """Ends what is under way; notes stay."""
         self._closed = True
         if self._repeating is not None:
             await self._repeating.close()
-        tasks = list(self._in_flight)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._in_flight.close()
 
     async def _send_to_all(self, bookies: Sequence[str], ledger_id: int) -> None:
         done = await asyncio.gather(*(self._send(bookie, ledger_id) for bookie in bookies))

@@ -10,14 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
-from magnetar.proto.errors import BookieUnavailable, DataDirectoryError, InvalidSetting, MagnetarError
-from magnetar.runtime.tasks import LongTask
+from magnetar.proto.errors import BookieUnavailable, DataDirectoryError, InvalidSetting
+from magnetar.runtime.tasks import LongTask, on_change
 
 from .metadata_wait import metadata_in_time
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0  # after the list of registered bookies could not be read
+_RETRY_MAX_S = 4.0  # after the list of registered bookies could not be read
 
 BOOKIES_PATH = "/bookies"
 
@@ -312,7 +313,8 @@ class RegisteredBookies:
         except BaseException:
             directory._watch.close()
             raise
-        directory._task = LongTask("the directory of bookies", directory._follow)
+        read = partial(on_change, directory._changed, directory._read)
+        directory._task = LongTask("the directory of bookies", read, retry_max_s=_RETRY_MAX_S)
         return directory
 
     def writable(self) -> Sequence[str]:
@@ -362,19 +364,6 @@ class RegisteredBookies:
         if self._task is not None:
             await self._task.close()
             self._task = None
-
-    async def _follow(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._read()
-            except Exception as error:
-                self._changed.set()
-                if not isinstance(error, MagnetarError) or not error.retryable:
-                    raise
-                _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
-                await asyncio.sleep(_RETRY_S)
 
     async def _read(self) -> None:
         found: dict[str, _Registration] = {}

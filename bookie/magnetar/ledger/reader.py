@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.proto.errors import EntryNotFound, InvalidArgument, LedgerNotFound, MagnetarError
+from magnetar.runtime.tasks import awaited
 
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
@@ -124,9 +125,8 @@ class LedgerReader:
     async def _ask_ensemble(self) -> int:
         bookies = self.metadata.last_ensemble.bookies
         quorum = LastConfirmedQuorum(self.metadata.striping, bookies)
-        loop = asyncio.get_running_loop()
         ask = self._components.transport.read_last_confirmed
-        tasks = {loop.create_task(ask(bookie, self.ledger_id)): bookie for bookie in bookies}
+        tasks = {awaited(ask(bookie, self.ledger_id)): bookie for bookie in bookies}
         waiting = list(tasks)
         try:
             while not quorum.covered and not quorum.complete:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.tasks import TaskSet
 
 from .components import LedgerComponents
 from .core.events import (
@@ -60,7 +61,7 @@ class _Recovery:
         self._core = RecoveryCore(ledger_id, found.metadata, found.version, accepted_end=accepted_end)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = TaskSet(f"recovery of ledger {ledger_id}")
         self._reads = RecoveryReads(components, ledger_id, self._core, self._handle_events, self._fail)
         self._answered: list[Event] = []  # adds, in this turn of the loop
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -75,10 +76,7 @@ class _Recovery:
         finally:
             if self._retry_timer is not None:
                 self._retry_timer.cancel()
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, self._reads.close(), return_exceptions=True)
+            await asyncio.gather(self._tasks.close(), self._reads.close(), return_exceptions=True)
 
     def _handle_events(self, events: Sequence[Event]) -> None:
         instructions: list[Instruction] = []
@@ -125,12 +123,9 @@ class _Recovery:
             self._reads.flush()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name=f"recovery of ledger {self._ledger_id}")
-        self._tasks[task] = None
-        task.add_done_callback(self._finished)
+        self._tasks.begin(work, ended=self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)  # a bug: fails the recovery instead of leaving it waiting
 

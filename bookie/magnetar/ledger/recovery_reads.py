@@ -23,6 +23,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+from magnetar.runtime.tasks import TaskSet
 
 from .components import LedgerComponents
 from .core.events import BookieSlow, EntryRead, Event
@@ -60,8 +61,8 @@ class RecoveryReads:
         self._cycle = 1 if striping.ensemble_size == striping.write_quorum else striping.ensemble_size
         self._collected: dict[str, list[int]] = {}  # bookie -> entries
         self._runs: dict[str, list[_Run]] = {}  # bookie -> a heap
-        self._tasks: dict[asyncio.Task[None], str] = {}
-        self._asked: dict[str, int] = {}  # bookie -> how many of _tasks are its
+        self._tasks = TaskSet("recovery reads")
+        self._asked: dict[str, int] = {}  # bookie -> how many of _tasks are of it
 
     def wanted(self, bookie: str, entry_id: int) -> None:
         """One more entry to read."""
@@ -88,21 +89,17 @@ class RecoveryReads:
                     self._start(bookie, run)
 
     def _start(self, bookie: str, run: _Run) -> None:
-        task = self._loop.create_task(self._read(bookie, run), name=f"recovery read at {bookie}")
-        self._tasks[task] = bookie
+        name = f"recovery read at {bookie}"
+        self._tasks.begin(self._read(bookie, run), name, lambda task: self._ended(bookie, task))
         self._asked[bookie] = self._asked.get(bookie, 0) + 1
-        task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Cancels what is under way."""
         self._runs.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._asked[self._tasks.pop(task)] -= 1
+    def _ended(self, bookie: str, task: asyncio.Task[None]) -> None:
+        self._asked[bookie] -= 1
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -23,6 +23,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+from magnetar.runtime.tasks import awaited
 
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
@@ -37,7 +38,7 @@ SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
 async def first_good(
     bookies: Sequence[str],
-    ask: Callable[[str], Awaitable[T]],
+    ask: Callable[[str], Coroutine[Any, Any, T]],
     slow_s: float,
     slow: Callable[[str], None],
     errors: list[MagnetarError],
@@ -50,7 +51,7 @@ async def first_good(
     running: dict[asyncio.Future[T], str] = {}
     try:
         for number, bookie in enumerate(bookies, 1):
-            running[asyncio.ensure_future(ask(bookie))] = bookie
+            running[awaited(ask(bookie))] = bookie
             patience = loop.time() + slow_s if slow_s and number < len(bookies) else None
             failed = False
             while running and not failed:
@@ -103,7 +104,7 @@ class Replicas:
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """Entries first..last of one ensemble that one replica can give; at least one."""
 
-        def ask(bookie: str) -> Awaitable[list[bytes]]:
+        def ask(bookie: str) -> Coroutine[Any, Any, list[bytes]]:
             return self._ask(bookie, first, last, max_bytes, EVERY_ENTRY)
 
         errors: list[MagnetarError] = []

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.stripe import Stripe
+from magnetar.runtime.tasks import awaited
 
 from .core.metadata import Bookies
 from .core.quorum import Striping
 from .core.shares import shares
 
 # (bookie, first, last, max_bytes, stripe): verified entries of the stripe, `first` at least.
-Ask = Callable[[str, int, int, int, Stripe], Awaitable[list[bytes]]]
+Ask = Callable[[str, int, int, int, Stripe], Coroutine[Any, Any, list[bytes]]]
 
 
 class _Request(NamedTuple):
@@ -121,7 +122,7 @@ class StripedRead:
             ask = self._ask(
                 bookie, first, self._last, self._residue_bytes * len(mine), Stripe(self._size, share)
             )
-            self._running[asyncio.ensure_future(ask)] = _Request(
+            self._running[awaited(ask)] = _Request(
                 share, first, bookie, self._loop.time() + self._slow_s if self._slow_s else math.inf
             )
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from magnetar.metadata.store import Watch
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
+from magnetar.runtime.tasks import awaited
 
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
@@ -199,7 +200,7 @@ class LedgerTail:
             if rested > now:
                 wakes.append(rested)
                 continue
-            task = self._loop.create_task(
+            task = awaited(
                 self._components.transport.wait_last_confirmed(
                     bookie,
                     self._reader.ledger_id,
@@ -208,7 +209,7 @@ class LedgerTail:
                     max_entries=_POLL_ENTRIES,
                     max_bytes=self._max_bytes,
                 ),
-                name=f"tail of ledger {self._reader.ledger_id} at bookie {bookie}",
+                f"tail of ledger {self._reader.ledger_id} at bookie {bookie}",
             )
             task.add_done_callback(lambda _: self._woken.set())
             self._polls[bookie] = (known, now, task)

@@ -10,6 +10,7 @@ from typing import Any
 
 from magnetar.proto.errors import EntryNotFound, FinalError, LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
+from magnetar.runtime.tasks import TaskSet
 
 from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, asked_for
@@ -71,7 +72,7 @@ class LedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._add = components.transport.add
         self._added = self._on_added  # one bound method for all adds
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = TaskSet(f"ledger {ledger_id}")
         # Of `force`: what must be confirmed, in order, and who waits for it.
         self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._closing: asyncio.Future[LedgerMetadata] | None = None
@@ -210,8 +211,7 @@ class LedgerWriter:
         A `close` that is under way, or comes later, ends with AlreadyClosed; so do appends.
         """
         self._stop_timer()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._run(self._core.handle(Detached()))
         self._end_forces(self._core.error)
         self._forget(self)
@@ -224,7 +224,7 @@ class LedgerWriter:
 
     async def ended(self) -> None:
         """Waits for the tasks that `detach` cancelled."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
 
     # --- the way back ------------------------------------------------------------------------------------------------
 
@@ -303,13 +303,10 @@ class LedgerWriter:
                     raise AssertionError(f"not an instruction of a writer: {instruction}")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name=f"ledger {self.ledger_id}")
-        self._tasks[task] = None
-        task.add_done_callback(self._work_ended)
+        self._tasks.begin(work, ended=self._work_ended)
 
     def _work_ended(self, task: asyncio.Task[None]) -> None:
         """What breaks it fails the writer, so that adds and `close` end with an error: nobody else would answer them."""
-        self._tasks.pop(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             _log.error("the writer of ledger %d fails by a defect", self.ledger_id, exc_info=failure)

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from magnetar.runtime.connection.addresses import listen_error
+from magnetar.runtime.tasks import awaited, begin
 
 if TYPE_CHECKING:
     from magnetar.runtime.http import HttpServer, Pages
@@ -84,11 +85,11 @@ class LazyLogs(logging.Handler):
     def _load(self) -> None:
         if self._loading is None:
             try:
-                loop = asyncio.get_running_loop()
+                asyncio.get_running_loop()
             except RuntimeError:
                 self._hand_over()
                 return
-            self._loading = loop.create_task(self._load_in_thread())
+            self._loading = begin(self._load_in_thread(), "import of structlog")
 
     async def _load_in_thread(self) -> None:
         await import_in_thread("structlog")
@@ -141,7 +142,7 @@ class LazyHttp:
 
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
-        self._starting = self._loop.create_task(self._start())
+        self._starting = awaited(self._start(), "start of HTTP")
 
     async def _start(self) -> HttpServer | None:
         """None: what it needs cannot be imported. Who asked has been told, and the next connection tries again."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from magnetar.proto.errors import ConnectionLost
+from magnetar.runtime.tasks import LongTask
 
 from .connection.core.failover import Failover
 from .connection.pool import ConnectionPool
@@ -26,7 +27,7 @@ class ClusterFailover:
             failover_delay_s=settings.failover_delay_s,
             switch_back_delay_s=settings.switch_back_delay_s,
         )
-        self._task: asyncio.Task[None] | None = None
+        self._task: LongTask | None = None
 
     async def open(self) -> None:
         """Connects to the first cluster that answers, and probes from then on. Raises ConnectionLost if none does."""
@@ -41,25 +42,21 @@ class ClusterFailover:
                 failures.append(error.message)
             else:
                 self._decisions.use(number)
-                self._task = asyncio.get_running_loop().create_task(self._watch(), name="probe clusters")
+                self._task = LongTask("the probing of clusters", self._watch)
                 return
         raise ConnectionLost(f"no cluster can be reached: {'; '.join(failures)}")
 
     def close(self) -> None:
         """Probes no more. The pool awaits the end of what is under way."""
         if self._task is not None:
-            self._task.cancel()
-            self._pool.await_end(self._task)
+            self._pool.await_end(self._task.stop())
             self._task = None
 
     async def _watch(self) -> None:
         while True:
             # Not all clients at once.
             await asyncio.sleep(self._settings.check_interval_s * self._pool.rng.uniform(0.8, 1.2))
-            try:
-                await self._probe()
-            except Exception:  # a defect in one round must not leave the client without any further
-                log.exception("clusters could not be probed")
+            await self._probe()
 
     async def _probe(self) -> None:
         """Asks the clusters that the next decision needs, and goes where it says."""

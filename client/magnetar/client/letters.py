@@ -29,6 +29,7 @@ from typing import Any
 
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from .messages import Delivery, Message
 from .options import DeadLetterPolicy, RedeliveryBackoff, check_delay
@@ -90,7 +91,7 @@ class Letters:
         self._producers: dict[str, asyncio.Task[Producer]] = {}
         self._topics: dict[str, None] = {}  # that are consumed, without retry topics
         self._origins: dict[str, str] = {}  # retry topic -> the topic whose messages it has, or one of them
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = TaskSet(f"dead letters of {what}")
         # Topic and id of dead letters that are being written: what comes again meanwhile is not written twice.
         self._in_flight: dict[tuple[str, MessageId], None] = {}
         self._last_warning_s = float("-inf")
@@ -132,9 +133,7 @@ class Letters:
         consumer.acknowledger.give_back(new[room:], _BACKOFF.min_delay, counted=True)
         if new := new[:room]:
             self._in_flight.update(((message.topic, message.id), None) for message in new)
-            task = self._loop.create_task(self._bury(consumer, new), name=f"dead letters of {self._what}")
-            self._tasks[task] = None
-            task.add_done_callback(self._tasks.pop)
+            self._tasks.begin(self._bury(consumer, new))
         return True
 
     def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
@@ -250,7 +249,7 @@ class Letters:
         """Durable when it returns. Raises what the service says; then the next letter opens another producer."""
         opening = self._producers.get(topic)
         if opening is None:
-            opening = self._producers[topic] = self._loop.create_task(self._producer(topic))
+            opening = self._producers[topic] = awaited(self._producer(topic))
         try:
             producer = await asyncio.shield(opening)
             await producer.send(

@@ -12,8 +12,9 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 
-from magnetar.proto.errors import AlreadyClosed, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, FinalError, MagnetarError
 from magnetar.proto.ids import MessageId
+from magnetar.runtime.tasks import begin, report
 
 from .member import Member
 from .messages import MessageBatch
@@ -53,7 +54,7 @@ class TableView(Member):
     async def open(self) -> None:
         """Reads all that the topic has, and goes on following it."""
         await self._consumer.open()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        self._task = begin(self._follow(), f"the view of {self._consumer.what}", self._followed)
         await self.refresh()
 
     # --- the table ---------------------------------------------------------------------------------------------------
@@ -157,6 +158,11 @@ class TableView(Member):
         except MagnetarError as error:
             # A message that cannot be read, for one: the view would be wrong from here on.
             self._end(error)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        report(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._end(FinalError(f"{self._consumer.what} is followed no more: {defect!r}"))
 
     def _apply(self, batch: MessageBatch) -> None:
         for message in batch:

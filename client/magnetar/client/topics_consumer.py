@@ -20,6 +20,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
 )
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.runtime.tasks import LongTask
 
 from .connection.pool import ConnectionPool
 from .messages import Message, MessageBatch, SeekTarget
@@ -130,7 +132,7 @@ class TopicsConsumer:
         self._current: TopicConsumer | None = None  # whose delivery is open
         self._failures: list[MagnetarError] = []  # not raised yet
         self._arrived = asyncio.Event()
-        self._discovery: asyncio.Task[None] | None = None
+        self._discovery: LongTask | None = None
         self._paused = False
         self._closed = False
 
@@ -199,9 +201,7 @@ class TopicsConsumer:
         await self._open_topics(await self._find_topics())
         self._on_opened()
         if self._rules is not None:
-            self._discovery = asyncio.get_running_loop().create_task(
-                self._discover(self._rules), name=f"topics of {self.what}"
-            )
+            self._discovery = LongTask(f"the topics of {self.what}", partial(self._discover, self._rules))
 
     async def _open_topics(self, topics: Iterable[str]) -> None:
         slots = asyncio.Semaphore(TOPICS_AT_ONCE)
@@ -252,8 +252,6 @@ class TopicsConsumer:
                 await self._open_topics(topics)
             except MagnetarError as error:
                 _log.warning("%s: not all of its topics could be found and opened: %s", self.what, error)
-            except Exception:  # a defect costs this round, and no later one
-                _log.exception("%s: looking for its topics failed", self.what)
 
     def _leave(self, topics: list[str]) -> None:
         for topic in topics:
@@ -350,8 +348,7 @@ class TopicsConsumer:
         if self._rules is not None:
             self._rules.watch.close()
         if self._discovery is not None:
-            self._discovery.cancel()
-            self._pool.await_end(self._discovery)
+            self._pool.await_end(self._discovery.stop())
             self._discovery = None
 
 

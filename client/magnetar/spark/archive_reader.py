@@ -28,6 +28,7 @@ import msgspec
 
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from . import archive_process
 from .archive_process import LENGTH
@@ -53,7 +54,7 @@ class ArchiveProcesses:
         self._helpers: dict[str, _ReaderProcess] = {}  # by location, in the order of their last use
         self._pace = _Pace(settings.archive_read_bytes_per_s)
         self._sweep: asyncio.TimerHandle | None = None
-        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._ending = TaskSet("end of a reader of archives")
         self._closed = False
         self._read_count = 0
         self._read_bytes = 0
@@ -107,9 +108,7 @@ class ArchiveProcesses:
         return helper
 
     def _end(self, location: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._helpers.pop(location).end())
-        self._ending[id(task)] = task
-        task.add_done_callback(lambda done: self._ending.pop(id(done), None))
+        self._ending.begin(self._helpers.pop(location).end())
 
     def _end_idle(self) -> None:
         self._sweep = None
@@ -128,8 +127,7 @@ class ArchiveProcesses:
             self._sweep.cancel()
         for location in list(self._helpers):
             self._end(location)
-        if self._ending:
-            await asyncio.wait(list(self._ending.values()))
+        await self._ending.wait()
 
 
 class _ReaderProcess:
@@ -163,7 +161,7 @@ class _ReaderProcess:
                 if self._failures != failures:  # meanwhile: this one would only wait as long again
                     raise ArchiveUnavailable(self._failure)
                 await self._pace.turn()
-                exchange = asyncio.get_running_loop().create_task(self._exchange(request))
+                exchange = awaited(self._exchange(request))
                 exchange.add_done_callback(self._exchanged)
             finally:
                 if exchange is None:

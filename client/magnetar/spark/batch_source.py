@@ -22,6 +22,7 @@ from magnetar.client import Client
 from magnetar.ledger import LedgerReader
 from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.proto.ids import MessageId
+from magnetar.runtime.tasks import awaited
 
 from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
@@ -322,7 +323,7 @@ async def _entries(
 
 
 def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
-    return asyncio.create_task(reader.read(first, last, max_bytes=READ_BYTES))
+    return awaited(reader.read(first, last, max_bytes=READ_BYTES))
 
 
 __all__ = [

@@ -31,6 +31,7 @@ from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import awaited
 
 from .doors import doors
 from .options import WriteOptions
@@ -138,9 +139,7 @@ async def _first(
     options: WriteOptions, transaction: str, rows: Iterator[pa.RecordBatch]
 ) -> pa.RecordBatch | None:
     """The first rows. While Spark computes them, however long, what other tasks staged goes on being renewed."""
-    computing = asyncio.create_task(
-        asyncio.to_thread(lambda: next((one for one in rows if one.num_rows), None))
-    )
+    computing = awaited(asyncio.to_thread(lambda: next((one for one in rows if one.num_rows), None)))
     done, _ = await asyncio.wait([computing], timeout=KEEP_AFTER_S)
     if not done and options.topic:
         async with (

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
@@ -34,6 +35,7 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, TopicNotFound
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.tasks import LongTask
 
 from .bookies import bookie_transport, directory_of, known_bookies
 from .plan import KnownBookie
@@ -170,23 +172,18 @@ async def staged_ledger(
 @contextlib.asynccontextmanager
 async def keeping_staged(client: Client, topic: str, transaction: str, ttl_s: float) -> AsyncIterator[None]:
     """What is staged in the transaction, by whichever task, is renewed as long as the body runs."""
-    keeping = asyncio.create_task(_keep(client, topic, transaction, round(ttl_s * 1000)))
+    keep = partial(_keep, client, topic, transaction, round(ttl_s * 1000))
+    keeping = LongTask(f"the renewal of staged ledgers of {topic}", keep, retry_max_s=1.0)
     try:
         yield
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await keeping.close()
 
 
 async def _keep(client: Client, topic: str, transaction: str, ttl_ms: int) -> None:
     while True:
-        pause_s = 1.0
-        try:
-            kept = await client.request(KeepStaged(0, topic, transaction, ttl_ms), topic=topic)
-            pause_s = kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL
-        except MagnetarError as error:
-            _log.warning("staged ledgers of %s are not renewed yet: %s", topic, error)
-        await asyncio.sleep(pause_s)
+        kept = await client.request(KeepStaged(0, topic, transaction, ttl_ms), topic=topic)
+        await asyncio.sleep(kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL)
 
 
 async def _discard(client: Client, topic: str, transaction: str, ledger_id: int) -> None:

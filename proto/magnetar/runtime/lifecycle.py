@@ -25,9 +25,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from magnetar.proto.errors import InvalidSetting, MagnetarError
+from magnetar.runtime.tasks import awaited
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Daemon", "new_event_loop", "run_daemon"]
 
@@ -76,7 +78,7 @@ class Daemon:
         """Asks for a clean stop, as the first SIGTERM does. A second call does nothing."""
         self._stop_asked.set()
 
-    async def run(self, start: Callable[[Daemon], Awaitable[object]]) -> int:
+    async def run(self, start: Callable[[Daemon], Coroutine[Any, Any, object]]) -> int:
         """Runs until a signal or `stop`; returns the exit code. Every component has been stopped then."""
         loop = asyncio.get_running_loop()
         handled = [number for number in _SIGNALS if self._handle(loop, number)]
@@ -91,10 +93,10 @@ class Daemon:
             for number in handled:
                 loop.remove_signal_handler(number)
 
-    async def _start(self, start: Callable[[Daemon], Awaitable[object]]) -> int | None:
+    async def _start(self, start: Callable[[Daemon], Coroutine[Any, Any, object]]) -> int | None:
         """None when ready, else the exit code."""
-        starting = asyncio.ensure_future(start(self))
-        asked = asyncio.ensure_future(self._stop_asked.wait())
+        starting = awaited(start(self), "start")
+        asked = awaited(self._stop_asked.wait(), "stop")
         await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -163,7 +165,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_daemon(
-    name: str, start: Callable[[Daemon], Awaitable[object]], *, drain_seconds: float = 10.0
+    name: str, start: Callable[[Daemon], Coroutine[Any, Any, object]], *, drain_seconds: float = 10.0
 ) -> int:
     """Runs a daemon on a new event loop in the main thread; returns the exit code."""
 

@@ -1,4 +1,11 @@
-"""Work that runs for as long as its owner does: its end is never silent (rule 46).
+"""The owners of tasks: nothing runs in the background whose end nobody notices (rule 46).
+
+`LongTask`     work that runs for as long as its owner does; `long_tasks` lists all of a process
+`begin`        work that nobody waits for: what it raises is logged
+`awaited`      work whose result somebody awaits, or looks at
+`TaskSet`      any number of short ones, which end with their owner
+
+A long task:
 
 running ──ends or raises──> the reason is logged, counted and remembered ──back-off──> running
    └──close()──> cancelled, and awaited
@@ -7,15 +14,20 @@ running ──ends or raises──> the reason is logged, counted and remembered
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from magnetar.proto.errors import MagnetarError
 
-__all__ = ["LongTask"]
+__all__ = ["LongTask", "TaskSet", "awaited", "begin", "long_tasks", "on_change", "report"]
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Ended = Callable[[asyncio.Task[T]], object]
 
 
 class LongTask:
@@ -32,22 +44,34 @@ class LongTask:
         retry_s: float = 1.0,
         retry_max_s: float = 30.0,
     ) -> None:
+        self.name = name
         self.failures = 0  # how often it has ended
         self.last_error = ""  # why it ended last
-        self.trouble = ""  # why it does not run at this moment; "" while it runs
-        self._name = name
         self._work = work
         self._retry_s = retry_s
         self._retry_max_s = retry_max_s
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        self._loop = asyncio.get_running_loop()
+        self._well_at = 0.0  # loop time: if it still runs then, the last end is over
+        self._task = self._loop.create_task(self._run(), name=name)
+        _running[self] = None
+
+    @property
+    def trouble(self) -> str:
+        """Why it ended, until it has run again for as long as the back-off was; "" for one that runs."""
+        return self.last_error if self.failures and self._loop.time() < self._well_at else ""
+
+    def stop(self) -> asyncio.Task[None]:
+        """Cancels the work; returns the task, which ends in a moment."""
+        _running.pop(self, None)
+        self._task.cancel()
+        return self._task
 
     async def close(self) -> None:
         """Cancels the work and waits for its end. May be called again."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(self.stop(), return_exceptions=True)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         pause_s = self._retry_s
         while True:
             began = loop.time()
@@ -64,16 +88,117 @@ class LongTask:
                 pause_s = self._retry_s
             defect = None if isinstance(error, MagnetarError) else error
             self.failures += 1
-            reason = "it returned" if error is None else f"{type(error).__name__}: {error}"
-            self.last_error = self.trouble = reason
-            _log.error(
-                "%s has ended, and begins anew in %g s: %s", self._name, pause_s, reason, exc_info=defect
-            )
+            self.last_error = "it returned" if error is None else f"{type(error).__name__}: {error}"
+            self._well_at = loop.time() + 2 * pause_s
+            _log.log(
+                logging.WARNING if isinstance(error, MagnetarError) and error.retryable else logging.ERROR,
+                "%s has ended, and begins anew in %g s: %s", self.name, pause_s, self.last_error,
+                exc_info=defect,
+            )  # fmt: skip
             await asyncio.sleep(pause_s)
-            self.trouble = ""
             pause_s = min(pause_s * 2, self._retry_max_s)
 
     def _closing(self) -> bool:
         """Whether this task itself is cancelled, not only something that the work waits for."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
+
+
+_running: Final[weakref.WeakKeyDictionary[LongTask, None]] = weakref.WeakKeyDictionary()
+
+
+def long_tasks() -> list[LongTask]:
+    """Those of the running loop that are not closed, in the order in which they began: for /health and /metrics."""
+    loop = asyncio.get_running_loop()
+    return [task for task in list(_running) if task._loop is loop]
+
+
+async def on_change(
+    changed: asyncio.Event, act: Callable[[], Coroutine[Any, Any, object]], *, poll_s: float | None = None
+) -> None:
+    """The work of a LongTask: acts whenever `changed` is set, and after `poll_s` without.
+
+    What `act` raises ends it, and leaves `changed` set: the next run acts at once.
+    """
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(poll_s):
+                await changed.wait()
+        changed.clear()
+        try:
+            await act()
+        except BaseException:
+            changed.set()
+            raise
+
+
+def begin(work: Coroutine[Any, Any, T], name: str, ended: _Ended[T] | None = None) -> asyncio.Task[T]:
+    """A task that nobody waits for: `ended` is called at its end, and looks at it. Without it, what it raises is logged."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    task.add_done_callback(ended or report)
+    return task
+
+
+def awaited(work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+    """A task whose result its owner awaits, or looks at. asyncio logs an error that nobody looked at."""
+    return asyncio.get_running_loop().create_task(work, name=name)
+
+
+def report(task: asyncio.Task[Any]) -> None:
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, MagnetarError):
+        _log.warning("%s failed: %s", task.get_name(), error)
+    else:
+        _log.error("%s failed by a defect", task.get_name(), exc_info=error)
+
+
+class TaskSet:
+    """Tasks that end with their owner; each leaves the set at its end."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: of a task that is given none, in what is logged of it."""
+        self._name = name
+        self._tasks: dict[asyncio.Task[Any], _Ended[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(list(self._tasks))
+
+    def begin(
+        self, work: Coroutine[Any, Any, T], name: str = "", ended: _Ended[T] | None = None
+    ) -> asyncio.Task[T]:
+        """Like the function `begin`; `ended` is called when the task has left the set."""
+        task = asyncio.get_running_loop().create_task(work, name=name or self._name)
+        self.add(task, ended)
+        return task
+
+    def add(self, task: asyncio.Task[T], ended: _Ended[T] | None = None) -> None:
+        """Takes over a task that has begun already."""
+        self._tasks[task] = ended or report
+        task.add_done_callback(self._leave)
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task)(task)
+
+    async def wait(self) -> None:
+        """Returns when those that are under way now have ended, but for one that calls this itself."""
+        if tasks := self._others():
+            await asyncio.wait(tasks)
+
+    def cancel(self) -> None:
+        """All; they leave the set as they end."""
+        for task in self:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancels them, and waits for their end, but for one that calls this itself. May be called again."""
+        for task in self._others():
+            task.cancel()
+        await self.wait()
+
+    def _others(self) -> list[asyncio.Task[Any]]:
+        me = asyncio.current_task()
+        return [task for task in self._tasks if task is not me]

@@ -73,7 +73,7 @@ class Room:
 
     async def __aexit__(self, *_: object) -> None:
         await self.info_reader.close()
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("info of")]
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("the info of")]
 
     async def until(self, writable: tuple[str, ...]) -> None:
         async with asyncio.timeout(10):
@@ -259,7 +259,7 @@ async def test_a_start_that_is_cancelled_leaves_no_task() -> None:
     await hung.asked.wait()
     starting.cancel()
     assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("info of")]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("the info of")]
     assert room.directory.on_suspected is None
 
 

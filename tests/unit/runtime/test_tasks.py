@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import pytest
 
 from magnetar.proto.errors import StorageFailed
-from magnetar.runtime.tasks import LongTask
+from magnetar.runtime.tasks import LongTask, TaskSet, begin, long_tasks, on_change
 from support.virtual_time import in_virtual_time
 
 
@@ -76,3 +77,78 @@ def test_rule_46_the_end_is_logged_with_its_reason(caplog: pytest.LogCaptureFixt
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage() == "the list of bookies has ended, and begins anew in 1 s: KeyError: 'ledger'"
     assert record.exc_info is not None
+
+
+@in_virtual_time
+async def test_long_tasks_of_a_process_are_listed_until_they_are_closed() -> None:
+    first, second = LongTask("first", asyncio.Event().wait), LongTask("second", asyncio.Event().wait)
+    assert [task.name for task in long_tasks()] == ["first", "second"]
+    await first.close()
+    assert long_tasks() == [second]
+    second.stop()
+    assert long_tasks() == []
+    await asyncio.sleep(0)
+
+
+@in_virtual_time
+async def test_what_is_followed_is_read_at_each_change_and_again_after_a_failure() -> None:
+    loop = asyncio.get_running_loop()
+    origin = loop.time()
+    changed = asyncio.Event()
+    read: list[float] = []
+
+    async def act() -> None:
+        read.append(round(loop.time() - origin, 3))
+        if len(read) == 1:
+            raise StorageFailed("no disk")
+
+    task = LongTask("the list", partial(on_change, changed, act, poll_s=30), retry_max_s=4)
+    await asyncio.sleep(5)
+    assert read == []
+    changed.set()
+    await asyncio.sleep(10)
+    assert read == [5, 6], "the change that could not be read is not forgotten"
+    await asyncio.sleep(30)
+    assert read == [5, 6, 36], "and without a change after a while"
+    await task.close()
+
+
+@in_virtual_time
+async def test_rule_46_what_nobody_waits_for_says_why_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    tasks = TaskSet("the sweep")
+    begin(fail(StorageFailed("no disk")), "the copy")
+    tasks.begin(fail(KeyError("ledger")))
+    begin(fail(asyncio.CancelledError()), "the cancelled one")
+    assert len(tasks) == 1
+    await asyncio.sleep(0.1)
+    assert len(tasks) == 0
+    assert [(one.levelname, one.getMessage()) for one in caplog.records if one.name.endswith(".tasks")] == [
+        ("WARNING", "the copy failed: no disk"),
+        ("ERROR", "the sweep failed by a defect"),
+    ]
+
+
+@in_virtual_time
+async def test_tasks_of_a_set_end_with_it_and_one_of_them_may_end_it() -> None:
+    ended: list[str] = []
+    tasks = TaskSet("request")
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("wait")
+
+    async def close() -> None:
+        await tasks.close()
+        ended.append("close")
+
+    tasks.begin(wait())
+    task = tasks.begin(close(), ended=lambda task: ended.append(task.get_name()))
+    await task
+    await asyncio.sleep(0)
+    assert ended == ["wait", "close", "request"]
+    await tasks.close()

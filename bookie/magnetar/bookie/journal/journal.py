@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
+from magnetar.runtime.tasks import begin
 
 from ..disk_worker import DiskWorker
 from ..layout import journal_path
@@ -126,8 +127,7 @@ class Journal:
         await self._device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
         self._wanted.set()
-        self._preparing = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
-        self._preparing.add_done_callback(self._preparing_ended)
+        self._preparing = begin(self._prepare_files(), "journal files", self._preparing_ended)
 
     @property
     def waiting(self) -> bool:

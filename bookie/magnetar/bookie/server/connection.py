@@ -45,6 +45,7 @@ from magnetar.proto.ledger_entry import (
     ledger_entry_is_intact,
 )
 from magnetar.runtime.connection import Connection
+from magnetar.runtime.tasks import TaskSet, report
 
 from ..engine import Bookie
 from ..reads import LongPollResult
@@ -86,8 +87,8 @@ class BookieConnection:
         self._add_recovery = self._add_deferred = False
         self._accepted_rows: list[bytes] = []
         self._queued: deque[Command | _LongPoll] = deque()
-        self._running: dict[asyncio.Task[None], None] = {}
-        self._polls: dict[asyncio.Task[None], None] = {}
+        self._running = TaskSet("bookie request")
+        self._polls = TaskSet("bookie long poll")
 
     # --- the connection calls -----------------------------------------------------------------------------------------
 
@@ -125,8 +126,8 @@ class BookieConnection:
         self._connection = None
         self._paused.forget(self)
         self._queued.clear()
-        for task in (*self._running, *self._polls):
-            task.cancel()
+        self._running.cancel()
+        self._polls.cancel()
         self._forget_if_ended()
 
     def writing_resumed(self) -> None:
@@ -228,11 +229,7 @@ class BookieConnection:
     def _wait(self, connection: Connection, command: WaitLastConfirmed) -> None:
         if len(self._polls) >= _MAX_LONG_POLLS:
             raise TooManyRequests(f"this connection has {len(self._polls)} long polls waiting already")
-        task = asyncio.get_running_loop().create_task(
-            self._poll(connection, command), name="bookie long poll"
-        )
-        self._polls[task] = None
-        task.add_done_callback(self._poll_ended)
+        self._polls.begin(self._poll(connection, command), ended=self._ended)
 
     async def _poll(self, connection: Connection, command: WaitLastConfirmed) -> None:
         try:
@@ -242,25 +239,17 @@ class BookieConnection:
             return
         self._queued.append(_LongPoll(command, result))
 
-    def _poll_ended(self, task: asyncio.Task[None]) -> None:
-        self._polls.pop(task, None)
-        self._run_requests()
-        self._forget_if_ended()
-
     def _run_requests(self) -> None:
         connection = self._connection
         if connection is None:
             return
-        loop = asyncio.get_running_loop()
         while self._queued and len(self._running) < _MAX_RUNNING and connection.writable:
-            task = loop.create_task(self._answer(connection, self._queued.popleft()), name="bookie request")
-            self._running[task] = None
-            task.add_done_callback(self._request_ended)
+            self._running.begin(self._answer(connection, self._queued.popleft()), ended=self._ended)
         if len(self._queued) < _MAX_QUEUED:
             connection.resume_reading("requests")
 
-    def _request_ended(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        report(task)
         self._run_requests()
         self._forget_if_ended()
 
@@ -282,7 +271,8 @@ class BookieConnection:
 
     async def ended(self) -> None:
         """Waits for the tasks of this connection."""
-        await asyncio.gather(*self._running, *self._polls, return_exceptions=True)
+        await self._running.wait()
+        await self._polls.wait()
 
 
 def _as_answer(error: Exception) -> MagnetarError:

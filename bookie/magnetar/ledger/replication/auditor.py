@@ -23,6 +23,7 @@ from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import begin
 
 from .audit_pass import LedgerAudit, PassFound
 from .cluster_watch import ClusterWatch
@@ -132,8 +133,7 @@ class Auditor:
         for instruction in self._core.handle(event, loop.time()):
             match instruction:
                 case StartPass():
-                    self._pass = loop.create_task(self._run_pass(instruction), name="audit of ledgers")
-                    self._pass.add_done_callback(self._pass_ended)
+                    self._pass = begin(self._run_pass(instruction), "audit of ledgers", self._pass_ended)
                 case CancelPass():
                     assert self._pass is not None
                     self._pass.cancel()

@@ -28,7 +28,7 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask
+from magnetar.runtime.tasks import LongTask, awaited
 
 from .audit_pass import LedgerAudit, PassFound
 from .auditor import Auditor
@@ -245,7 +245,7 @@ class AutoRecovery:
             parts.append(self._auditor.serve(session))
         if self._settings.workers:
             parts.append(self._repair(session))
-        tasks = [loop.create_task(part, name="autorecovery") for part in parts]
+        tasks = [awaited(part, "autorecovery") for part in parts]
         self._session = session
         try:
             await asyncio.wait([lost, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -268,14 +268,11 @@ class AutoRecovery:
     async def _repair(self, session: Session) -> None:
         watch = self._store.watch("/underreplicated", lambda _: self._wake.set())
         running: dict[asyncio.Task[None], None] = {}
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 self._wake.clear()
                 async for task in self._work.round():
-                    running[loop.create_task(self._worker.repair(task, session), name=f"repair {task}")] = (
-                        None
-                    )
+                    running[awaited(self._worker.repair(task, session), f"repair {task}")] = None
                     while len(running) >= self._settings.concurrent_ledgers:
                         await self._one_ended(running)
                 while running:

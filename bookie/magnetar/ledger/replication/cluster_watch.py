@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgpack
@@ -18,17 +17,16 @@ from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
-from magnetar.proto.errors import DataDirectoryError, MagnetarError
-from magnetar.runtime.tasks import LongTask
+from magnetar.proto.errors import DataDirectoryError
+from magnetar.runtime.tasks import LongTask, on_change
 
 from .core.repair import ClusterView
 
 __all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies", "encode_drain", "zone_of_drain"]
 
 DRAINING_PATH: Final = "/draining"
-_log = logging.getLogger(__name__)
 _FORMAT = 1
-_RETRY_S = 1.0
+_RETRY_MAX_S = 4.0
 # Without a change that the store reports: a watch that was lost with a connection is made up for.
 _POLL_S = 30.0
 _PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_PATH)
@@ -72,7 +70,8 @@ class ClusterWatch:
         except BaseException:
             await self.close()
             raise
-        self._task = LongTask("the list of bookies under repair", self._follow)
+        read = partial(on_change, self._changed, self.read, poll_s=_POLL_S)
+        self._task = LongTask("the list of bookies under repair", read, retry_max_s=_RETRY_MAX_S)
 
     async def read(self) -> None:
         """Reads the lists now."""
@@ -94,21 +93,6 @@ class ClusterWatch:
 
     async def _children(self, path: str) -> list[str]:
         return await metadata_in_time(self._store.children(path), self._timeout_s, f"names under {path}")
-
-    async def _follow(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self.read()
-            except Exception as error:
-                self._changed.set()
-                if not isinstance(error, MagnetarError) or not error.retryable:
-                    raise
-                _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
-                await asyncio.sleep(_RETRY_S)
 
 
 class PlacedBookies:

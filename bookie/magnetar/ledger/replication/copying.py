@@ -10,7 +10,8 @@ which does no harm: the record does not name the target yet, and an entry that i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from magnetar.ledger.components import LedgerComponents
 from magnetar.ledger.core.metadata import LedgerMetadata
@@ -144,7 +145,7 @@ class EntryCopier:
     ) -> list[bytes]:
         """Verified entries of the stripe from `first` on, at least one. SourceFailed."""
 
-        def ask(bookie: str) -> Awaitable[list[bytes]]:
+        def ask(bookie: str) -> Coroutine[Any, Any, list[bytes]]:
             return self.read_copy(bookie, ledger_id, first, last, stripe)
 
         def slow(bookie: str) -> None:

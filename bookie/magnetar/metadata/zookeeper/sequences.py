@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 from magnetar.proto.errors import AlreadyExists, ConnectionLost, FinalError, VersionConflict
+from magnetar.runtime.tasks import begin
 
 from ..store import Create, Operation, Put, Versioned
 
@@ -42,7 +43,7 @@ class Sequences:
         drawn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append((count, drawn))
         if name not in self._drawing:
-            self._drawing[name] = asyncio.get_running_loop().create_task(self._draw(name))
+            self._drawing[name] = begin(self._draw(name), f"ids of {name}")
         return await drawn
 
     async def close(self) -> None:

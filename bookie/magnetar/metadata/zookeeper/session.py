@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.proto.errors import AlreadyClosed
+from magnetar.runtime.tasks import begin
 
 from . import wire
 from .connection import MAX_PENDING, Answer, Connection, Progress
@@ -227,9 +228,9 @@ class ZooKeeperSession:
         self._dialed = host
         self._reason = None
         self._current = connection = Connection(self, self.servers.clock, self.servers.progress)
-        self._dialing = self._loop.create_task(self._connect(connection, *self.servers.hosts[host]))
+        work = self._connect(connection, *self.servers.hosts[host])
         # A task that is cancelled before its first turn runs no `finally`.
-        self._dialing.add_done_callback(lambda _: connection.not_opened())
+        self._dialing = begin(work, "connect to ZooKeeper", lambda _: connection.not_opened())
 
     async def _connect(self, connection: Connection, host: str, port: int) -> None:
         try:

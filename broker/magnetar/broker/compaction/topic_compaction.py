@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.tasks import awaited, begin
 
 from ..cursors.cursor import is_damage
 from ..log.managed_ledger import ManagedLedger
@@ -99,7 +100,7 @@ class TopicCompaction:
         """`view` is what the last compaction left, unless that is damaged. Raises what may pass."""
         while self.view is None and self._pointer is not None and not self._damaged:
             if self._opening is None:
-                self._opening = asyncio.get_running_loop().create_task(self._open_view())
+                self._opening = awaited(self._open_view())
                 self._opening.add_done_callback(self._opened)
             await asyncio.shield(self._opening)
 
@@ -142,7 +143,7 @@ class TopicCompaction:
         """Begins a compaction, unless one is under way. Raises TopicNotServed."""
         self._ledger.check_served()
         if self._task is None and not self._stopped:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = begin(self._run(), f"compaction of topic {self._ledger.name}")
 
     def round(self) -> None:
         """Maintenance: begins a compaction that is due."""

@@ -51,6 +51,7 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.tasks import begin
 
 from ..log.moments import own_moment
 from ..log.records import CursorLedgers, CursorRecord, replace
@@ -339,7 +340,7 @@ class Cursor:
             self._timer.cancel()
             self._timer = None
         if self._task is None and not self._closed and not self._fenced:
-            self._task = self._loop.create_task(self._flush())
+            self._task = begin(self._flush(), f"cursor {self.path}")
 
     async def _flush(self) -> None:
         try:

@@ -19,6 +19,7 @@ from typing import Any
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, ServiceNotReady
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import begin
 
 from ..settings import BrokerSettings
 from .core.acks import Topology
@@ -103,9 +104,8 @@ class CursorRecovery:
 
     def _begin(self, name: str) -> asyncio.Future[None]:
         """Recovers a cursor in a task; the future is done when it was tried once."""
-        loop = asyncio.get_running_loop()
-        tried: asyncio.Future[None] = loop.create_future()
-        self._tasks[name] = loop.create_task(self._recover(name, tried))
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks[name] = begin(self._recover(name, tried), f"recovery of cursor {name}")
         return tried
 
     # --- one cursor --------------------------------------------------------------------------------------------------

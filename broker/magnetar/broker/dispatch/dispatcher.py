@@ -13,6 +13,7 @@ from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.runtime.tasks import awaited
 
 from ..cursors.core.acks import Position
 from ..cursors.cursor import Cursor
@@ -162,7 +163,7 @@ class Dispatcher:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Read(read_id):
-                task = self._reads[read_id] = self._loop.create_task(self._read(instruction))
+                task = self._reads[read_id] = awaited(self._read(instruction))
                 task.add_done_callback(lambda _: self._reads.pop(read_id))
             case CancelReads(read_ids):
                 for read_id in read_ids:

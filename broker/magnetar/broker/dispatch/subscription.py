@@ -29,6 +29,7 @@ from magnetar.proto.errors import (
     TopicBusy,
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.runtime.tasks import begin
 
 from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
 from ..cursors.core.acks import EntryKey, Position
@@ -241,7 +242,7 @@ class Subscription:
             self._lookup_rows += len(rows)
             if self._lookup_task is None:
                 self.dispatcher.handle(Paused(Pause.ACK_LOOKUP))
-                self._lookup_task = asyncio.get_running_loop().create_task(self._look_up())
+                self._lookup_task = begin(self._look_up(), f"acknowledgements of {self.name}")
 
     def _check(self, rows: list[AckRange], cumulative: bool) -> list[EntryKey]:
         """The entries whose message count is not known. Raises InvalidArgument for what was never delivered."""

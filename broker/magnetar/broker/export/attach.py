@@ -27,6 +27,7 @@ from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from ..log.managed_ledger import ManagedLedger
 from ..log.open_ledger import measure
@@ -83,7 +84,7 @@ class Attachments:
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._publishing: dict[asyncio.Task[dict[str, Any] | None], None] = {}
+        self._publishing = TaskSet("publish a batch")
 
     async def load(self) -> None:
         """Learns what became of the small batches that a former owner recorded."""
@@ -104,7 +105,7 @@ class Attachments:
             raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
         if self._done(batch):
             return await self._done_before(rows)
-        looked = [asyncio.ensure_future(self._look(row)) for row in rows]
+        looked = [awaited(self._look(row)) for row in rows]
         try:
             infos = await asyncio.gather(*looked)
         finally:
@@ -114,23 +115,19 @@ class Attachments:
         size = sum(info.size for info in filled)
         if 0 < size < self._components.settings.attach_min_bytes:
             # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
-            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled))
-            self._publishing[task] = None
-            task.add_done_callback(self._published)
+            task = self._publishing.begin(self._publish(batch, rows, filled), ended=self._published)
             answer = await asyncio.shield(task)
             if answer is not None:
                 return answer
         return await self._attach(batch, rows, infos)
 
     def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
-        self._publishing.pop(task, None)
         if not task.cancelled():
             task.exception()  # the caller gets it, and may have left
 
     async def stop(self) -> None:
         """To be called once the ledger is closed: whoever waits for it gets an error, and this returns."""
-        if self._publishing:
-            await asyncio.wait(list(self._publishing))
+        await self._publishing.wait()
 
     async def _publish(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any] | None:
         """The answer; None if one entry cannot hold the batch."""

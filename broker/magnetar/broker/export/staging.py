@@ -37,6 +37,7 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import TaskSet, begin
 
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import StagedRecord, replace, staged_ledger_path, staged_path
@@ -81,7 +82,9 @@ class Staging:
         self._ledgers: dict[int, str] = {}
         self._transactions: dict[str, Transaction] = {}
         self._creating: dict[asyncio.Task[dict[str, Any]], str] = {}  # for which transaction
-        self._clearing: dict[int, asyncio.Task[None]] = {}  # deletions of nodes that mean nothing any more
+        self._clearing = TaskSet(
+            "delete nodes of staged ledgers"
+        )  # deletions of nodes that mean nothing any more
         self._stopped: MagnetarError | None = None
 
     def __len__(self) -> int:
@@ -94,8 +97,13 @@ class Staging:
 
     async def load(self) -> None:
         """Registers the staged ledgers of the metadata store that are not known yet: when the topic is loaded, and later."""
-        for child in await self._metadata.children(staged_path(self._name)):
-            await self._adopt(int(child))
+        for stored_id in await self._staged():
+            await self._adopt(stored_id)
+
+    async def _staged(self) -> list[int]:
+        """As the metadata store has them; what is not named as a ledger is left out."""
+        names = await self._metadata.children(staged_path(self._name))
+        return [int(name) for name in names if name.isdecimal()]
 
     async def _adopt(self, stored_id: int) -> bool:
         """Registers a staged ledger by its node; False if there is none, or the ledger is attached.
@@ -167,11 +175,9 @@ class Staging:
             )
         self._heard_of(transaction)
         # Not to be left half done when the caller's connection breaks.
-        task = asyncio.get_running_loop().create_task(
-            self._create(transaction, min(ttl_ms, self._settings.max_staged_ttl_ms))
-        )
+        creating = self._create(transaction, min(ttl_ms, self._settings.max_staged_ttl_ms))
+        task = begin(creating, "create a staged ledger", self._created)
         self._creating[task] = transaction
-        task.add_done_callback(self._created)
         return await asyncio.shield(task)
 
     def _created(self, task: asyncio.Task[dict[str, Any]]) -> None:
@@ -310,9 +316,7 @@ class Staging:
 
     def _clear(self, stored_ids: list[int]) -> None:
         if stored_ids:
-            task = asyncio.get_running_loop().create_task(self._delete_nodes(stored_ids))
-            self._clearing[id(task)] = task
-            task.add_done_callback(lambda done: self._clearing.pop(id(done), None))
+            self._clearing.begin(self._delete_nodes(stored_ids))
 
     async def _delete_nodes(self, stored_ids: list[int]) -> None:
         """What fails is found at the next load."""
@@ -355,20 +359,19 @@ class Staging:
         self._stopped = error
         if self._creating:
             await asyncio.wait(list(self._creating))
-        if self._clearing:
-            await asyncio.wait(list(self._clearing.values()))
+        await self._clearing.wait()
 
     async def delete_all(self) -> None:
         """The topic is being deleted, durably: so is everything staged. May be repeated. Raises TopicBusy."""
-        for child in await self._metadata.children(staged_path(self._name)):
+        for stored_id in await self._staged():
             try:
-                await self._components.ledgers.delete(int(child))
+                await self._components.ledgers.delete(stored_id)
             except LedgerNotFound:
                 pass
             except MagnetarError as error:
                 raise TopicBusy(
-                    f"topic {self._name}: staged ledger {int(child)} could not be deleted; delete it again: {error}"
+                    f"topic {self._name}: staged ledger {stored_id} could not be deleted; delete it again: {error}"
                 ) from error
-            await self._metadata.delete(staged_ledger_path(self._name, int(child)))
+            await self._metadata.delete(staged_ledger_path(self._name, stored_id))
         self._ledgers.clear()
         self._transactions.clear()

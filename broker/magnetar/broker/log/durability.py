@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.tasks import begin
 
 
 class Durability(NamedTuple):
@@ -83,7 +84,7 @@ class Flusher:
         self._cancel_timer()
         writer = self._current()
         if self._task is None and writer is not None and self._unforced_bytes():
-            self._task = asyncio.get_running_loop().create_task(self._force(writer))
+            self._task = begin(self._force(writer), "forcing of entries")
 
     async def _force(self, writer: Forces) -> None:
         try:

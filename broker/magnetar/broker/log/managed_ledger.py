@@ -40,6 +40,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import TaskSet
 
 from ..cursors.core.acks import AckState, Position
 from ..cursors.cursor import Cursor
@@ -109,7 +110,7 @@ class ManagedLedger(Generic[T]):
         self._wanted = False  # there is something to append: the roll-over must not end in IDLE
         self._pause_ms = settings.retry_initial_ms  # doubles until an entry is confirmed
         # At most one is rolling over; one before it may still be deleting what it let go of.
-        self._rolls: dict[int, asyncio.Task[None]] = {}
+        self._rolls = TaskSet(f"rolling over of topic {self.name}")
         self._readers = LedgerReaders(ledgers)
         self._in_turn = 0  # callers of `append_in_turn` that wait for room
         self._waiting: list[asyncio.Future[None]] = []  # for a change of the state, or of what is pending
@@ -306,9 +307,7 @@ class ManagedLedger(Generic[T]):
         if self.state in (State.IDLE, State.WRITING):
             self.state = State.ROLLING
             self._changed()
-            task = asyncio.get_running_loop().create_task(self._next_ledger())
-            self._rolls[id(task)] = task
-            task.add_done_callback(lambda done: self._rolls.pop(id(done), None))
+            self._rolls.begin(self._next_ledger())
 
     def roll_if_due(self) -> bool:
         """Maintenance: a ledger that holds something and is due is closed, once nothing is pending. True if one is."""
@@ -520,11 +519,7 @@ class ManagedLedger(Generic[T]):
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
 
     async def _stop_rolling(self) -> None:
-        rolls = list(self._rolls.values())
-        for task in rolls:
-            task.cancel()
-        if rolls:
-            await asyncio.wait(rolls)
+        await self._rolls.close()
         await self._readers.close()
 
     def cursor(self, subscription: str | None, position: Position = (0, 0, 0)) -> Cursor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from magnetar.runtime.tasks import awaited
+
 from ..resources.stores import Ledgers, Reader, delete_ledgers
 from .ledger_list import LedgerList
 
@@ -25,8 +27,7 @@ class LedgerReaders:
             return reader
         task = self._opening.get(stored_id)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._open(stored_id))
-            self._opening[stored_id] = task
+            task = self._opening[stored_id] = awaited(self._open(stored_id))
             task.add_done_callback(lambda _: self._opening.pop(stored_id, None))
         reader = await asyncio.shield(task)
         if len(self._readers) >= MAX_OPEN_READERS:

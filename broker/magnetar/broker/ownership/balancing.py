@@ -11,6 +11,7 @@ import logging
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 from magnetar.metadata import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument, MagnetarError
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import LongTask
 
 from .balance.core.facts import UNBOUND, BrokerFacts, BundleOwner, NamespaceBinding, Transfer
 from .balance.core.placement import BundlePlacement
@@ -35,7 +37,7 @@ __all__ = ["Balancing", "Loads", "Placement"]
 _log = logging.getLogger(__name__)
 
 _METADATA_TIMEOUT_S = 10.0
-_RETRY_S = 1.0
+_RETRY_S, _RETRY_MAX_S = 1.0, 4.0
 # Of a namespace whose policies cannot be read.
 _NOWHERE = NamespaceBinding(zones=(), groups=("",), strict=True)
 
@@ -127,21 +129,20 @@ class Balancing:
         self._reporter = LoadReporter(metadata, loads, settings, rng, broker, _METADATA_TIMEOUT_S)
 
     async def serve(self, session: Session) -> None:
-        """Until the session is lost, or this is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._again(lambda: self._leader.serve(session), session))
-            group.create_task(self._again(lambda: self._reporter.serve(session), session))
-            group.create_task(self._again(lambda: self._report_load(session), session))
-
-    async def _again(self, serve: Callable[[], Coroutine[Any, Any, None]], session: Session) -> None:
-        while not session.lost:
-            try:
-                await serve()
-            except MagnetarError as error:
-                _log.warning("balancing goes on in a moment: %s", error)
-            except Exception:  # a defect here must not end the balance of a cluster, and silently
-                _log.exception("balancing goes on in a moment")
-            await asyncio.sleep(_RETRY_S)
+        """Until this is cancelled, as whoever holds the session does when it is lost."""
+        parts = {
+            "the balance of the cluster": self._leader.serve,
+            "the report of bundles": self._reporter.serve,
+            "the report of the broker's load": self._report_load,
+        }
+        tasks = [
+            LongTask(name, partial(_again, serve, session), retry_max_s=_RETRY_MAX_S)
+            for name, serve in parts.items()
+        ]
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.gather(*(task.close() for task in tasks))
 
     async def _report_load(self, session: Session) -> None:
         while not session.lost:
@@ -198,6 +199,17 @@ class Balancing:
             await self._metadata.create(transfer_path(Bundle.parse(bundle)), record.encode())
             return True
         return False
+
+
+async def _again(serve: Callable[[Session], Coroutine[Any, Any, None]], session: Session) -> None:
+    while not session.lost:
+        try:
+            await serve(session)
+        except MagnetarError:
+            if not session.lost:
+                raise
+        await asyncio.sleep(_RETRY_S)
+    await asyncio.Event().wait()
 
 
 async def broker_facts(view: ClusterView) -> list[BrokerFacts]:

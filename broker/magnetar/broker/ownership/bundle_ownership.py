@@ -35,6 +35,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import LongTask, begin
 
 from .balance import BalanceSettings
 from .balancing import Placement
@@ -116,7 +117,7 @@ class BundleOwnership:
         self.with_session: Callable[[Session], Coroutine[Any, Any, None]] | None = None
         self._session: Session | None = None
         self._host: Host | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: LongTask | None = None
         self._has_session = asyncio.Event()
         self._failure: MagnetarError | None = None  # why there is no session yet
         self._clock = clock
@@ -129,9 +130,7 @@ class BundleOwnership:
     async def begin(self, host: Host) -> None:
         """Registers the broker. Raises ServiceNotReady when that is not possible within a few session timeouts."""
         self._host = host
-        self._keeper = asyncio.get_running_loop().create_task(
-            self._keep(), name=f"session of broker {self.name}"
-        )
+        self._keeper = LongTask(f"the session of broker {self.name}", self._keep, retry_max_s=POLL_S)
         seconds = start_limit_s(self.settings.session_timeout_s)
         try:
             async with asyncio.timeout(seconds):
@@ -157,13 +156,9 @@ class BundleOwnership:
                 finally:  # one that cannot be closed ends by its silence; and what is cancelled here stays cancelled
                     with contextlib.suppress(MagnetarError):
                         await session.close()
-            except AlreadyClosed:
-                _log.error("broker %s can have no session: the metadata store is closed here", self.name)
-                return
             except MagnetarError as error:
                 self._failure = error
-                _log.warning("broker %s has no session with the metadata store: %s", self.name, error)
-                await asyncio.sleep(POLL_S)
+                raise
 
     async def _hold(self, session: Session) -> None:
         """Until the session is lost."""
@@ -176,7 +171,7 @@ class BundleOwnership:
         _log.info("broker %s is registered", self.name)
         beside = None
         if self.with_session is not None:
-            beside = asyncio.get_running_loop().create_task(self.with_session(session))
+            beside = begin(self.with_session(session), f"balancing by broker {self.name}")
         try:
             await keep_up_to_date(store, path, self._record, record, version, session, self._wake)
         finally:
@@ -248,8 +243,7 @@ class BundleOwnership:
         self.forget(list(self.held))
         self._session = None
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await self._keeper.close()
             self._keeper = None
         await self.view.close()
 
@@ -303,7 +297,7 @@ class BundleOwnership:
         held = self.held.get(bundle)
         if held is None:
             held = self.held[bundle] = Held(State.ACQUIRING)
-            held.work = asyncio.get_running_loop().create_task(self._make_node(bundle, held, bounds_version))
+            held.work = begin(self._make_node(bundle, held, bounds_version), f"ownership of bundle {bundle}")
         if held.state is State.ACQUIRING and held.work is not None:
             await asyncio.wait([held.work])
 
@@ -368,7 +362,7 @@ class BundleOwnership:
         if bundle in self.held:  # since the owner was asked for
             return
         held = self.held[bundle] = Held(State.ARRIVING)
-        held.work = asyncio.get_running_loop().create_task(self._await_arrival(bundle, held))
+        held.work = begin(self._await_arrival(bundle, held), f"arrival of bundle {bundle}")
 
     async def _await_arrival(self, bundle: Bundle, held: Held) -> None:
         """The owner's node says that the bundle moves here; waits until it is gone, and makes our own."""

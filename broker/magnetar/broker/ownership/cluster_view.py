@@ -18,6 +18,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Versioned, Watch
 from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument
 from magnetar.proto.policies import PlacementGroup
+from magnetar.runtime.tasks import TaskSet
 
 from ..log.records import NamespaceRecord, namespace_path
 from .balance.core.facts import UNBOUND, NamespaceBinding
@@ -88,7 +89,7 @@ class Watched(Generic[T]):
         self._value: T | None = None
         self._reading: asyncio.Task[T] | None = None
         # Under way: `_reading`, and those that a change has overtaken.
-        self._readings: dict[asyncio.Task[T], None] = {}
+        self._readings = TaskSet(f"read {path}")
         self.changed = asyncio.Event()  # set at the next change; another one takes its place then
         self._watch: Watch = metadata.watch(path, lambda _: self.drop())
 
@@ -105,13 +106,10 @@ class Watched(Generic[T]):
             return value
         reading = self._reading
         if reading is None:
-            reading = self._reading = asyncio.get_running_loop().create_task(self._read())
-            self._readings[reading] = None
-            reading.add_done_callback(self._read_done)
+            reading = self._reading = self._readings.begin(self._read(), ended=self._read_done)
         return await asyncio.shield(reading)
 
     def _read_done(self, reading: asyncio.Task[T]) -> None:
-        del self._readings[reading]
         failed = reading.cancelled() or reading.exception() is not None
         if self._reading is reading:  # nothing changed since it began
             self._reading = None
@@ -121,10 +119,7 @@ class Watched(Generic[T]):
     async def close(self) -> None:
         """Nothing is watched or read any more."""
         self._watch.close()
-        for reading in list(self._readings):
-            reading.cancel()
-        if self._readings:
-            await asyncio.wait(list(self._readings))
+        await self._readings.close()
 
 
 class ClusterView:

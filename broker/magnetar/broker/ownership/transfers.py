@@ -17,6 +17,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from magnetar.metadata.store import Create, Delete, Put, Versioned
@@ -30,6 +31,7 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import LongTask, begin, on_change
 
 from ..log.records import replace, topic_path
 from .bundle_ownership import BundleOwnership, Held, State
@@ -51,7 +53,7 @@ __all__ = ["Transfers"]
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0
+_RETRY_S, _RETRY_MAX_S = 1.0, 4.0
 _TOPICS_AT_ONCE = 16  # on their way to other brokers
 # So long a move waits for its destination: whoever asked for it waits for 30 s, and a broker that stops for 5 s.
 _PACED_S = 20.0
@@ -67,33 +69,18 @@ class Transfers:
         self._on_their_way = asyncio.Semaphore(_TOPICS_AT_ONCE)
         # Loop time: no move waits for its destination any longer, when the broker is told to stop.
         self._paced_until = math.inf
-        self._follower: asyncio.Task[None] | None = None
+        self._follower: LongTask | None = None
 
     def start(self) -> None:
         """Requests are carried out from now on."""
-        self._follower = asyncio.get_running_loop().create_task(self._follow(), name="transfers of bundles")
+        look = partial(on_change, self._bundles.look, self._look)
+        self._follower = LongTask("the transfers of bundles", look, retry_max_s=_RETRY_MAX_S)
 
     async def close(self) -> None:
         """No further request is begun. May be called again."""
         if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
+            await self._follower.close()
             self._follower = None
-
-    async def _follow(self) -> None:
-        look = self._bundles.look
-        while True:
-            await look.wait()
-            look.clear()
-            try:
-                await self._look()
-                continue
-            except MagnetarError as error:
-                _log.warning("requests to move bundles cannot be read: %s", error)
-            except Exception:  # a defect in one request must not end all others
-                _log.exception("requests to move bundles could not be looked at")
-            await asyncio.sleep(_RETRY_S)
-            look.set()
 
     async def _look(self) -> None:
         """Begins what is asked of the bundles that are owned here."""
@@ -148,8 +135,7 @@ class Transfers:
                 await asyncio.sleep(_RETRY_S)
 
     def _begin(self, bundle: Bundle, held: Held, work: Coroutine[Any, Any, None]) -> None:
-        task = held.work = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(lambda done: self._ended(bundle, held, done))
+        held.work = begin(work, f"transfer of bundle {bundle}", lambda done: self._ended(bundle, held, done))
 
     def _ended(self, bundle: Bundle, held: Held, task: asyncio.Task[None]) -> None:
         if held.work is task:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-_log = logging.getLogger(__name__)
+from magnetar.runtime.tasks import awaited, begin
 
 R = TypeVar("R")
 
 
 async def finish(work: Coroutine[Any, Any, R]) -> R:
     """Awaits `work`, which goes on to its end even if the caller is cancelled; only then the cancellation is raised."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = awaited(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -37,13 +36,11 @@ class Jobs:
     def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Unless it is under way."""
         if name not in self._tasks:
-            self._tasks[name] = asyncio.get_running_loop().create_task(self._run(name, work))
+            self._tasks[name] = begin(self._run(name, work), f"{self._owner}: {name}")
 
     async def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
             await work()
-        except Exception:
-            _log.exception("%s: %s failed", self._owner, name)
         finally:
             self._tasks.pop(name, None)
 

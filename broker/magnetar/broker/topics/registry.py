@@ -19,6 +19,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import LongTask, awaited, begin
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
@@ -94,7 +95,7 @@ class Broker:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._closing_topics: dict[str, Topic] = {}  # those of `_ending` that are not deleted
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
-        self._rounds: list[asyncio.Task[None]] = []
+        self._rounds: list[LongTask] = []
         self._jobs = Jobs("broker")
         self._name_prefix = ""
         self._names = 0
@@ -105,8 +106,10 @@ class Broker:
         number = await self._metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
         await self.ownership.start(self)
-        loop = asyncio.get_running_loop()
-        self._rounds = [loop.create_task(self._maintain()), loop.create_task(self._expire())]
+        self._rounds = [
+            LongTask("the maintenance of topics", self._maintain),
+            LongTask("the expiry of messages", self._expire),
+        ]
 
     def generate_name(self) -> str:
         """A producer or consumer name that was never given before."""
@@ -138,9 +141,11 @@ class Broker:
             load = self._loading.get(key)
             if load is None:
                 self.ownership.check(name)
-                task = asyncio.get_running_loop().create_task(self._load(name, create=create))
                 # Whoever waits has the failure; nobody does when all of them have given up.
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                loading = self._load(name, create=create)
+                task = begin(
+                    loading, f"load of topic {name}", lambda done: done.cancelled() or done.exception()
+                )
                 load = self._loading[key] = _Load(name, task, create)
             try:
                 # Shielded: a caller who gives up does not stop the load for the others.
@@ -290,7 +295,7 @@ class Broker:
                     del self.topics[key]
 
         # A task of its own: it goes on when the caller gives up.
-        self._ending[key] = asyncio.get_running_loop().create_task(delete())
+        self._ending[key] = awaited(delete(), f"deletion of topic {name}")
         await asyncio.shield(self._ending[key])
 
     async def find(self, name: TopicName) -> Topic:
@@ -365,7 +370,7 @@ class Broker:
         key = str(topic.name)
         del self.topics[key]
         self._closing_topics[key] = topic
-        self._ending[key] = asyncio.get_running_loop().create_task(self._close(topic, error, drain_seconds))
+        self._ending[key] = begin(self._close(topic, error, drain_seconds), f"close of topic {key}")
 
     async def _close(self, topic: Topic, error: MagnetarError | None, drain_seconds: float) -> None:
         try:
@@ -379,10 +384,8 @@ class Broker:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
         await self._hand_over(drain_seconds)
         self._closing = True
-        for task in self._rounds:
-            task.cancel()
-        if self._rounds:
-            await asyncio.wait(self._rounds)
+        for rounds in self._rounds:
+            await rounds.close()
         await self._jobs.cancel()
         await self.namespaces.close()
         self.watches.close()

@@ -28,6 +28,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import EntryKey, Position
@@ -114,7 +115,7 @@ class Topic:
         self._not_served: MagnetarError | None = None
         self._fenced = False
         self._ending: asyncio.Task[None] | None = None
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks = TaskSet(f"topic {name}")
         self._drained: asyncio.Future[None] | None = None
         self.messages_in = 0
         self.bytes_in = 0
@@ -339,10 +340,7 @@ class Topic:
             self.in_background(subscription.delete())
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks[id(task)] = task
-        task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
-        return task
+        return self._tasks.begin(work)
 
     async def last_message_id(self, subscription: Subscription | None = None) -> MessageId | None:
         """The last confirmed message, None if the topic holds none; of a subscription the last one that it gets."""
@@ -414,7 +412,7 @@ class Topic:
             self._on_fenced(self)
             self._fail_queued(error)
             self.producers.close_all(error)
-            self._ending = self._loop.create_task(self._end_fenced(error))
+            self._ending = awaited(self._end_fenced(error))
 
     def _delayed(self, error: MagnetarError) -> None:
         """Nothing can be stored for now: those who wait learn why, and may give up knowing it."""
@@ -477,8 +475,7 @@ class Topic:
             consumers = await self._end_subscriptions(error, fenced=self._fenced)
         if self._ending is not None:
             await self._ending
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
+        await self._tasks.wait()
         assert self._not_served is not None
         try:
             await self._stop(self._not_served)

@@ -8,19 +8,19 @@ are listed again after each change, at most once in `LIST_INTERVAL_S`.
 from __future__ import annotations
 
 import asyncio
-import logging
+from functools import partial
 from typing import Protocol
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import LongTask, on_change
 
 from ..log.records import TOPICS_ROOT
 
-_log = logging.getLogger(__name__)
-
 # A change of any topic's list of ledgers counts as a change here as well.
 LIST_INTERVAL_S = 0.5
+_RETRY_MAX_S = 4.0
 _DOMAIN = "persistent"
 
 
@@ -96,7 +96,10 @@ class _Follower:
         self._event = asyncio.Event()
         self._event.set()
         self._watch = metadata.watch(self._path, lambda _: self._event.set())
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"topics of {namespace}")
+        follow = partial(on_change, self._event, self._list)
+        self._task = LongTask(
+            f"the list of topics of namespace {namespace}", follow, retry_max_s=_RETRY_MAX_S
+        )
 
     def note(self, name: TopicName, *, exists: bool) -> bool:
         """Of a change that this broker made, or found; False if it is no news."""
@@ -106,16 +109,9 @@ class _Follower:
         known.symmetric_difference_update((name.name,))
         return True
 
-    async def _follow(self) -> None:
-        while True:
-            await self._event.wait()
-            self._event.clear()
-            try:
-                self._compare(set(await self._metadata.children(self._path)))
-            except MagnetarError as error:
-                _log.warning("the topics of namespace %s cannot be listed yet: %s", self._namespace, error)
-                self._event.set()
-            await asyncio.sleep(LIST_INTERVAL_S)
+    async def _list(self) -> None:
+        self._compare(set(await self._metadata.children(self._path)))
+        await asyncio.sleep(LIST_INTERVAL_S)
 
     def _compare(self, listed: set[str]) -> None:
         if self._known is None:
@@ -129,4 +125,4 @@ class _Follower:
     def stop(self) -> None:
         """Nothing is noted any more."""
         self._watch.close()
-        self._task.cancel()
+        self._task.stop()

@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from typing import Protocol
 
-from magnetar.proto.errors import LookupAgainError, MagnetarError, RetryableError
+from magnetar.proto.errors import FinalError, LookupAgainError, MagnetarError, RetryableError
+from magnetar.runtime.tasks import begin, report
 
 from .broker_connection import BrokerConnection
 from .pool import ConnectionPool
@@ -97,9 +99,15 @@ class Attachment:
             level, follow = logging.WARNING, False
         log.log(level, "%s: %s; attaching again", self._what, error or "connection closed")
         self._reason = str(error or "connection closed")
-        self._task = loop.create_task(self._attach_again(follow), name=f"attach {self._what}")
         warning = loop.call_later(self._pool.options.operation_timeout, self._warn)
-        self._task.add_done_callback(lambda _: warning.cancel())
+        ended = partial(self._attaching_ended, warning)
+        self._task = begin(self._attach_again(follow), f"attach {self._what}", ended)
+
+    def _attaching_ended(self, warning: asyncio.TimerHandle, task: asyncio.Task[None]) -> None:
+        warning.cancel()
+        report(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self.give_up(FinalError(f"{self._what} cannot be attached again: {defect!r}"))
 
     def _warn(self) -> None:
         log.warning(

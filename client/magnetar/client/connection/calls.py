@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from magnetar.proto.errors import ConnectionLost, MagnetarError
+from magnetar.runtime.tasks import awaited
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class SharedCalls(Generic[K, T]):
         """The result of `call`, or of the one under way. Raises what it raises, ConnectionLost when it was stopped."""
         shared = self._calls.get(key)
         if shared is None:
-            task = asyncio.get_running_loop().create_task(call(), name=f"{self._what} {key}")
+            task = awaited(call(), f"{self._what} {key}")
             shared = self._calls[key] = _Shared(task)
             task.add_done_callback(lambda done: self._ended(key, done))
         shared.waiting += 1
@@ -90,11 +91,10 @@ async def first_success(
     left = deque(calls)
     running: dict[asyncio.Task[T], None] = {}
     errors: list[MagnetarError] = []
-    loop = asyncio.get_running_loop()
     try:
         while left or running:
             if left:
-                running[loop.create_task(left.popleft()())] = None
+                running[awaited(left.popleft()())] = None
             await asyncio.wait(
                 running, timeout=head_start if left else None, return_when=asyncio.FIRST_COMPLETED
             )

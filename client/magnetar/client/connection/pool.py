@@ -10,6 +10,7 @@ from typing import Any
 from magnetar.proto.commands import Command
 from magnetar.proto.errors import ConnectionLost, LookupAgainError, MagnetarError
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.tasks import TaskSet
 
 from ..options import ClientOptions
 from ..queue_budget import QueueBudget
@@ -35,7 +36,7 @@ class ConnectionPool:
         self.clock = clock
         self.rng = rng
         self.cluster = 0
-        self._ending: dict[asyncio.Task[Any], None] = {}
+        self._ending = TaskSet("end of a client's work")
         self._use(service)
 
     def _use(self, service: ServiceUrl) -> None:
@@ -100,19 +101,16 @@ class ConnectionPool:
         self._use(service)
         lookups.stop()
         brokers.retire(ConnectionLost(f"this client leaves {brokers.service} for {service}"))
-        self.await_end(
-            asyncio.get_running_loop().create_task(_leave(brokers, lookups), name="leave a cluster")
-        )
+        self._ending.begin(_leave(brokers, lookups), "leave a cluster")
 
     def await_end(self, task: asyncio.Task[Any]) -> None:
         """A task that its owner does not wait for: `close` waits until it has ended."""
-        self._ending[task] = None
-        task.add_done_callback(self._ending.pop)
+        self._ending.add(task)
 
     async def close(self, timeout: float) -> None:
         """Closes the connections, each of which may take `timeout` seconds."""
         await asyncio.gather(
-            self._lookups.close(), self._brokers.close(timeout), *self._ending, return_exceptions=True
+            self._lookups.close(), self._brokers.close(timeout), self._ending.wait(), return_exceptions=True
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, encode_rows
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
+from magnetar.runtime.tasks import awaited
 
 from ..connection.broker_connection import BrokerConnection
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
@@ -189,8 +190,8 @@ class Acknowledger:
     async def _receipt(self) -> None:
         task = self._next_receipt
         if task is None:
-            task = self._next_receipt = self._loop.create_task(
-                self._request_receipt(self._session.cluster), name=f"ack {self._session.what}"
+            task = self._next_receipt = awaited(
+                self._request_receipt(self._session.cluster), f"ack {self._session.what}"
             )
         # Shielded: one who stops waiting must not take the receipt from the others.
         await asyncio.shield(task)

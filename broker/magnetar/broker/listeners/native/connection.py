@@ -29,6 +29,7 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 from magnetar.proto.frames import Run
+from magnetar.runtime.tasks import TaskSet
 
 from ...resources.budget import ByteBudget
 from ...service import BrokerService
@@ -68,7 +69,7 @@ class ClientConnection:
             ),
         )
         self._watches = Watches(service)
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks = TaskSet("request of a client")
         self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
         # Of the consumers in their order: whose turn it is when the connection is writable again.
         self._resume_at = 0
@@ -98,8 +99,7 @@ class ClientConnection:
         for budget in self._budgets.values():
             budget.forget((self, budget))
         self._budgets.clear()
-        for task in list(self._tasks.values()):
-            task.cancel()
+        self._tasks.cancel()
         self._producers.lose_all()
         self._consumers.lose_all()
         self._watches.close()
@@ -233,10 +233,7 @@ class ClientConnection:
         self._spawn(self._run(request_id, work))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks[id(task)] = task
-        task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
-        return task
+        return self._tasks.begin(work)
 
     async def _run(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
