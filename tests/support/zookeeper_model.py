@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,7 +282,8 @@ class Door(asyncio.Protocol):
                 struct.pack(">i", len(name)) + name for name in encoded
             )
         stat = Stat(**{name: 0 for name, _ in Stat.parts} | {
-            "version": node.version, "data_length": len(node.value or b""), "num_children": len(names)
+            "version": node.version, "data_length": len(node.value or b""), "num_children": len(names),
+            "last_modified_children": zlib.crc32("/".join(names).encode()),  # another one for another list
         })  # fmt: skip
         rendered = b"".join(_render(stat))
         if opcode == Opcode.EXISTS:

@@ -177,7 +177,7 @@ async def prune_parents(connection: Connection, paths: Sequence[str], space: Nam
     answers = [(parent, connection.request(wire.exists(space.full(parent)))) for parent in parents if parent]
     for parent, answer in answers:
         error, frame = await answer
-        if error or wire.decode_stat(frame)[1:] != (0, 0):
+        if error or wire.decode_stat(frame)[1:3] != (0, 0):
             continue
         error, frame = await connection.request(wire.get_data(space.full(parent)))
         if error:

@@ -45,6 +45,7 @@ from .wire import Request, ZooKeeperError
 __all__ = ["ZooKeeperMetadataStore", "ZooKeeperSettings", "open_zookeeper_store"]
 
 _READ_ATTEMPTS = 5
+_MAX_PAGED = 8  # lists
 _RESERVED = {SEQUENCES[1:], "zookeeper"}  # below the root; the second is ZooKeeper's own
 
 
@@ -107,6 +108,8 @@ class ZooKeeperMetadataStore:
         self._sequences = Sequences(self.get, self._advance_sequence)
         self._sessions: dict[ZooKeeperSession, None] = {}  # those of open_session; some may have ended
         self._closed = False
+        # By path that is read in pages: the zxid of its list, and the names in order.
+        self._paged: dict[str, tuple[int, list[str]]] = {}
         self._main = self._start_main()
 
     async def open(self, *, make_root: bool) -> None:
@@ -160,17 +163,37 @@ class ZooKeeperMetadataStore:
         await self.commit([Delete(path, version)])
 
     async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
-        """See MetadataStore. ZooKeeper sends all names, whatever the range."""
-        root = not split_path(path)
+        """See MetadataStore. ZooKeeper sends all names, whatever the range: pages behind the first are of one answer."""
+        split_path(path)
+        names = await self._page_names(path) if after and limit else await self._names(path)
+        first = bisect.bisect_right(names, after) if after else 0
+        if limit and first + limit > len(names):
+            self._paged.pop(path, None)
+        return names[first : first + limit if limit else None]
+
+    async def _names(self, path: str) -> list[str]:
         error, frame = await self._read(wire.get_children(self._space.full(path)), path, fresh=True)
         if error:
             return []
         # About 2 us for each. The order of code points is that of UTF-8.
         names = sorted(map(self._space.name, wire.decode_children(frame)))
-        if root:
-            names = [name for name in names if name not in _RESERVED]
-        first = bisect.bisect_right(names, after) if after else 0
-        return names[first : first + limit if limit else None]
+        return names if path != "/" else [name for name in names if name not in _RESERVED]
+
+    async def _page_names(self, path: str) -> list[str]:
+        """As they are now: those of the page before, unless a child was made or deleted since."""
+        error, frame = await self._read(wire.exists(self._space.full(path)), path, fresh=True)
+        if error:
+            return []
+        zxid = wire.decode_stat(
+            frame
+        ).children_zxid  # read first: names that are newer are only read once more
+        known = self._paged.pop(path, None)
+        if known is None or known[0] != zxid:
+            known = zxid, await self._names(path)
+        self._paged[path] = known
+        if len(self._paged) > _MAX_PAGED:
+            del self._paged[next(iter(self._paged))]
+        return known[1]
 
     async def next_id(self, name: str, count: int = 1) -> int:
         """See MetadataStore."""

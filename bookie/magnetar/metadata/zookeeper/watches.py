@@ -4,7 +4,8 @@ ZooKeeper's recursive watch reports each creation, change and deletion at any de
 interface wants the node, its list of children and its children's values: events of the path and of its children.
 
 The servers forget a connection's watches with the connection. On each new one all are armed again, before anything else
-is sent; then each is called once, since changes may have been missed. A read that is sent after `watch` returned shows
+is sent; then each is called once, since changes may have been missed. One that a server refuses is armed again after a
+while, and called then. A read that is sent after `watch` returned shows
 the node as it was when the watch began, or later, because both go over the same connection in this order.
 """
 
@@ -22,6 +23,7 @@ from .namespace import Namespace
 __all__ = ["Watches"]
 
 _log = logging.getLogger("magnetar.metadata.zookeeper")
+_RETRY_S = 5.0
 
 
 class Watches:
@@ -74,12 +76,18 @@ class Watches:
             error = LOST if answer.cancelled() else answer.result()[0]
             if error and error != LOST:
                 _log.error(
-                    "ZooKeeper (3.6 or newer is needed) refuses a watch on %s with error %d", path, error
-                )
+                    "ZooKeeper (3.6 or newer is needed) refuses a watch on %s with error %d; it is asked again in %g s",
+                    path, error, _RETRY_S,
+                )  # fmt: skip
+                asyncio.get_running_loop().call_later(_RETRY_S, self._arm_again, connection, path)
             elif missed and not error:
                 self._notify(path)
 
         connection.request(wire.add_watch(self._space.full(path))).add_done_callback(armed)
+
+    def _arm_again(self, connection: Connection, path: str) -> None:
+        if path in self._by_path and self._connection() is connection:
+            self._arm(connection, path, missed=True)
 
     def _notify(self, path: str) -> None:
         for watch in self._by_path.get(path, ()):

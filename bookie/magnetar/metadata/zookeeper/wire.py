@@ -79,7 +79,9 @@ _FRAME_HEADER = struct.Struct(">iii")
 _ANSWER_HEADER = struct.Struct(">iqi")
 _I32 = struct.Struct(">i")
 _VERSION_IN_STAT = 32
-_SIZES_IN_STAT = struct.Struct(">ii")  # length of the value, number of children
+_SIZES_IN_STAT = struct.Struct(
+    ">iiq"
+)  # length of the value, number of children, zxid of the last change of them
 _SIZES_OFFSET = 52
 _MULTI_HEADER = struct.Struct(">i?i")
 _MULTI_END = _MULTI_HEADER.pack(-1, True, -1)
@@ -141,6 +143,7 @@ class Stat(NamedTuple):
     version: int
     value_bytes: int
     children: int
+    children_zxid: int  # of the last child that was made or deleted
 
 
 class Handshake(NamedTuple):

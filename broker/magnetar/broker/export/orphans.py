@@ -19,6 +19,8 @@ from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
 _TOPICS_PER_TURN = 100
+# A store without ranges sends all names of a namespace for each page.
+_TOPICS_PER_PAGE = 10_000
 
 
 class ExportedTopic(Protocol):
@@ -45,13 +47,14 @@ class Topics(Protocol):
 async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
     after = ""
-    while page := await topics.list_topics("", after=after, count=_TOPICS_PER_TURN):
-        for after in page:
-            name = TopicName.parse(after)
+    while page := await topics.list_topics("", after=after, count=_TOPICS_PER_PAGE):
+        for number, after in enumerate(page, 1):
+            if number % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
             try:
+                name = TopicName.parse(after)
                 if topics.serves(name) and await metadata.children(staged_path(name), limit=1):
                     topic = await topics.topic(name, create=False)
                     await topic.export.staging.load()
             except MagnetarError as error:
                 _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", after, error)
-        await asyncio.sleep(0)

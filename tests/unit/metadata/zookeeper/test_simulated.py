@@ -13,6 +13,7 @@ from magnetar.metadata.zookeeper import (
     ZooKeeperSettings,
     open_zookeeper_store,
     parse_address,
+    wire,
 )
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -24,7 +25,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.clock import elapsed_s
 from support.sim import SimLoop
-from support.zookeeper_model import ModelZooKeeper
+from support.zookeeper_model import Door, ModelZooKeeper, Refused
 
 TIMEOUT_S = 4.0
 STORM_S = 60.0
@@ -236,3 +237,83 @@ def test_the_store_in_virtual_time() -> None:
     finally:
         loop.close()
     assert sorted(model.nodes) == ["/", "/root", "/root/a"]
+
+
+def test_a_list_that_is_read_in_pages_is_sent_twice_and_again_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each page took all names: reading a list was quadratic in its length."""
+    loop = SimLoop(seed=1)
+    model = ModelZooKeeper(loop)
+    url = model.start()
+    sent = 0
+    get_children = wire.get_children
+
+    def counted(path: str) -> wire.Request:
+        nonlocal sent
+        sent += path.endswith("/topics")
+        return get_children(path)
+
+    async def pages(store: ZooKeeperMetadataStore, *, made: str = "") -> list[str]:
+        found: list[str] = []
+        while page := await store.children("/topics", after=found[-1] if found else "", limit=10):
+            found += page
+            if made and len(found) == 100:
+                await store.create(f"/topics/{made}", b"")
+        return found
+
+    async def main() -> None:
+        nonlocal sent
+        store = await open_zookeeper_store(url, rng=random.Random(1), clock=loop.time)
+        names = [f"t{number:03d}" for number in range(200)]
+        for name in names:
+            await store.create(f"/topics/{name}", b"")
+        monkeypatch.setattr(wire, "get_children", counted)
+        assert await pages(store) == names
+        assert sent == 2
+        sent = 0
+        assert await pages(store, made="t150a") == sorted([*names, "t150a"])
+        assert sent == 4
+        assert not store._paged
+        await store.close()
+
+    try:
+        loop.run(main())
+    finally:
+        loop.close()
+
+
+def test_a_watch_that_a_server_refuses_is_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = SimLoop(seed=1)
+    model = ModelZooKeeper(loop)
+    url = model.start()
+    refusals = 2
+    request = Door._request
+
+    def refusing(door: Door, opcode: int, frame: bytes) -> bytes:
+        nonlocal refusals
+        if opcode == wire.Opcode.ADD_WATCH and refusals:
+            refusals -= 1
+            raise Refused(wire.ZooKeeperError.NO_AUTH)
+        return request(door, opcode, frame)
+
+    async def main() -> None:
+        monkeypatch.setattr(Door, "_request", refusing)
+        store = await open_zookeeper_store(url, rng=random.Random(1), clock=loop.time)
+        other = await open_zookeeper_store(url, rng=random.Random(2), clock=loop.time)
+        changes: list[str] = []
+        store.watch("/list", changes.append)
+        await other.create("/list/a", b"")
+        await asyncio.sleep(20)
+        assert changes, "what was missed meanwhile"
+        changes.clear()
+        await other.create("/list/b", b"")
+        await asyncio.sleep(1)
+        assert changes
+        await store.close()
+        await other.close()
+
+    try:
+        loop.run(main())
+    finally:
+        loop.close()

@@ -82,7 +82,7 @@ def test_nodes(value: bytes | None, version: int, children: int) -> None:
     )  # fmt: skip
     data = struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
     assert wire.decode_data(HEADER + data + record(stat)[16:]) == (value, version)
-    assert wire.decode_stat(record(stat)) == (version, len(value or b""), children)
+    assert wire.decode_stat(record(stat)) == (version, len(value or b""), children, 8)
 
 
 @given(st.lists(st.text(max_size=20)))
