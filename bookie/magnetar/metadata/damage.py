@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgpack
 
-from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore, VersionConflict
+from magnetar.proto.errors import AlreadyExists, DataDirectoryError, NotFoundInStore, VersionConflict
 
 __all__ = [
     "DAMAGED_PATH",
@@ -64,7 +64,7 @@ def damaged_path(bookie_id: str, ledger_id: int) -> str:
 async def add_ranges(metadata: Nodes, bookie_id: str, ledger_id: int, ranges: Ranges) -> bool:
     """The node names these ranges, durably, when this returns; False if it had named all of their entries before.
 
-    Raises InvalidArgument for a node that cannot be read, VersionConflict, and what the store fails with.
+    Raises DataDirectoryError for a node that cannot be read, VersionConflict, and what the store fails with.
     """
     path = damaged_path(bookie_id, ledger_id)
     for _ in range(_MAX_CONFLICTS):
@@ -73,7 +73,7 @@ async def add_ranges(metadata: Nodes, bookie_id: str, ledger_id: int, ranges: Ra
             if node is None:
                 await metadata.create(path, encode_ranges(merge_ranges(ranges)))
                 return True
-            known = decode_ranges(node.value)
+            known = decode_ranges(node.value, path)
             merged = merge_ranges([*known, *ranges])
             if [row[:2] for row in merged] == [row[:2] for row in known]:
                 return False
@@ -90,18 +90,16 @@ def encode_ranges(ranges: Ranges) -> bytes:
     return value
 
 
-def decode_ranges(value: bytes) -> Ranges:
-    """Raises InvalidArgument for a value of a later format, or one that is none."""
+def decode_ranges(value: bytes, path: str = DAMAGED_PATH) -> Ranges:
+    """What the node at `path` says. Raises DataDirectoryError for a value of a later format, or one that is none."""
     try:
         fields = msgpack.unpackb(value)
         if fields["format"] != _FORMAT:
-            raise InvalidArgument(
-                f"a node below {DAMAGED_PATH} has format {fields['format']}; upgrade magnetar"
-            )
+            raise DataDirectoryError(f"{path} has format {fields['format']}; upgrade magnetar")
         return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise InvalidArgument(
-            f"a node below {DAMAGED_PATH} cannot be read ({error!r}); delete it: what is damaged is found again"
+        raise DataDirectoryError(
+            f"{path} cannot be read ({error!r}); delete it: what is damaged is found again"
         ) from error
 
 

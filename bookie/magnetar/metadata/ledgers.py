@@ -116,7 +116,7 @@ class StoredLedgers:
         """See LedgerManager."""
         behind = "" if after < 0 else _note_name(after)
         names = await self._store.children(f"{_DELETED_PATH}/{bookie}", after=behind, limit=limit)
-        return [int(name) for name in names]
+        return [int(name) for name in names if name.isdecimal()]
 
     async def forget_deletions(self, ledger_id: int, bookies: Sequence[str]) -> None:
         """See LedgerManager."""

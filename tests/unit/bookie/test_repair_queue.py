@@ -105,3 +105,27 @@ async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) 
         await asyncio.sleep(0)
     await bookie.close()
     await queue.close()
+
+
+@pytest.mark.parametrize(
+    "value", [b"\xc1", b"\x82\xa6format\x63\xa6ranges\x90"], ids=["damaged", "newer format"]
+)
+async def test_rule_48_a_node_that_cannot_be_read_costs_its_ledger_and_is_not_tried_for_ever(
+    value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryMetadataStore()
+    path = damaged_path("b", 1)
+    await store.create(path, value)
+    queue = MetadataRepairQueue(store)
+    queue.start("b")
+    for ledger_id in (1, 2, 3):
+        queue.damaged(ledger_id, 5, 6, "bits")
+    await until(lambda: not queue.pending)
+    assert queue.not_queued == 1
+    assert path in caplog.text
+    for ledger_id in (2, 3):
+        node = await store.get(damaged_path("b", ledger_id))
+        assert node is not None
+        assert decode_ranges(node.value) == [(5, 6, "bits")]
+    assert (await store.get(path)) == (value, 0)
+    await queue.close()

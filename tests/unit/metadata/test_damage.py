@@ -11,7 +11,7 @@ from magnetar.metadata import damage as module
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges, encode_ranges, merge_ranges
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
-from magnetar.proto.errors import InvalidArgument, VersionConflict
+from magnetar.proto.errors import DataDirectoryError, VersionConflict
 
 
 def test_ranges_are_merged_and_bounded() -> None:
@@ -19,13 +19,13 @@ def test_ranges_are_merged_and_bounded() -> None:
     many = [(number * 2, number * 2, "bits") for number in range(1000)]
     assert merge_ranges(many) == [(0, 1998, "many ranges")]
     assert decode_ranges(encode_ranges([(1, 2, "x")])) == [(1, 2, "x")]
-    with pytest.raises(InvalidArgument, match="format"):
+    with pytest.raises(DataDirectoryError, match="format"):
         decode_ranges(encode_ranges([]).replace(b"\xa6format\x01", b"\xa6format\x02"))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x80", encode_ranges([(1, 2, "x")])[:-1]])
 def test_a_node_that_is_none_ends_no_task(value: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="cannot be read"):
+    with pytest.raises(DataDirectoryError, match="cannot be read"):
         decode_ranges(value)
 
 
@@ -77,3 +77,10 @@ async def test_conflicts_do_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(metadata, "put", put)
     with pytest.raises(VersionConflict, match="by others"):
         await add_ranges(metadata, "b", 7, [(5, 5, "bits")])
+
+
+async def test_rule_48_a_node_that_cannot_be_read_is_named_with_its_path() -> None:
+    metadata = MemoryMetadataStore()
+    await metadata.create(damaged_path("b", 7), b"\xc1")
+    with pytest.raises(DataDirectoryError, match=f"{damaged_path('b', 7)} cannot be read"):
+        await add_ranges(metadata, "b", 7, [(1, 1, "bits")])

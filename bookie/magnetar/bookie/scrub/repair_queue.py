@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from magnetar.metadata.damage import Ranges, add_ranges, damaged_path, merge_ranges
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import MagnetarError, NotFoundInStore, VersionConflict
-from magnetar.runtime.tasks import LongTask
+from magnetar.proto.errors import DataDirectoryError, NotFoundInStore, VersionConflict
+from magnetar.runtime.tasks import LongTask, on_change
 
 __all__ = ["MetadataRepairQueue"]
 
 _log = logging.getLogger(__name__)
 _MAX_PENDING = 50_000
-_RETRY_S = 5.0
+_RETRY_S, _RETRY_MAX_S = 1.0, 5.0
 
 
 class MetadataRepairQueue:
@@ -37,7 +38,8 @@ class MetadataRepairQueue:
     def start(self, bookie_id: str) -> None:
         """Begins to write, once the bookie has read its cookie."""
         self._bookie_id = bookie_id
-        self._task = LongTask("the repair queue", self._write_forever)
+        write = partial(on_change, self._wake, self._write_all)
+        self._task = LongTask("the repair queue", write, retry_s=_RETRY_S, retry_max_s=_RETRY_MAX_S)
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
         """See RepairQueue."""
@@ -59,22 +61,18 @@ class MetadataRepairQueue:
         """Ledgers whose node is not written yet."""
         return len(self._pending)
 
-    async def _write_forever(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._pending:
-                ledger_id = next(iter(self._pending))
-                ranges = self._pending.pop(ledger_id)
-                try:
-                    await self._write(ledger_id, ranges)
-                except Exception as error:
-                    self._put_back(ledger_id, ranges)
-                    if not isinstance(error, MagnetarError):
-                        self._wake.set()
-                        raise
-                    _log.warning("the repair queue cannot be written: %s", error)
-                    await asyncio.sleep(_RETRY_S)
+    async def _write_all(self) -> None:
+        while self._pending:
+            ledger_id = next(iter(self._pending))
+            ranges = self._pending.pop(ledger_id)
+            try:
+                await self._write(ledger_id, ranges)
+            except DataDirectoryError as error:  # costs this ledger; a scrub finds its damage again
+                self.not_queued += 1
+                _log.error("damage of ledger %d is not queued for repair: %s", ledger_id, error)
+            except BaseException:
+                self._put_back(ledger_id, ranges)
+                raise
 
     def _put_back(self, ledger_id: int, ranges: Ranges | None) -> None:
         newer = self._pending.get(ledger_id, ())

@@ -30,6 +30,7 @@ from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges
 from magnetar.metadata.store import MetadataStore, Session, Versioned
 from magnetar.proto.errors import (
+    DataDirectoryError,
     InvalidArgument,
     LedgerNotFound,
     MagnetarError,
@@ -129,7 +130,7 @@ class Worker:
                 await self._heal(task)
             else:
                 await self._repair_ledger(task)
-        except InvalidArgument as error:  # a node that cannot be read
+        except (InvalidArgument, DataDirectoryError) as error:  # a node that cannot be read
             _log.error("a repair is not possible: %s", error)
             self._work.postpone(task)
         finally:
@@ -255,7 +256,7 @@ class Worker:
         if node is None:
             self._work.done(task)
             return
-        ranges = [(first, last) for first, last, _ in decode_ranges(node.value)]
+        ranges = [(first, last) for first, last, _ in decode_ranges(node.value, path)]
         self.repairing[ledger_id] = f"healing at {bookie}"
         found = await self._components.find_metadata(ledger_id)
         healed = Healed()

@@ -19,7 +19,7 @@ from magnetar.ledger import LedgerMetadata
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.damage import Ranges, add_ranges
 from magnetar.metadata.ledgers import ledger_path
-from magnetar.proto.errors import InvalidArgument, LedgerNotFound
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import TopicName
 
 from ..log.ledger_list import LedgerList
@@ -67,21 +67,27 @@ async def report_damage(
     """The answer to ReportDamage; the nodes are durable when it returns.
 
     Raises LedgerNotFound for a ledger that is not (any more) the topic's, InvalidArgument for entries that it does not have
-    or a bookie that is not in their ensembles: then nothing was written.
+    or a bookie that is not in their ensembles: then nothing was written. DataDirectoryError names nodes that cannot be read,
+    once the others are written.
     """
     found = {stored_id: await _metadata_of(name, metadata, stored_id) for stored_id in _ids(rows)}
     nodes: dict[tuple[str, int], Ranges] = {}
     for row in rows:
         _check(name, ledgers, found[row.stored_id], row)
         nodes.setdefault((row.bookie, row.stored_id), []).append((row.first, row.last, row.reason))
-    queued = 0
+    queued, unreadable = 0, list[str]()
     for (bookie, stored_id), ranges in nodes.items():
-        queued += await add_ranges(metadata, bookie, stored_id, ranges)
+        try:
+            queued += await add_ranges(metadata, bookie, stored_id, ranges)
+        except DataDirectoryError as error:
+            unreadable.append(error.message)
         await asyncio.sleep(0)
     if queued:
         _log.warning(
             "topic %s: an audit found damage: %d copies of ledgers are queued for repair", name, queued
         )
+    if unreadable:
+        raise DataDirectoryError("; ".join(unreadable))
     return {"queued": queued, "known": len(nodes) - queued}
 
 

@@ -224,7 +224,7 @@ class LedgerList:
         """To be called by the owner: deletes segments that a crash left and that the list does not name."""
         named = {segment.number for segment in self.record.segments}
         for name in await self._metadata.children(segments_path(self.name)):
-            if int(name) not in named:
+            if name.isdecimal() and int(name) not in named:
                 await self._delete_segment(int(name))
 
     async def _delete_segment(self, number: int) -> None:

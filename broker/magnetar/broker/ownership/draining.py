@@ -168,10 +168,16 @@ class Draining:
         if not rest:
             return ["no other broker takes topics"]
         bindings = {"a namespace without a broker group": UNBOUND}
+        unreadable = []
         for namespace in await self._namespaces():
-            bindings[f"namespace {namespace}"] = await self._view.binding(namespace).get()
+            try:
+                bindings[f"namespace {namespace}"] = await self._view.binding(namespace).get()
+            except (DataDirectoryError, InvalidArgument) as error:
+                unreadable.append(
+                    f"nobody knows which brokers namespace {namespace} may have ({error.message})"
+                )
         groups = self._balance.dedicated_groups
-        return [
+        return unreadable + [
             f"no broker would be left that {whose} may have"
             for whose, binding in bindings.items()
             if all(tier_of(one, binding, groups) == NEVER for one in rest)
@@ -185,7 +191,11 @@ class Draining:
             path = namespace_path(namespace)
             if (node := await self._store.get(path)) is None:
                 continue
-            policies = NamespaceRecord.decode(node.value, path).policies
+            try:
+                policies = NamespaceRecord.decode(node.value, path).policies
+            except DataDirectoryError as error:
+                _log.warning("a drain does without the quorums of namespace %s: %s", namespace, error)
+                continue
             if policies.quorums is not None:
                 least = policies.minimum_write_quorum
                 striping = Striping(least, least, 1) if least else Striping(*policies.quorums)

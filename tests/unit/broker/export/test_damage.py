@@ -15,6 +15,7 @@ from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     ConnectionLost,
+    DataDirectoryError,
     InvalidArgument,
     LedgerNotFound,
     MagnetarError,
@@ -173,3 +174,17 @@ async def test_a_store_that_fails_is_told(
         with pytest.raises(ConnectionLost):
             await report(client, row)
     assert await report(client, row) == {"queued": 1, "known": 0}
+
+
+async def test_rule_48_a_node_that_cannot_be_read_is_named_and_the_others_are_written(
+    bookies: Bookies, client: FakeClient
+) -> None:
+    closed, second, _ = [row[1] for row in await rows_of(client)]
+    first, other = await holder(bookies, closed), await holder(bookies, second)
+    path = damaged_path(first, closed)
+    await bookies.metadata.create(path, b"\xc1")
+    with pytest.raises(DataDirectoryError, match=f"{path} cannot be read"):
+        await report(client, [closed, first, 1, 1, "missing"], [second, other, 0, 0, "differs"])
+    node = await bookies.metadata.get(damaged_path(other, second))
+    assert node is not None
+    assert decode_ranges(node.value) == [(0, 0, "differs")]

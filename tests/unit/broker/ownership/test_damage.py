@@ -2,11 +2,12 @@
 
 import pytest
 
-from magnetar.broker.log.records import namespace_path
+from magnetar.broker.log.records import NamespaceRecord, namespace_path
 from magnetar.broker.ownership.core.bundles import Bounds, Bundle, topic_hash
 from magnetar.broker.ownership.records import TransferRecord, bounds_path, owner_path, transfer_path
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.proto.ids import TopicName
+from magnetar.proto.policies import Policies
 from support.cluster_kit import Cluster, ClusterBroker, brokers
 from unit.broker.ownership.test_ownership import until
 
@@ -85,3 +86,15 @@ async def test_a_broker_that_cannot_be_read_is_left_out() -> None:
         a = cluster.brokers["a"]
         assert [row.name for row in await a.ownership.brokers()] == ["a"]
         assert await located(a, TOPICS[0]) == a.url
+
+
+async def test_rule_48_policies_that_cannot_be_read_are_named_among_the_obstacles_of_a_drain() -> None:
+    async with brokers("a", "b") as cluster:
+        a = cluster.brokers["a"]
+        await located(a, TOPICS[0])
+        await cluster.metadata.create(namespace_path("t/damaged"), GARBAGE)
+        await cluster.metadata.create(
+            namespace_path("t/fine"), NamespaceRecord(Policies(broker_zone="nowhere")).encode()
+        )
+        with pytest.raises(InvalidArgument, match=namespace_path("t/damaged")):
+            await a.ownership.drain("b")

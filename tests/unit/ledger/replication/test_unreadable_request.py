@@ -10,6 +10,7 @@ from magnetar.ledger.replication import begin_drain, drain_progress, remove_book
 from magnetar.ledger.replication.audit_pass import LedgerAudit
 from magnetar.ledger.replication.core.request import Reason
 from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH
+from magnetar.metadata.damage import damaged_path, encode_ranges
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_path
 from magnetar.proto.errors import InvalidArgument
 from support.repair_kit import RepairCluster
@@ -61,4 +62,24 @@ async def test_rule_48_a_record_or_request_that_cannot_be_read_is_named_and_a_dr
     await cluster.metadata.put(record, b"\xc1", version=node.version)
     with pytest.raises(InvalidArgument, match=f"{record} cannot be read"):
         await remove_bookie(cluster.metadata, "b9")
+    await cluster.close()
+
+
+async def test_rule_48_a_node_of_damage_that_cannot_be_read_is_named_and_others_are_healed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = await RepairCluster.start("b1", "b2", "b3")
+    ledgers = [await cluster.closed_ledger(entries=2, ensemble_size=3, write_quorum=3) for _ in range(3)]
+    bad, *others = (damaged_path("b1", ledger_id) for ledger_id in ledgers)
+    await cluster.metadata.create(bad, b"\xc1")
+    for path in others:
+        await cluster.metadata.create(path, encode_ranges([(0, 1, "bits")]))
+    await cluster.autorecovery()
+
+    async def healed() -> bool:
+        return [await cluster.metadata.get(path) for path in others] == [None, None]
+
+    await cluster.until(healed)
+    assert await cluster.metadata.get(bad) is not None
+    assert f"{bad} cannot be read" in caplog.text
     await cluster.close()
