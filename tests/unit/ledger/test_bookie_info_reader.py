@@ -271,6 +271,6 @@ async def test_a_bug_in_an_answer_does_not_end_the_survey_of_a_bookie(
     async with Room(0.02, a=a, b=Asked()) as room:
         a.told = bad  # type: ignore[assignment]
         await room.until(("b",))
-        assert "asking bookie a how it is failed" in caplog.text
+        assert "the info of bookie a has ended" in caplog.text
         a.told = good
         await room.until(("a", "b"))
