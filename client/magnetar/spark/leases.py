@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterable
 from magnetar.client import Client
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import MagnetarError, MessageLost, TopicNotFound
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import begin
 
 from .options import ReadOptions
 from .service import TopicPlan, asking_once, ledgers_of_topic
@@ -66,7 +66,7 @@ async def renewing(
             except MagnetarError as error:
                 _log.warning("the lease on %s is not renewed yet: %s", topic, error)
 
-    task = awaited(again(await renew()))
+    task = begin(again(await renew()), f"the lease on {topic}")
     try:
         yield
     except MagnetarError:

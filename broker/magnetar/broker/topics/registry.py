@@ -11,6 +11,7 @@ from typing import NamedTuple
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     InvalidArgument,
+    InvalidTopicName,
     MagnetarError,
     TopicBusy,
     TopicNotFound,
@@ -248,7 +249,7 @@ class Broker:
     async def list_topics(self, namespace: str, *, after: str = "", count: int) -> list[str]:
         """At most `count` full names behind `after`, ordered by tenant, namespace, domain and name.
 
-        `namespace`: `tenant/namespace`, or all if empty.
+        `namespace`: `tenant/namespace`, or all if empty. A node whose name no topic can have is left out.
         """
         parts = namespace.split("/") if namespace else []
         if namespace and (len(parts) != 2 or not all(parts)):
@@ -257,9 +258,21 @@ class Broker:
         if after:
             domain, tenant, its_namespace, name = TopicName.parse(after)
             behind = [tenant, its_namespace, domain, name][len(parts) :]
-        paths = await self._list("/".join([TOPICS_ROOT, *parts]), 4 - len(parts), behind, count)
-        names = [path.removeprefix(f"{TOPICS_ROOT}/").split("/") for path in paths]
-        return [str(TopicName(domain, tenant, space, name)) for tenant, space, domain, name in names]
+        root = "/".join([TOPICS_ROOT, *parts])
+        names: list[str] = []
+        more = True
+        while more and len(names) < count:
+            wanted = count - len(names)
+            paths = await self._list(root, 4 - len(parts), behind, wanted)
+            for path in paths:
+                tenant, space, domain, name = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
+                try:
+                    names.append(str(TopicName.parse(f"{domain}://{tenant}/{space}/{name}")))
+                except InvalidTopicName as error:
+                    _log.warning("%s is left out of the list of topics: %s", path, error)
+            if more := len(paths) == wanted:
+                behind = paths[-1].removeprefix(f"{root}/").split("/")
+        return names
 
     async def _list(self, path: str, levels: int, after: list[str], count: int) -> list[str]:
         """At most `count` nodes that stand `levels` below a path, behind the one whose names below it are `after`."""

@@ -8,11 +8,12 @@ are listed again after each change, at most once in `LIST_INTERVAL_S`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import Protocol
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import LongTask, on_change
 
@@ -119,8 +120,9 @@ class _Follower:
             self.listed.set()
             return
         for name in sorted(self._known ^ listed):
-            tenant, namespace = self._namespace.split("/")
-            self._changed(TopicName(_DOMAIN, tenant, namespace, name), exists=name in listed)
+            with contextlib.suppress(InvalidTopicName):  # no topic has that name
+                topic = TopicName.parse(f"{_DOMAIN}://{self._namespace}/{name}")
+                self._changed(topic, exists=name in listed)
 
     def stop(self) -> None:
         """Nothing is noted any more."""
