@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from bench.workloads.produce_tail import SEND_TIMEOUT_S, send_batches, send_singly
-from magnetar.client import connect
+from magnetar.client import DeadLetterPolicy, connect
 
 
 async def fill(url: str, topic: str, *, messages: int, size: int, batch: int) -> dict[str, Any]:
@@ -39,11 +39,17 @@ async def catch_up(url: str, topic: str, *, messages: int) -> dict[str, Any]:
     return {"rate": messages / seconds, "messages": seen, "payload_bytes": size, "seconds": seconds}
 
 
-async def acknowledge(url: str, topic: str, *, messages: int) -> dict[str, Any]:
-    """(g): `async for message in consumer: await consumer.ack(message)`, Shared; the last one with a receipt."""
+async def acknowledge(url: str, topic: str, *, messages: int, letters: bool = False) -> dict[str, Any]:
+    """(g): `async for message in consumer: await consumer.ack(message)`, Shared; the last one with a receipt.
+
+    `letters`: with a dead-letter policy, so that hand-outs are reported.
+    """
+    policy = DeadLetterPolicy() if letters else None
     async with connect(url) as client:
         began = time.perf_counter()
-        async with client.subscribe(topic, "bench", type="shared", start="earliest") as consumer:
+        async with client.subscribe(
+            topic, "bench", type="shared", start="earliest", dead_letter=policy
+        ) as consumer:
             seen = 0
             async for message in consumer:
                 seen += 1

@@ -31,7 +31,7 @@ async def test_every_message_is_acknowledged_or_buried_whatever_is_killed(tmp_pa
                 await asyncio.sleep(0.4)  # what is interrupted is a matter of chance; nothing is waited for
                 service.kill()
                 await asyncio.to_thread(service.start)
-            # What was in the client when a connection broke was counted: a message may be buried that is good, none is lost.
+            # What a connection that broke had handed out was counted: a message may be buried that is good, none is lost.
             buried: set[int] = set()
             everything = set(range(MESSAGES))
             async with client.create_reader("t-s-DLQ", start="earliest") as reader:

@@ -205,7 +205,7 @@ class Subscription:
             raise Violation(f"{self.name} got {name} ({message_id}), a dead letter: redelivery count {count}")
         seen = self._counts.setdefault(message_id, [])
         # What another consumer was sent may have been under way for long.
-        lowest = max((self._lowest_after(one) for one in seen if one.holder is holder), default=0)
+        lowest = max((self._lowest_after(one, holder) for one in seen if one.holder is holder), default=0)
         if count < lowest:
             raise Violation(
                 f"{self.name}: {holder.name} got {name} ({message_id}) again with the redelivery count {count}, "
@@ -213,12 +213,17 @@ class Subscription:
             )
         seen.append(Seen(count, holder, holder.attached, now))
 
-    def _lowest_after(self, seen: Seen) -> int:
-        """The least redelivery count of a message that was handed out so, and comes again."""
+    def _lowest_after(self, seen: Seen, holder: Holder) -> int:
+        """The least redelivery count of a message that was handed out so, and comes again.
+
+        Within an attachment it does so after a nack, which counts. A connection that is lost may lose the report of a
+        hand-out that was on its way; and a failover consumer that is active anew gets again what it had.
+        """
         # It may be handed out when the broker that sent it is dead already.
         crash = next((crash for crash in self._crashes if crash[0] >= seen.attached), None)
         if crash is None:
-            return seen.redelivery_count + 1
+            nacked = seen.attached == holder.attached and self.type != "failover"
+            return seen.redelivery_count + nacked
         return seen.redelivery_count if seen.at < crash[1] else 0  # it was durable, or may be forgotten
 
     # --- acknowledgements --------------------------------------------------------------------------------------------

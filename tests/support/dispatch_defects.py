@@ -71,7 +71,7 @@ def plant_redelivery_count_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_rewind_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """What an exclusive consumer gets after another one left looks new."""
+    """What an exclusive consumer gets after it has nacked everything looks new."""
     patch.setattr(RedeliveryCounts, "rewound", lambda self, read_position, mark_delete: None)
 
 
@@ -235,7 +235,7 @@ def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
 
 
 def plant_held_messages_not_counted_at_unload(patch: pytest.MonkeyPatch) -> None:
-    """What consumers hold when the topic is unloaded comes again as if it had not been delivered."""
+    """What consumers had handed out when the topic is unloaded comes again as if they had not."""
     patch.setattr(core, "_close", close_without_counting)
 
 
@@ -247,6 +247,19 @@ def close_without_counting(self: Any) -> None:
         self.tracker.forget(consumer)
     self.consumers.clear()
     self.source.close()
+
+
+def plant_prefetched_messages_counted(patch: pytest.MonkeyPatch) -> None:
+    """Rule 49: a lost connection counts what was only queued, so that a consumer that is killed buries the innocent."""
+    give_back = tracker.give_back
+    patch.setattr(
+        tracker, "give_back", lambda self, consumer, *, nacked: give_back(self, consumer, nacked=True)
+    )
+
+
+def plant_hand_outs_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Rule 49: what was handed out does not count either, so that a message that kills its consumers is never buried."""
+    patch.setattr(tracker, "handed_out", lambda self, *given, **named: None)
 
 
 def plant_rewind_counts_what_waits_twice(patch: pytest.MonkeyPatch) -> None:

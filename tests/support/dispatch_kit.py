@@ -21,6 +21,7 @@ from magnetar.broker.dispatch.core.events import (
     ConsumerLeft,
     CursorReset,
     Event,
+    HandedOut,
     Instruction,
     LedgersChanged,
     Nacked,
@@ -288,6 +289,10 @@ class DispatchWorld:
     def nack(self, name: str, rows: list[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement."""
         self.handle(Nacked(self.consumers[name], rows, counted))
+
+    def hand_out(self, name: str, rows: list[AckRange], *, taken_back: bool = False) -> None:
+        """A consumer with a dead-letter policy reports what it gives to its program."""
+        self.handle(HandedOut(self.consumers[name], rows, taken_back))
 
     def pause(self, reason: Pause) -> None:
         """A seek or a lookup begins."""

@@ -4,7 +4,7 @@
     publish 2,1 [cached]             an entry of two batches, of 2 and 1 messages
     keyed k,l,k [cached]             an entry of batches of one message with these keys; k+l: a batch with two keys
     join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
-    ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
+    ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...] | hand-out a 1:0:0-2 ... | take-back a 1:0:1 ...
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
     pause seek | seek 1:0:0 | resume seek | skip 1:0:0 | timer | roll-over | trim | evict | reload
@@ -87,6 +87,9 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             world.acknowledge(first, [parse_row(arguments[1])], cumulative=True)
         case "nack":
             world.nack(first, [parse_row(row) for row in arguments[1:]])
+        case "hand-out" | "take-back":
+            rows = [parse_row(row) for row in arguments[1:]]
+            world.hand_out(first, rows, taken_back=name == "take-back")
         case "done":
             world.answer_read(int(first), *map(int, arguments[1:]))
         case "failed":

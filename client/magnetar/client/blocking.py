@@ -31,7 +31,7 @@ from magnetar.proto.ids import MessageId
 
 from . import client as aio
 from .consumer import Consumer as AsyncConsumer
-from .messages import Message, MessageBatch
+from .messages import Message, MessageBatch, Taking
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
@@ -306,7 +306,7 @@ class _Receiving(_Facade[R_co]):
     def receive_batch(self) -> MessageBatch | None:
         """The next of `batches`; None when this is closed. An interrupt (Ctrl-C) while it waits loses no message."""
         while not (batch := MessageBatch(self._left())):
-            if not self._thread.wait(self._inner.refill()):
+            if not self._thread.wait(self._inner.refill(Taking.ALL)):
                 return None
         return batch
 

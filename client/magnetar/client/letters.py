@@ -14,9 +14,7 @@ message that is a dead letter already (LETTER_TOPIC is where it stands) is not b
 pattern, and at most MAX_GENERATIONS times by one that names its topics: then it is handed out like any other, so that
 subscriptions that consume each other's letters come to an end.
 
-What is not due in a retry topic is given back and asked for when it is, so that its payload does not wait here. Meanwhile
-the broker counts it as delivered, and a connection that breaks adds one to its redelivery count although nobody has seen it:
-so in a retry topic RECONSUMETIMES alone is held against max_redeliver_count.
+What is not due in a retry topic is given back and asked for when it is, so that its payload does not wait here.
 """
 
 from __future__ import annotations
@@ -119,10 +117,7 @@ class Letters:
 
     def takes(self, delivery: Delivery) -> bool:
         """See topic.consumer.Screen."""
-        return (
-            delivery.redelivery_count > self._policy.max_redeliver_count
-            and delivery.topic not in self._origins
-        )
+        return delivery.redelivery_count > self._policy.max_redeliver_count
 
     def take(self, consumer: TopicConsumer, messages: list[Message]) -> bool:
         """See topic.consumer.Screen: to the dead-letter topic, in the background."""

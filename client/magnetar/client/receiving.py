@@ -10,7 +10,7 @@ from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgumen
 from magnetar.proto.ids import MessageId
 
 from .member import Attached, Member
-from .messages import Message, MessageBatch, SeekTarget
+from .messages import Message, MessageBatch, SeekTarget, Taking
 
 
 class Source(Attached, Protocol):
@@ -27,10 +27,10 @@ class Source(Attached, Protocol):
     def open_messages(self) -> Iterator[Message]:
         """See Receiving."""
 
-    async def refill(self) -> bool:
+    async def refill(self, taking: Taking) -> bool:
         """See Receiving."""
 
-    def refill_now(self) -> bool:
+    async def refill_now(self, taking: Taking) -> bool:
         """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
@@ -61,7 +61,7 @@ class Receiving(Member):
         while True:
             for message in source.open_messages():
                 yield message
-            if not await source.refill():
+            if not await source.refill(Taking.EACH):
                 return
 
     async def receive(self, timeout: float | None = None) -> Message:
@@ -82,12 +82,12 @@ class Receiving(Member):
         if timeout is not None and not timeout > 0:  # or not a number
             # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
             await asyncio.sleep(0)
-            if not source.refill_now():
+            if not await source.refill_now(Taking.ONE):
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
             return
         try:
             async with asyncio.timeout(timeout):
-                if await source.refill():
+                if await source.refill(Taking.ONE):
                     return
         except TimeoutError:
             raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
@@ -105,16 +105,16 @@ class Receiving(Member):
             rest = MessageBatch(source.open_messages())
             if rest:
                 return rest
-            if not await source.refill():
+            if not await source.refill(Taking.ALL):
                 return None
 
     def open_messages(self) -> Iterator[Message]:
         """What is left of the open delivery; taking from it hands out."""
         return self._source.open_messages()
 
-    async def refill(self) -> bool:
+    async def refill(self, taking: Taking = Taking.ONE) -> bool:
         """Waits until `open_messages` has one; False when closed. Raises why nothing more will come, or a damage."""
-        return await self._source.refill()
+        return await self._source.refill(taking)
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
         """The last message that is stored and can be received here, None if none is. Of several topics: of `topic`."""

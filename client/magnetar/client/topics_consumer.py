@@ -35,7 +35,7 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
 from .connection.pool import ConnectionPool
-from .messages import Message, MessageBatch, SeekTarget
+from .messages import Message, MessageBatch, SeekTarget, Taking
 from .options import LETTER_ENDINGS
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
@@ -142,10 +142,10 @@ class TopicsConsumer:
         """See Receiving."""
         return iter(()) if self._current is None else self._current.open_messages()
 
-    async def refill(self) -> bool:
+    async def refill(self, taking: Taking) -> bool:
         """See Receiving."""
         while not self._closed:
-            if self._open_next():
+            if await self._open_next(taking):
                 return True
             if self._current is not None:
                 self._current.found_empty()
@@ -153,15 +153,18 @@ class TopicsConsumer:
             await self._arrived.wait()
         return False
 
-    def refill_now(self) -> bool:
+    async def refill_now(self, taking: Taking) -> bool:
         """See receiving.Source."""
         if self._closed:
             raise AlreadyClosed(f"{self.what} is closed; open another one")
-        return self._open_next()
+        return await self._open_next(taking)
 
-    def _open_next(self) -> bool:
+    async def _open_next(self, taking: Taking) -> bool:
         """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
         while self._current is None or not length_hint(self._current.open_messages()):
+            if self._current is not None and self._current.withholds:
+                await self._current.hand_out(taking)
+                continue
             if self._failures:
                 raise self._failures.pop(0)
             if not self._ready:

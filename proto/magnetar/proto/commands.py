@@ -239,11 +239,23 @@ class Redeliver(Command, tag=27):
     """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged.
     Ok: as Subscribe; without rows the consumer's epoch has risen, and what comes of an older one comes again.
 
-    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are.
+    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are; without rows those rise
+    of what was reported by HandedOut.
     """
 
     consumer_id: int
     counted: bool = True
+
+
+class HandedOut(Command, tag=38):
+    """A consumer with a dead-letter policy gives these messages to its program now. Payload: AckRow rows.
+
+    If its connection is lost, their redelivery counts rise, and no others. `taken_back`: the program has not taken them.
+    """
+
+    consumer_id: int
+    consumer_epoch: int
+    taken_back: bool = False
 
 
 class Unsubscribe(Command, tag=28):

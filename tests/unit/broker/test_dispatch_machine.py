@@ -38,6 +38,7 @@ class ModelWorld(DispatchWorld):
         self.type = ""
         self.acked: set[Position] = set()
         self.holder: dict[Position, str] = {}  # individual acknowledgements: who has it now
+        self.handed_out: dict[Position, None] = {}  # of these, what its consumer reported as handed out
         self.returned: dict[Position, None] = {}  # waits to be delivered again
         self.nacks: dict[Position, int] = {}  # how often it was given back
         self.rewinds: list[Position] = []
@@ -104,14 +105,25 @@ class ModelWorld(DispatchWorld):
         for message in messages:
             self.acked.add(message)
             self.holder.pop(message, None)
+            self.handed_out.pop(message, None)
             self.returned.pop(message, None)
 
     def give_back(self, messages: list[Position], *, counted: bool = True) -> None:
-        """Nacked, or their consumer left."""
+        """Nacked."""
         for message in messages:
             if self.holder.pop(message, None) is not None:
+                self.handed_out.pop(message, None)
                 self.returned[message] = None
                 self.nacks[message] = self.nacks.get(message, 0) + counted
+
+    def lost(self, name: str) -> None:
+        """Its consumer left: rule 49."""
+        for message in self.held_by(name):
+            self.give_back([message], counted=message in self.handed_out)
+
+    def held_by(self, name: str) -> list[Position]:
+        """What is pending at a consumer."""
+        return [message for message, holder in self.holder.items() if holder == name]
 
     def rewound(self, read_position: Position) -> None:
         """Everything unacknowledged comes again."""
@@ -124,6 +136,7 @@ class ModelWorld(DispatchWorld):
     def begin_again(self) -> None:
         """Everything unacknowledged is delivered from the mark-delete position on."""
         self.holder.clear()
+        self.handed_out.clear()
         self.returned.clear()
         self.newest = (0, 0, 0)
 
@@ -244,10 +257,10 @@ class DispatchMachine(RuleBasedStateMachine):
         active = world.active
         world.priorities.pop(name, None)
         if world.type in INDIVIDUAL:
-            world.give_back([message for message, holder in world.holder.items() if holder == name])
+            world.lost(name)
         elif world.type == "exclusive" or world.active != active:
             world.takeover_ms = None
-            world.rewound(world.core.read_position)
+            world.begin_again()
         world.leave(name)
 
     @precondition(lambda self: self.world.counters.deliveries % 4 == 1)
@@ -256,9 +269,8 @@ class DispatchMachine(RuleBasedStateMachine):
         """The topic is unloaded and loaded again: the cursor remembers acknowledgements and redelivery counts."""
         world = self.world
         if world.type in INDIVIDUAL:
-            world.give_back(list(world.holder))
-        elif world.consumers:
-            world.rewound(world.core.read_position)
+            for name in world.consumers:
+                world.lost(name)
         world.begin_again()
         world.priorities.clear()
         world.takeover_ms = None
@@ -357,10 +369,26 @@ class DispatchMachine(RuleBasedStateMachine):
     def nack_all(self, data: st.DataObject) -> None:
         world, name = self.world, self.consumer(data)
         if world.type in INDIVIDUAL:
-            world.give_back([message for message, holder in world.holder.items() if holder == name])
+            world.give_back(world.held_by(name))
         else:
             world.rewound(world.core.read_position)
         world.nack(name, [])
+
+    @precondition(lambda self: self.world.holder)
+    @rule(data=st.data(), beyond=st.integers(0, 3), taken_back=st.sampled_from([False, False, True]))
+    def hand_out(self, data: st.DataObject, beyond: int, taken_back: bool) -> None:
+        """A consumer reports some messages, of which it may hold only a few, or none."""
+        world = self.world
+        message = data.draw(st.sampled_from(sorted(world.holder)))
+        name = self.consumer(data)
+        for index in range(message[2], message[2] + beyond + 1):
+            named = (*message[:2], index)
+            if world.holder.get(named) == name:
+                if taken_back:
+                    world.handed_out.pop(named, None)
+                else:
+                    world.handed_out[named] = None
+        world.hand_out(name, [(*message, message[2] + beyond)], taken_back=taken_back)
 
     def message(self, data: st.DataObject) -> Position | None:
         messages = self.world.topic.messages()
@@ -439,7 +467,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert world.timer_ms is not None
         if world.takeover_ms is not None and world.timer_ms >= world.takeover_ms:
             world.takeover_ms = None
-            world.rewound(world.core.read_position)
+            world.begin_again()
         world.fire_timer()
 
     # --- what always holds -------------------------------------------------------------------------------------------
@@ -457,7 +485,7 @@ class DispatchMachine(RuleBasedStateMachine):
                     for first, last in members
                     for index in range(first, last + 1)
                 }
-                assert pending == {message for message, holder in world.holder.items() if holder == name}
+                assert pending == set(world.held_by(name))
         mark = world.state.mark_delete
         assert all(message in world.acked for message in world.topic.messages() if message < mark)
 

@@ -74,7 +74,7 @@ class Model:
         """A takeover ends: the consumer that is active now gets what is not acknowledged."""
         if self.takeover_at is not None and now >= self.takeover_at - 0.002:
             self.takeover_at = None
-            self.give_back(list(self.holder))
+            self.holder.clear()
             self.returned.clear()
 
     def joins(self, name: str, priority: int, permits: int, now: float) -> None:
@@ -86,27 +86,23 @@ class Model:
             self.takeover_at = now + TAKEOVER_S
 
     def leaves(self, name: str) -> None:
-        """What it held is to be delivered again; where one consumer gets everything, from the mark-delete position on."""
+        """What it held is to be delivered again, and counts no more for it: nothing was reported as handed out."""
         before = self.active
         del self.priorities[name], self.permits[name]
         if self.type in INDIVIDUAL:
             held = [n for n, holder in self.holder.items() if holder == name]
-            self.give_back(held)
+            for n in held:
+                del self.holder[n]
             self.returned.update(held)
         elif self.active != before:
             self.takeover_at = None
-            self.give_back(list(self.holder))
+            self.holder.clear()
             self.returned.clear()
-
-    def give_back(self, messages: list[int]) -> None:
-        """Delivered, and not acknowledged."""
-        for n in messages:
-            del self.holder[n]
-            self.counts[n] += 1
 
     def nacked(self, n: int) -> None:
         """By the consumer that holds it."""
-        self.give_back([n])
+        del self.holder[n]
+        self.counts[n] += 1
         self.returned.add(n)
 
     def acknowledged(self, messages: list[int]) -> None:
@@ -123,10 +119,8 @@ class Model:
         self.returned.clear()
         self.counts.clear()
 
-    def ended(self, *, killed: bool) -> None:
-        """The topic was unloaded: deliveries under way count. Or the broker was killed: nobody knows of them."""
-        if not killed:
-            self.give_back(list(self.holder))
+    def ended(self) -> None:
+        """The topic was unloaded, or the broker was killed."""
         self.holder.clear()
         self.returned.clear()
         self.priorities.clear()
@@ -269,7 +263,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     def reload(self, killed: bool) -> None:
         """The broker stops, or is killed, and another one takes its place."""
         for type in TYPES:
-            self.models[type].ended(killed=killed)
+            self.models[type].ended()
             self.clients[type].clear()
 
         async def restart() -> None:

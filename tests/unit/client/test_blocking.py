@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import AlreadyClosed, MagnetarError, ReceiveTimeout
+from magnetar.client import AlreadyClosed, DeadLetterPolicy, MagnetarError, ReceiveTimeout
 from magnetar.client.blocking import LoopThread, connect
 from magnetar.proto.errors import RetryableError
 from support.fake_broker import FakeBroker
+from support.served_broker import serving
 
 
 @pytest.fixture
@@ -63,6 +64,31 @@ def test_the_same_names_without_await(url: str) -> None:
     assert threading.active_count() == before
     with pytest.raises(MagnetarError, match="closed"):
         client.list_topics()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_rule_49_what_was_handed_out_counts_and_nothing_else(*, batched: bool) -> None:
+    def use(url: str) -> list[int]:
+        policy = DeadLetterPolicy(max_redeliver_count=3)
+        with connect(url) as client:
+            with client.create_producer("t") as producer:
+                for _ in range(2):
+                    producer.send_many([b"m"] * 10)
+            consumer = client.subscribe("t", "s", type="shared", start="earliest", dead_letter=policy)
+            for _ in range(2):
+                consumer.receive(5.0)
+            for taken, _ in enumerate(consumer, 1):
+                if taken == 2:
+                    break
+            if batched:
+                assert len(consumer.receive_batch() or ()) == 6
+            consumer.close()
+            consumer = client.subscribe("t", "s", type="shared", dead_letter=policy)
+            return sorted(consumer.receive(5.0).redelivery_count for _ in range(20))
+
+    async with serving() as server:
+        counts = await asyncio.to_thread(use, f"magnetar://127.0.0.1:{server.addresses[0][1]}")
+    assert counts == sorted([1] * (10 if batched else 4) + [0] * (10 if batched else 16))
 
 
 def test_an_interrupt_of_receive_loses_no_message(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

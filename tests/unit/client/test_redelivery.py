@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import Consumer, InvalidArgument, Message, MessageId, ReceiveTimeout, RedeliveryBackoff
+from magnetar.client import (
+    Consumer,
+    DeadLetterPolicy,
+    InvalidArgument,
+    Message,
+    MessageId,
+    ReceiveTimeout,
+    RedeliveryBackoff,
+)
 from magnetar.client.messages import ACKED, QUEUED, UNACKED
 from magnetar.client.topic import acks
 from magnetar.client.topic.acks import UnackedTracker
@@ -134,26 +142,153 @@ async def test_counts_survive_a_restart_of_the_broker() -> None:
             messages = await take(consumer, 1 if start else 2)
             if not start:
                 await consumer.ack(messages.pop(0), receipt=True)
-            # Twice in each life of the broker: a nack, and the end of the connection.
+            # Once in each life of the broker: a nack, and not the end of the connection.
             (message,) = messages
-            assert (message.value, message.redelivery_count) == (b"poison", 2 * start)
+            assert (message.value, message.redelivery_count) == (b"poison", start)
             consumer.nack(message)
-            assert (await consumer.receive(5.0)).redelivery_count == 2 * start + 1
+            assert (await consumer.receive(5.0)).redelivery_count == start + 1
 
 
-async def test_a_consumer_that_closes_does_not_count_what_nobody_has_seen() -> None:
+# --- what a lost connection counts: rule 49 --------------------------------------------------------------------------
+
+POLICY = DeadLetterPolicy(max_redeliver_count=5)
+
+
+def cut(consumer: Consumer) -> None:
+    """The connection breaks, as it does when the process is killed: what the kernel has not got does not leave any more."""
+    for one in consumer._consumer.consumers.values():
+        connection = one._session.connection
+        assert connection is not None
+        connection.connection.abort()
+
+
+async def counts_of(consumer: Consumer, messages: int) -> dict[bytes, int]:
+    """Redelivery counts by value, of so many messages that come."""
+    return {m.value or b"": m.redelivery_count for m in await take(consumer, messages)}
+
+
+@pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
+@in_virtual_time
+async def test_rule_49_without_a_policy_a_lost_connection_counts_nothing(type: str) -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"%d" % n for n in range(100)])
+        for _ in range(3):
+            consumer = await client.subscribe("t", "s", start="earliest", type=type)
+            assert set((await counts_of(consumer, 10)).values()) == {0}
+            cut(consumer)
+            assert set((await counts_of(consumer, 100)).values()) == {0}
+            await consumer.close()
+
+
+async def take_by(way: str, consumer: Consumer, count: int) -> None:
+    """Takes so many messages."""
+    if way == "receive":
+        await take(consumer, count)
+    elif way == "several":
+        await asyncio.gather(*[consumer.receive(5.0) for _ in range(count)])
+    else:
+        taken = 0
+        async for _ in consumer:
+            taken += 1
+            if taken == count:
+                break
+            if way == "slow iteration":
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # its turn ends
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+@pytest.mark.parametrize("topics", ["t", ["t", "u"]], ids=["one topic", "two topics"])
+@pytest.mark.parametrize("way", ["receive", "several", "iteration", "slow iteration"])
+@in_virtual_time
+async def test_rule_49_with_a_policy_what_was_handed_out_counts(way: str, topics: Any, type: str) -> None:
+    async with serving() as server, connect_to(server) as client:
+        for topic in topics:
+            async with client.create_producer(topic) as producer:
+                await producer.send_many([b"%s%d" % (topic.encode(), n) for n in range(100)])
+        total = 100 * len(topics)
+        consumer = await client.subscribe(topics, "s", start="earliest", type=type, dead_letter=POLICY)
+        await take_by(way, consumer, 130 if len(topics) > 1 else 30)
+        cut(consumer)
+        counts = await counts_of(consumer, total)
+        assert sum(counts.values()) == total - 70
+        assert set(counts.values()) == {0, 1}
+        # Now all are, and closing counts them as well.
+        await consumer.close()
+        consumer = await client.subscribe(topics, "s", start="earliest", type=type, dead_letter=POLICY)
+        assert sum((await counts_of(consumer, total)).values()) == 2 * total - 70
+
+
+@pytest.mark.parametrize("topics", ["t", ["t", "u"]], ids=["one topic", "two topics"])
+@in_virtual_time
+async def test_rule_49_a_batch_counts_as_a_whole_once_it_is_handed_out(topics: Any) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        for first in (0, 100, 200):
+            await producer.send_many([b"%d" % n for n in range(first, first + 100)])
+        consumer = await client.subscribe(topics, "s", start="earliest", type="shared", dead_letter=POLICY)
+        await consumer.receive()
+        batch = await consumer.receive_batch()
+        assert batch is not None
+        assert len(batch) == 99  # what is left of the delivery
+        async for batch in consumer.batches():
+            assert len(batch) == 100
+            break
+        await asyncio.sleep(
+            0.1
+        )  # for the simulated network, which forgets what is on its way when a connection ends
+        cut(consumer)
+        counts = await counts_of(consumer, 300)
+        assert counts == {b"%d" % n: int(n < 200) for n in range(300)}
+
+
+async def test_rule_49_a_loop_that_is_cut_off_in_its_turn_counts_little_more_and_only_once() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"%d" % n for n in range(500)])
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared", dead_letter=POLICY)
+        for life in (1, 2, 3):
+            taken = 0
+            async for message in consumer:
+                taken += 1
+                assert message.redelivery_count <= life
+                if taken == 200:
+                    cut(consumer)  # in the turn in which it takes them
+                    break
+            await asyncio.sleep(0)
+        counts = list((await counts_of(consumer, 500)).values())
+        assert counts[:200] == [3] * 200
+        assert set(counts[200:]) <= {0, 1}
+        assert counts.count(1) <= 200
+        assert counts[-1] == 0
+
+
+@in_virtual_time
+async def test_rule_49_what_was_handed_out_and_nacked_counts_once() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"a", b"b", b"c"])
+        consumer = await client.subscribe(
+            "t", "s", start="earliest", type="shared", dead_letter=POLICY, nack_delay=0, ack_timeout=10.0
+        )
+        consumer.nack((await take(consumer, 2))[0])
+        await asyncio.sleep(1.0)
+        cut(consumer)
+        assert await counts_of(consumer, 3) == {b"a": 1, b"b": 1, b"c": 0}
+        await asyncio.sleep(11.0)  # the timeout of all three
+        assert await counts_of(consumer, 3) == {b"a": 2, b"b": 2, b"c": 1}
+
+
+@in_virtual_time
+async def test_rule_49_a_consumer_that_closes_counts_what_it_handed_out() -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")
         await producer.send_many([b"%d" % n for n in range(100)])
         await producer.send_many([b"%d" % n for n in range(100, 200)])
-        for _ in range(3):
-            consumer = await client.subscribe("t", "s", start="earliest", type="shared")
-            seen = await take(consumer, 10)
+        for life in range(3):
+            consumer = await client.subscribe("t", "s", start="earliest", type="shared", dead_letter=POLICY)
+            assert set((await counts_of(consumer, 10)).values()) <= set(range(life + 1))
             await consumer.close()
-            assert {message.redelivery_count for message in seen} <= {0, 1, 2}
         consumer = await client.subscribe("t", "s", type="shared")
-        counts = {m.value: m.redelivery_count for m in await take(consumer, 200)}
-        assert sum(counts.values()) == 30  # what was handed out, each time
+        assert sum((await counts_of(consumer, 200)).values()) == 30
 
 
 # --- acknowledgement timeout -----------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from .core.events import (
     ConsumerAdded,
     ConsumerLeft,
     CursorReset,
+    HandedOut,
     LedgersChanged,
     Nacked,
     Pause,
@@ -367,6 +368,14 @@ class Subscription:
             nacked = list(rows)
             self.epoch += not nacked
             self.dispatcher.handle(Nacked(consumer, nacked, counted, self.epoch))
+
+    def handed_out(
+        self, consumer: Consumer, epoch: int, rows: Iterable[AckRange], *, taken_back: bool
+    ) -> None:
+        """What counts if the consumer's connection is lost; of another epoch it means nothing any more."""
+        if not consumer.closed and epoch == consumer.epoch:
+            # Nothing can be delivered for it.
+            self.dispatcher.core.handle(HandedOut(consumer, list(rows), taken_back))
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 

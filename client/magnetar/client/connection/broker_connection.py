@@ -175,6 +175,12 @@ class BrokerConnection:
         if not self.closed:
             self.connection.send(header, payload)
 
+    async def send_now(self, header: bytes, payload: bytes) -> None:
+        """Sends one frame, which has left the process when this returns: as far as the kernel takes what was sent so far."""
+        self.send(header, payload)
+        self.connection.transport.flush()
+        await asyncio.sleep(0)  # other loops than asyncio's write at the end of the turn
+
     def send_encoded(self, frames: bytes) -> None:
         """Sends whole frames."""
         if not self.closed:

@@ -323,7 +323,6 @@ class Acknowledger:
 
     def end(self) -> None:
         """The consumer closes now: sends what can be sent without waiting, ends timers and tasks."""
-        self.redeliver(self._nacks.take_unseen(), counted=False)
         self.flush()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:

@@ -190,13 +190,6 @@ class NackTracker:
                     (seen if counted else unseen).append(message_id)
         return rows_of_ids(seen), rows_of_ids(unseen)
 
-    def take_unseen(self) -> list[AckRow]:
-        """Rows of what is not to be counted, whenever it is due."""
-        found = [row for row in self._heap if self._last.get(row[4]) == row[1] and not row[5]]
-        for row in found:
-            del self._last[row[4]]
-        return rows_of_ids(row[4] for row in found if row[2][row[3]] == UNACKED)
-
     def clear(self) -> None:
         """Forgets everything: the broker redelivers, or the position moved."""
         self._heap.clear()
@@ -265,12 +258,3 @@ class UnackedTracker:
         """Forgets everything: the broker redelivers, or the position moved."""
         self._rows.clear()
         self._noted = self._acked = None
-
-
-def unacked_rows(delivery: Delivery, first: int) -> list[AckRow]:
-    """What of a delivery is not acknowledged, from message `first` on."""
-    base = delivery.base_index
-    return [
-        AckRow(delivery.ledger, delivery.entry_id, base + run.start(), base + run.end() - 1)
-        for run in _UNACKED_RUN.finditer(bytes(delivery.flags), first)
-    ]

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from magnetar.proto.commands import (
     Command,
     Deliver,
     Flow,
+    HandedOut,
     LastMessageId,
     Redeliver,
     Seek,
@@ -45,10 +46,10 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Failure, Message, SeekTarget, TrimmedGap, messages_of, of_entry
-from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
+from ..messages import Delivery, Failure, Message, SeekTarget, Taking, TrimmedGap, messages_of, of_entry
+from ..options import ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
-from .acks import unacked_rows
+from .acks import rows_of_ids
 from .resume_point import ResumePoint
 from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 from .window import Window
@@ -57,10 +58,16 @@ log = logging.getLogger(__name__)
 
 # A message that is kept keeps less than this of its delivery, and headers and keys.
 LARGE_DELIVERY_BYTES = 16 * 1024
+# Messages that are reported as handed out before a loop that may take them in one turn has done so.
+MAX_AHEAD = 1024
 
 
 class Screen(Protocol):
-    """Takes what the user is not to see, before any of it is handed out."""
+    """Takes what the user is not to see, before any of it is handed out: a dead-letter policy.
+
+    It goes by redelivery counts, so what is handed out under one is reported to the broker first, and nothing else counts
+    when the connection is lost.
+    """
 
     def takes(self, delivery: Delivery) -> bool:
         """True if it takes all of a delivery that has just come."""
@@ -108,9 +115,14 @@ class TopicConsumer:
         self._queue: deque[Delivery | Failure | TrimmedGap] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
+        # The open delivery, and how many messages of it may be taken, or were; the last of these are in `_messages`.
+        # Clearing that ends every iteration over `_current`, which is its iterator.
+        self._open: list[Message] = []
+        self._shown = 0
         self._messages: list[Message] = []
         self._current: Iterator[Message] = iter(self._messages)
+        self._ahead = 1  # as many may be reported next before they are taken
+        self._turn_end: asyncio.Handle | None = None  # until then `_ahead` messages may be taken
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
@@ -118,6 +130,7 @@ class TopicConsumer:
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
+        self._handing_out = asyncio.Lock()
         self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
@@ -126,13 +139,16 @@ class TopicConsumer:
         """What is left of the open delivery; taking from it hands out."""
         return self._current
 
-    async def refill(self) -> bool:
+    async def refill(self, taking: Taking) -> bool:
         """Opens the next delivery, waiting for it; False when closed. Raises what ended the consumer, or of a damage."""
         while True:
             if length_hint(self._current):
                 return True  # another task was faster, and left something
             if self._session.closed:
                 return False
+            if self.withholds:
+                await self.hand_out(taking)
+                continue
             if self.open_next():
                 continue
             if self._session.failure is not None:
@@ -142,10 +158,12 @@ class TopicConsumer:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def refill_now(self) -> bool:
+    async def refill_now(self, taking: Taking) -> bool:
         """Opens the next delivery if it is here. Raises AlreadyClosed, what ended the consumer, or of a damage."""
         while not length_hint(self._current):
-            if not self.open_next():
+            if self.withholds:
+                await self.hand_out(taking)
+            elif not self.open_next():
                 self._session.check_open()
                 self.found_empty()
                 return False
@@ -153,7 +171,7 @@ class TopicConsumer:
 
     def open_next(self) -> bool:
         """Opens a delivery that is here, though it may have nothing to hand out; False if none is. Raises of a damage."""
-        if not self._queue or self._seeking:
+        if not self._queue or self._seeking or self._shown < len(self._open):
             return False
         self._open_next()
         return True
@@ -165,9 +183,7 @@ class TopicConsumer:
 
     def _open_next(self) -> None:
         delivery = self._queue.popleft()
-        self.note_handed_out()
-        self._messages = []
-        self._current = iter(self._messages)
+        self._close_delivery()
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
@@ -175,8 +191,80 @@ class TopicConsumer:
         self._shrink_opened()
         if delivery.bytes >= LARGE_DELIVERY_BYTES and isinstance(delivery, Delivery):
             self._opened.append(ref(delivery))
-        self._messages = messages if self._screen is None else self._screen.shown(self, messages)
-        self._current = iter(self._messages)
+        if self._screen is None:
+            self._show(messages)
+        else:
+            self._open = self._screen.shown(self, messages)
+
+    def _close_delivery(self) -> None:
+        """What is left of the open delivery is not handed out."""
+        self.note_handed_out()
+        self._messages.clear()
+        self._open, self._shown = [], 0
+
+    def _show(self, messages: list[Message]) -> None:
+        """These may be taken."""
+        self._messages = messages
+        self._current = iter(messages)
+
+    @property
+    def withholds(self) -> bool:
+        """True if there is more of the open delivery than may be taken: `hand_out` shows some of it."""
+        return self._shown < len(self._open) and not self._seeking
+
+    async def hand_out(self, taking: Taking) -> None:
+        """Shows more of the open delivery, once the broker is told: a message that ends the process counts all the same.
+
+        Of messages that have come for the first time a loop may take many in a turn: they are reported together, twice as
+        many each time, and what is left at the end of the turn is taken back. If the process is killed in that turn, these
+        count once although nobody has seen them; what comes again is reported one by one.
+        """
+        async with self._handing_out:
+            if length_hint(self._current) or not self.withholds:
+                return  # another task was faster
+            connection, messages, first = self._session.connection, self._open, self._shown
+            if connection is None or connection.closed:
+                self._drop_local()  # it comes again on the next connection
+                return
+            size = 1
+            if taking is Taking.ALL:
+                size = len(messages) - first
+            elif taking is Taking.EACH and not messages[first].redelivery_count:
+                if self._turn_end is not None:
+                    self._ahead = min(2 * self._ahead, MAX_AHEAD)
+                size = self._ahead
+            if self._turn_end is not None:
+                self._turn_end.cancel()
+                self._turn_end = None
+            shown = messages[first : first + size]
+            await connection.send_now(*self._report(shown))
+            if self._open is messages:  # else it was dropped meanwhile
+                self.note_handed_out()
+                self._shown += len(shown)
+                self._show(shown)
+                if taking is Taking.EACH:
+                    self._turn_end = asyncio.get_running_loop().call_soon(self._take_back)
+
+    def _report(self, messages: Sequence[Message], *, taken_back: bool = False) -> tuple[bytes, bytes]:
+        first, last = messages[0], messages[-1]
+        if last.index - first.index + 1 == len(messages):
+            rows = [AckRow(first.delivery.ledger, first.delivery.entry_id, first.id.index, last.id.index)]
+        else:
+            rows = rows_of_ids(message.id for message in messages)
+        header = HandedOut(0, self._session.id, first.delivery.epoch, taken_back).encode()
+        return header, encode_rows(ACK_ROW, rows)
+
+    def _take_back(self) -> None:
+        """What may be taken, and was not, is not handed out after all."""
+        self._turn_end = None
+        left = length_hint(self._current)
+        if left and self._screen is not None:
+            messages = self._messages[-left:]
+            del self._messages[-left:]
+            self._shown -= left
+            self._ahead = 1
+            if self._session.connection is not None:
+                self._session.connection.send(*self._report(messages, taken_back=True))
 
     def _shrink_opened(self) -> None:
         """Who keeps a few messages of an entry keeps what they need, not all of it. The last delivery may be in use."""
@@ -191,7 +279,7 @@ class TopicConsumer:
             opened.popleft()
 
     def note_handed_out(self) -> None:
-        """Tells `position` and the acknowledger how far the user has come in the open delivery."""
+        """Tells `position` and the acknowledger how far the user has come in what it may take."""
         handed_out = len(self._messages) - length_hint(self._current)
         if handed_out > 0:
             last = self._messages[handed_out - 1]
@@ -217,8 +305,8 @@ class TopicConsumer:
 
     @property
     def queued_deliveries(self) -> int:
-        """How many wait to be opened."""
-        return len(self._queue)
+        """How many wait to be opened, or have more to show."""
+        return len(self._queue) + (self._shown < len(self._open))
 
     @property
     def has_queued(self) -> bool:
@@ -300,7 +388,7 @@ class TopicConsumer:
             if self._options.type not in INDIVIDUAL_TYPES:  # else what comes again lies between what does not
                 self.position.moved_to(MessageId(*result["position"]))
 
-        await self._move(Redeliver(0, self._session.id), moved)
+        await self._move(Redeliver(0, self._session.id, self._screen is None), moved)
 
     async def _move(self, command: Command, moved: Callable[[dict[str, Any]], None]) -> None:
         """What was received before its answer is dropped."""
@@ -310,7 +398,7 @@ class TopicConsumer:
         try:
             result = await self._session.call(command)
             self._epoch = max(self._epoch, int(result["epoch"]))
-            self._messages.clear()
+            self._close_delivery()
             self.acknowledger.forget_nacks()
             moved(result)
         except BaseException as error:
@@ -396,7 +484,7 @@ class TopicConsumer:
         self._session.closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
-        self._give_back_unseen()
+        self._take_back()
         self.acknowledger.end()
         connection = self._session.connection
         self._attachment.close()
@@ -458,7 +546,6 @@ class TopicConsumer:
         """Failover: this consumer takes over, or another one did, which gets what was not handed out here."""
         self.active = active
         if not active:
-            self.note_handed_out()
             self._drop_local()
             self.acknowledger.flush()  # what the broker has before it switches is not delivered to the other one
             self._grant()
@@ -475,7 +562,6 @@ class TopicConsumer:
             connection.consumers.pop(self._session.id, None)
             self.active = self._options.type != "failover"
             self._window.reset()
-            self.note_handed_out()
             self._drop_local()
             self.acknowledger.forget_nacks()
 
@@ -519,10 +605,10 @@ class TopicConsumer:
                 return
             # Somebody else moved the subscription: what came before is stale.
             self._epoch = delivery.epoch
+            self._close_delivery()
             if isinstance(delivery, Delivery) and not self._seeking:
                 self.position.moved_to(delivery.first_id)
             self._drop_stale()
-            self._messages.clear()
             self.acknowledger.forget_nacks()
         if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
             with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
@@ -554,20 +640,6 @@ class TopicConsumer:
             self._queue.append(Failure(command.consumer_epoch, error))
             self._wake()
 
-    def _give_back_unseen(self) -> None:
-        """What was received and not handed out goes to others, as if it had never been here."""
-        if self._options.type not in INDIVIDUAL_TYPES:
-            return
-        rows: list[AckRow] = []
-        left = length_hint(self._current)
-        if left:
-            first = self._messages[len(self._messages) - left]
-            rows += unacked_rows(first.delivery, first.index)
-        for delivery in self._queue:
-            if isinstance(delivery, Delivery):
-                rows += unacked_rows(delivery, 0)
-        self.acknowledger.redeliver(rows, counted=False)
-
     def _grant(self) -> None:
         self._window.charge(self._queued_bytes)
         connection = self._session.connection
@@ -581,7 +653,7 @@ class TopicConsumer:
         self._queue.clear()
         self._queued_messages = self._queued_bytes = 0
         self._window.charge(0)
-        self._messages.clear()
+        self._close_delivery()
 
     def _drop_stale(self) -> None:
         kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]

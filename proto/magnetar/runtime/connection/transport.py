@@ -351,6 +351,10 @@ class Transport(asyncio.Protocol):
 
     def _end_of_turn(self) -> None:
         self._flush_scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Hands what was written to the socket, before the end of the turn."""
         if self._pieces:
             self._flush()
 

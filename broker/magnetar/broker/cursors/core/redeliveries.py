@@ -3,10 +3,11 @@
 A message's redelivery count is the sum of two parts, so that going back costs one position and not a row for each message:
 
     rewinds    positions from which the read position went back: a message below n of them was delivered n times
-    by_entry   what was counted message by message (nacks, consumers that left), without what `rewinds` says already
+    by_entry   what was counted message by message (nacks, consumers that left with what they had handed out), without what
+               `rewinds` says already
 
-What was never delivered, or never came back, has no row. A message that was at a consumer when the broker was killed counts
-one delivery less than it had.
+What was never delivered, or never came back, has no row. A message that was at a consumer when the broker was killed may
+count one delivery less than it had.
 
 >>> counts = RedeliveryCounts()
 >>> counts.set((5, 0), 2, 3, 1)                 # messages 2 and 3 of an entry were nacked
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from .acks import EntryKey, Position
 from .ranges import CountedRange, DeliveredRanges, Range
 
-# Read positions from which an exclusive subscription went back. A consumer that comes and goes more often without
+# Read positions from which an exclusive subscription went back. A consumer that nacks all it has more often without
 # acknowledging gets redelivery counts that are too low; nothing else depends on them.
 MAX_REWINDS = 1000
 # Ranges that are remembered beyond `rewinds`: 50 bytes of memory and 7 of a snapshot each where an entry has many, 630 and 9

@@ -38,6 +38,7 @@ from .events import (
     ConsumerLeft,
     CursorReset,
     Event,
+    HandedOut,
     Instruction,
     LedgersChanged,
     Nacked,
@@ -148,8 +149,11 @@ class DispatchCore:
                 self._set_timer()
             case Nacked(consumer, rows, counted, epoch):
                 if not rows:
-                    self._give_back_all(consumer, epoch)
+                    self._give_back_all(consumer, epoch, counted=counted)
                 self._nacked(consumer, rows, counted=counted)
+            case HandedOut(consumer, rows, taken_back):
+                for ledger, entry_id, first, last in rows:
+                    self.tracker.handed_out(consumer, (ledger, entry_id), first, last, taken_back=taken_back)
             case ConsumerAdded(consumer, type, now_ms):
                 self._added(consumer, type, now_ms)
             case ConsumerLeft(consumer):
@@ -168,7 +172,7 @@ class DispatchCore:
                 self._timer_ms = None
                 self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
                 if self._selector is not None and self._selector.timer_due(now_ms):
-                    self._rewind()
+                    self._rewind(counted=False)
                 self._set_timer()
             case Closed():
                 self._close()
@@ -180,7 +184,7 @@ class DispatchCore:
     def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
         if type != self.type:
             assert not self.consumers
-            if self._selector is not None:  # what is unacknowledged was counted when they left
+            if self._selector is not None:
                 self._start_at(self._log.normalise(self._state.mark_delete))
             self.type = type
             selector = self._selector = new_selector(type, self._settings)
@@ -191,7 +195,7 @@ class DispatchCore:
         self.consumers.append(consumer)
         active = self.active
         if self._selector.added(consumer, now_ms):
-            self._rewind()
+            self._rewind(counted=False)
         self._report_active(active)
         self._set_timer()
 
@@ -203,7 +207,7 @@ class DispatchCore:
         rewind = self._selector.left(consumer)
         self.tracker.left(consumer)
         if rewind:
-            self._rewind()
+            self._rewind(counted=False)
         self._report_active(active)
         if not self.consumers:
             self.source.clear()
@@ -216,10 +220,10 @@ class DispatchCore:
             if active is not None:
                 self._out.append(ActiveChanged(active, True))
 
-    def _rewind(self) -> None:
+    def _rewind(self, *, counted: bool) -> None:
         """Goes back to the mark-delete position: what is not acknowledged is delivered again, in order."""
         mark = self._log.normalise(self._state.mark_delete)
-        if mark < self.read_position:
+        if counted and mark < self.read_position:
             self.tracker.counts.rewound(self.read_position, mark)
             self.tracker.keep_replay_counts()
         self._start_at(mark)
@@ -279,13 +283,13 @@ class DispatchCore:
             if key in consumer.pending_acks and self.tracker.settle(consumer, key, first, last):
                 self._changed(consumer)
 
-    def _give_back_all(self, consumer: Consumer, epoch: int) -> None:
+    def _give_back_all(self, consumer: Consumer, epoch: int, *, counted: bool) -> None:
         """What is on its way to the consumer is of an older epoch: it comes again."""
         consumer.epoch = max(consumer.epoch, epoch)
         if self.tracker.individual_acks:
-            self.tracker.give_back(consumer)
+            self.tracker.give_back(consumer, nacked=counted)
         elif self.active in (None, consumer):  # another one has nothing
-            self._rewind()
+            self._rewind(counted=counted)
 
     def _nacked(self, consumer: Consumer, rows: list[AckRange], *, counted: bool) -> None:
         tracker = self.tracker
@@ -309,7 +313,7 @@ class DispatchCore:
         cap = self._settings.max_unacked_messages_per_subscription
         if not individual and tracker.replay_messages > cap > 0:
             # A pile that only a peer bounds: from the mark-delete position on it costs nothing to remember.
-            self._rewind()
+            self._rewind(counted=True)
         self._changed(consumer)
 
     def _set_timer(self) -> None:
@@ -322,8 +326,6 @@ class DispatchCore:
     def _close(self) -> None:
         """The consumers leave, as far as counts go: they are stored after this."""
         self._closed = True
-        if self.consumers and not self.tracker.individual_acks:
-            self._rewind()
         for consumer in self.consumers:
             consumer.closed = True
             self.tracker.left(consumer)

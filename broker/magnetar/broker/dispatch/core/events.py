@@ -85,7 +85,7 @@ class ConsumerAdded:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLeft:
-    """What it had not acknowledged is delivered again."""
+    """What it had not acknowledged is delivered again; what it had handed out counts."""
 
     consumer: Consumer
 
@@ -153,6 +153,15 @@ class Nacked:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOut:
+    """The consumer gives these to its program now, or (`taken_back`) has not done so after all."""
+
+    consumer: Consumer
+    rows: list[AckRange]
+    taken_back: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Paused:
     """Nothing is delivered until this pause is over."""
 
@@ -192,7 +201,7 @@ class Closed:
 
 Event = (
     ConsumerAdded | ConsumerLeft | PermitsGranted | ConnectionWritable | LedgersChanged
-    | ReadDone | ReadFailed | Acknowledged | Nacked | Paused | Resumed | CursorReset | BacklogSkipped | TimerDue
+    | ReadDone | ReadFailed | Acknowledged | Nacked | HandedOut | Paused | Resumed | CursorReset | BacklogSkipped | TimerDue
     | Closed
 )  # fmt: skip
 

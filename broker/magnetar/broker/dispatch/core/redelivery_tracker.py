@@ -1,7 +1,8 @@
 """What was delivered and is not acknowledged, what is to be delivered again, and how often it was delivered before.
 
     delivered --> pending_acks of a consumer --acknowledged--> nowhere
-                        | nacked, or the consumer left: its redelivery count rises
+                        | nacked, or handed out and the consumer left: its redelivery count rises
+                        | the consumer left, and had it in its queue: the count stays
                         v
                   replay queue: READY (a heap by position) <--due-- DELAYED (a heap by time)
                                                            <--released-- SET ASIDE (by a type that decides by keys)
@@ -41,6 +42,8 @@ from .consumer import Consumer
 
 _EVERYTHING = 1 << 32  # more messages than an entry has
 _NEVER = 1 << 62  # the due time of what waits for an event, not for a time
+# In the count of a pending acknowledgement: the consumer has reported that its program has the message.
+_HANDED_OUT = 1 << 32
 
 
 class Observer(Protocol):
@@ -145,7 +148,17 @@ class RedeliveryTracker:
         if self.observer is not None:
             self.observer.on_settled(key, *columns(taken))
         self._released(consumer, count_messages(taken))
-        return taken
+        return [(start, end, count & ~_HANDED_OUT) for start, end, count in taken]
+
+    def handed_out(
+        self, consumer: Consumer, key: EntryKey, first: int, last: int, *, taken_back: bool
+    ) -> None:
+        """What of first..last is pending at the consumer was handed out, or (`taken_back`) was not."""
+        pending = consumer.pending_acks.get(key)
+        if pending is not None:
+            mark = 0 if taken_back else _HANDED_OUT
+            for start, end, count in pending.take(first, last):
+                pending.add(start, end, count & ~_HANDED_OUT | mark)
 
     def settle_all(
         self, consumer: Consumer, key: EntryKey, firsts: Sequence[int], lasts: Sequence[int]
@@ -181,14 +194,18 @@ class RedeliveryTracker:
     def left(self, consumer: Consumer) -> None:
         """The consumer left, or the subscription ends; what is not tracked comes again when the read position goes back."""
         if self.individual_acks:
-            self.give_back(consumer)
+            self.give_back(consumer, nacked=False)
         else:
             self.forget(consumer)
 
-    def give_back(self, consumer: Consumer) -> None:
-        """Everything that the consumer holds is to be delivered again."""
+    def give_back(self, consumer: Consumer, *, nacked: bool) -> None:
+        """Everything that the consumer holds is to be delivered again; it counts if it was nacked or handed out."""
         for key, pending in consumer.pending_acks.items():
-            for count, members in pending.by_count.items():
+            for mark, members in pending.by_count.items():
+                count = mark & ~_HANDED_OUT
+                if not nacked and mark == count:
+                    self.add_replays(key, members.starts, members.ends, count)
+                    continue
                 for first, last in members:
                     self.add_redelivery(key, first, last, count + 1)
         self.forget(consumer)

@@ -166,6 +166,14 @@ class ClientConnection:
                 consumer.consumer, c.decode_rows(c.ACK_ROW, payload), counted=command.counted
             )
             self._link.answer(command.request_id, started(consumer, consumer.consumer.epoch, False))
+        elif isinstance(command, c.HandedOut):
+            consumer = self._consumer(command.consumer_id)
+            consumer.subscription.handed_out(
+                consumer.consumer,
+                command.consumer_epoch,
+                c.decode_rows(c.ACK_ROW, payload),
+                taken_back=command.taken_back,
+            )
         elif isinstance(command, c.CreateProducer):
             self._check_busy()
             self._producers.open(command.producer_id, command)
