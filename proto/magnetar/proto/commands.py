@@ -239,8 +239,8 @@ class Redeliver(Command, tag=27):
     """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged.
     Ok: as Subscribe; without rows the consumer's epoch has risen, and what comes of an older one comes again.
 
-    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are; without rows those rise
-    of what was reported by HandedOut.
+    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are; without rows those
+    rise of what was reported by HandedOut.
     """
 
     consumer_id: int

@@ -278,6 +278,16 @@ async def test_rule_49_what_was_handed_out_and_nacked_counts_once() -> None:
 
 
 @in_virtual_time
+async def test_rule_49_all_that_is_unacknowledged_comes_again_and_what_was_handed_out_counts() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"%d" % n for n in range(100)])
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared", dead_letter=POLICY)
+        await take(consumer, 10)
+        await consumer.redeliver_unacknowledged()
+        assert sum((await counts_of(consumer, 100)).values()) == 10
+
+
+@in_virtual_time
 async def test_rule_49_a_consumer_that_closes_counts_what_it_handed_out() -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")

@@ -47,7 +47,7 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Failure, Message, SeekTarget, Taking, TrimmedGap, messages_of, of_entry
-from ..options import ConsumerOptions, WireStart, start_on_wire
+from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import rows_of_ids
 from .resume_point import ResumePoint

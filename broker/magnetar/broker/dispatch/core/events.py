@@ -144,11 +144,11 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """A negative acknowledgement; without rows of everything that the consumer holds, counted, and its epoch rises."""
+    """A negative acknowledgement; without rows of everything that the consumer holds, and its epoch rises."""
 
     consumer: Consumer
     rows: list[AckRange]
-    counted: bool = True  # redelivery counts rise
+    counted: bool = True  # redelivery counts rise; False: without rows those rise of what was handed out
     epoch: int = 0  # without rows
 
 
