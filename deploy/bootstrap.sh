@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Creates the virtual environment named by the first argument and installs Magnetar into it (editable, with the
-# server and dev extras, and those that follow). Safe to repeat. Says plainly what the machine lacks.
+# extras of the second one). Safe to repeat. Says plainly what the machine lacks.
 set -euo pipefail
 
-venv=${1:?usage: bootstrap.sh VENV [EXTRA]}
-extras=server,dev${2:+,$2}
+venv=${1:?usage: bootstrap.sh VENV EXTRA,...}
+extras=${2:?usage: bootstrap.sh VENV EXTRA,...}
 cd "$(dirname "$0")/.."
 
 missing() {

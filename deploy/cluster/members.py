@@ -184,7 +184,7 @@ def zookeeper_class_path() -> str:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise WrongState(
-            "PySpark, whose jars hold ZooKeeper, is not installed: bash deploy/bootstrap.sh .venv spark"
+            "PySpark, whose jars hold ZooKeeper, is not installed: bash deploy/bootstrap.sh .venv server,dev,spark"
         )
     directory = Path(found.origin).parent / "jars"
     jars = {name: next(directory.glob(f"{name}*.jar"), None) for name in _JARS}

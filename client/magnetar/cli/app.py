@@ -290,7 +290,11 @@ def perf_produce(
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Send messages and show the rate and the time until each was durable."""
+    """Send messages and show the rate and the time until each was durable.
+
+    At a --rate each takes longer than one sent right after another: the
+    processes on its way sleep in between, and have to be woken.
+    """
     from . import perf
     from .session import run
 

@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,17 +225,8 @@ class Demo:
             await asyncio.sleep(self.display.interval_s)
 
     def _show_figures(self) -> None:
-        def figure(child: str, name: str) -> int:
-            return self.children[child].figures.get(name, 0) if child in self.children else 0
-
         self.display.show(
-            {
-                "produced": figure("producer", "sent"),
-                "confirmed": figure("producer", "confirmed"),
-                "tailed": figure("reader", "tailed") - figure("reader", "duplicates"),
-                # Two workers may have one message each, after the kill: the table at the end counts distinct ones.
-                "worked": min(self.count, sum(figure(name, "acknowledged") for name in worker_names())),
-            }
+            figures_of({name: child.figures for name, child in self.children.items()}, self.count)
         )
 
     def _compare(self, seconds: float) -> Outcome:
@@ -272,6 +263,24 @@ class Demo:
             away_s=self.away_s,
             seconds=seconds,
         )
+
+
+def figures_of(children: Mapping[str, Mapping[str, int]], count: int) -> dict[str, int]:
+    """What the display shows, of what each process said last.
+
+    What was tailed or worked has been produced, though the producer has not said so yet.
+    """
+
+    def figure(child: str, name: str) -> int:
+        return children.get(child, {}).get(name, 0)
+
+    found = {
+        "confirmed": figure("producer", "confirmed"),
+        "tailed": figure("reader", "tailed") - figure("reader", "duplicates"),
+        # Two workers may have one message each, after the kill: the table at the end counts distinct ones.
+        "worked": min(count, sum(figure(name, "acknowledged") for name in worker_names())),
+    }
+    return {"produced": max(figure("producer", "sent"), *found.values()), **found}
 
 
 def count_redeliveries(workers: Sequence[Record]) -> tuple[int, int, int, int]:

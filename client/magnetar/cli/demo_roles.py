@@ -35,6 +35,8 @@ TOPIC = "flights"
 SUBSCRIPTION = "workers"
 REPORT_INTERVAL_S = 0.2
 IDLE_S = 1.5  # nothing came for so long after the producer was done: there is no more
+# A reader that waits for longer after the kill would be taken for one that has all.
+BACKOFF_MAX_S = 0.5
 CHUNK = 100
 RECONNECT_TIMEOUT_S = 120.0
 
@@ -150,7 +152,7 @@ async def produce(arguments: argparse.Namespace, reporter: Reporter, record: Rec
                     figures["confirmed"] += 1
 
     async with (
-        connect(arguments.url) as client,
+        connect(arguments.url, backoff_max=BACKOFF_MAX_S) as client,
         client.create_producer(TOPIC, name="demo", send_timeout=RECONNECT_TIMEOUT_S) as producer,
     ):
         emit("ready")
@@ -173,7 +175,10 @@ async def produce(arguments: argparse.Namespace, reporter: Reporter, record: Rec
 async def tail(arguments: argparse.Namespace, reporter: Reporter, record: Record) -> None:
     """Follows the topic without a subscription."""
     figures = reporter.figures = {"tailed": 0, "duplicates": 0}
-    async with connect(arguments.url) as client, client.create_reader(TOPIC, start="earliest") as reader:
+    async with (
+        connect(arguments.url, backoff_max=BACKOFF_MAX_S) as client,
+        client.create_reader(TOPIC, start="earliest") as reader,
+    ):
         emit("ready")
         async for batch in until(reader.batches(), reporter):
             for message in batch:
@@ -202,7 +207,7 @@ async def work(arguments: argparse.Namespace, reporter: Reporter, record: Record
         figures["acknowledged"] = len(acknowledged)
 
     async with (
-        connect(arguments.url) as client,
+        connect(arguments.url, backoff_max=BACKOFF_MAX_S) as client,
         client.subscribe(TOPIC, SUBSCRIPTION, type="shared", start="earliest") as consumer,
     ):
         emit("ready")

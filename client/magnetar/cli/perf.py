@@ -1,6 +1,7 @@
 """`magnetar perf`: measures the speed of a service by the public API only.
 
 At full speed the latency of one message in about a thousand is measured: measuring each would slow down what is measured.
+At a rate a send takes longer than one right after another: the processes on its way sleep in between, and have to be woken.
 """
 
 from __future__ import annotations

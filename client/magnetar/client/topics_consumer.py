@@ -45,6 +45,8 @@ _log = logging.getLogger("magnetar.client")
 
 # Topics that are opened or closed side by side.
 TOPICS_AT_ONCE = 50
+# What topics that left had of the receiver queue goes to the others so much later: many leave at a time.
+SHARE_OUT_S = 0.1
 
 
 class TopicPattern:
@@ -133,6 +135,7 @@ class TopicsConsumer:
         self._failures: list[MagnetarError] = []  # not raised yet
         self._arrived = asyncio.Event()
         self._discovery: LongTask | None = None
+        self._sharing: asyncio.TimerHandle | None = None
         self._paused = False
         self._closed = False
 
@@ -235,9 +238,13 @@ class TopicsConsumer:
         if self._current is consumer:
             self._current = None
         consumer.abandon()
-        self._share_queue()
+        if self._sharing is None and not self._closed:
+            self._sharing = asyncio.get_running_loop().call_later(SHARE_OUT_S, self._share_queue)
 
     def _share_queue(self) -> None:
+        if self._sharing is not None:
+            self._sharing.cancel()
+            self._sharing = None
         for consumer in self.consumers.values():
             consumer.share_queue(len(self.consumers))
 
@@ -248,7 +255,8 @@ class TopicsConsumer:
             try:
                 if changes is None:
                     topics = await self._find_topics()
-                    self._leave([topic for topic in self.consumers if topic not in topics])
+                    there = set(topics)
+                    self._leave([topic for topic in self.consumers if topic not in there])
                 else:
                     topics = rules.select(changes.made)
                     self._leave([topic for topic in changes.deleted if topic in self.consumers])
@@ -348,6 +356,8 @@ class TopicsConsumer:
     def _end(self) -> None:
         self._closed = True
         self._arrived.set()
+        if self._sharing is not None:
+            self._sharing.cancel()
         if self._rules is not None:
             self._rules.watch.close()
         if self._discovery is not None:

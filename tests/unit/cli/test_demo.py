@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from magnetar.cli.demo import Child, Demo, Outcome, table, worker_names
+from magnetar.cli.demo import Child, Demo, Outcome, figures_of, table, worker_names
 from magnetar.cli.demo_roles import Record
 
 
@@ -114,3 +114,15 @@ def test_duplicates_are_counted_and_first_occurrences_must_be_in_order(story: St
     story.records["reader"] = reader
     outcome = story.outcome()
     assert (outcome.stored_twice, outcome.out_of_order, outcome.good) == (1, 1, False)
+
+
+def test_nothing_is_tailed_or_worked_that_is_not_produced_yet() -> None:
+    """The processes say how far they are one after another."""
+    children = {
+        "producer": {"sent": 100, "confirmed": 90},
+        "reader": {"tailed": 130, "duplicates": 10},
+        "worker-1": {"acknowledged": 60},
+        "worker-2": {"acknowledged": 50},
+    }
+    assert figures_of(children, 500) == {"produced": 120, "confirmed": 90, "tailed": 120, "worked": 110}
+    assert figures_of({}, 500) == {"produced": 0, "confirmed": 0, "tailed": 0, "worked": 0}
