@@ -89,7 +89,8 @@ class Consumer(Receiving):
         """Has all that this consumer received and has not acknowledged delivered again at once, what was nacked as well.
 
         What waits here is dropped, and comes again as well. Exclusive and failover go back to the first message that is not
-        acknowledged; a failover consumer that is not active has nothing. Redelivery counts rise.
+        acknowledged; a failover consumer that is not active has nothing. Redelivery counts rise; with a dead-letter policy
+        those of what was handed out.
         """
         await self._consumer.redeliver_unacknowledged()
 

@@ -13,7 +13,7 @@ from typing import Any
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
-from magnetar.proto.message_rules import checked_time_ms
+from magnetar.proto.message_rules import check_message_count, checked_time_ms
 
 SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
@@ -84,6 +84,7 @@ class ProducerOptions:
     def __post_init__(self) -> None:
         for name in ("batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes"):
             _positive(name, getattr(self, name))
+        check_message_count(self.batching_max_messages)
         check_delay("batching_max_delay", self.batching_max_delay)
         Compression.parse(self.compression)
 

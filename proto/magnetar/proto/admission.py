@@ -24,8 +24,7 @@ from .batch import (
 )
 from .compression import Compression, decompress
 from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame
-from .ids import MAX_MESSAGES_PER_ENTRY
-from .message_rules import MAX_TIME_MS, checked_time_ms
+from .message_rules import MAX_TIME_MS, check_message_count, checked_time_ms
 
 _ADMIT = struct.Struct(">I8sxxxxI4xQQ4xI")
 
@@ -50,11 +49,12 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
     for position, payload in enumerate(payloads):
         try:
             length, checksum, count, sequence_id, publish_time_ms, metadata_length = unpack(payload)
-            if length + 4 == len(payload) and 0 < count <= MAX_MESSAGES_PER_ENTRY and length >= 44:
+            if length + 4 == len(payload) and count > 0 and length >= 44:
                 # A copy of a small slice is cheaper than a view of it; of 128 KB it costs 8 us.
                 rest = payload[12:] if length < 4096 else memoryview(payload)[12:]
                 if xxh3_64_digest(rest) != checksum:
                     raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
+                check_message_count(count)
                 if metadata_length or publish_time_ms > MAX_TIME_MS:
                     _check_rules(payload)
                 batches.append(payload)
@@ -75,6 +75,7 @@ def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequ
     while offset < len(payload) or not found:
         found[offset] = header = decode_batch_header(payload, offset)
         verify_batch(payload, offset, header.size)
+        check_message_count(header.message_count)
         _check_rules(payload[offset : offset + header.size])
         offset += header.size
     batches += [payload[start : start + header.size] for start, header in found.items()]

@@ -32,6 +32,7 @@ from .entry import Entry
 from .errors import ChecksumMismatch, MalformedFrame
 from .frames import frame_prefix
 from .ids import MAX_MESSAGES_PER_ENTRY
+from .message_rules import check_message_count
 
 _HEADER = struct.Struct(">I8sBBHIIQQII")
 _LENGTH = struct.Struct(">I")
@@ -233,7 +234,8 @@ def encode_columns(
     compression: Compression = Compression.NONE,
     extensions: Mapping[int, Any] | None = None,
 ) -> EncodedBatches:
-    """1..2^20 messages as one batch. Raises what the format raises for values that are no bytes, and the like."""
+    """Messages as one batch. Raises InvalidArgument for too many, and what the format raises for wrong types."""
+    check_message_count(len(columns.values))
     flags, values_column, keys_column, metadata_column = FORMATS[FORMAT_NATIVE].encode(columns, compression)
     key_flags, key_hash = _of_keys(columns.keys)
     extension_bytes = _pack(extensions) if extensions else b""

@@ -2,6 +2,7 @@
 
 * The value, the key and the properties as they are encoded count together against max_message_bytes.
 * Properties are a map of text to text: nothing else, and no null.
+* A batch has at most MAX_MESSAGES_PER_BATCH messages.
 * Times are milliseconds since the epoch, not before it and not after the year 9999: every reader can show them.
 
 Who copies a message (a dead letter) adds where it comes from, at most GROUP_OVERHEAD_BYTES together with the headers of a
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from .errors import InvalidArgument
+from .ids import MAX_MESSAGES_PER_BATCH
 
 MAX_TIME_MS = 253_402_300_799_999
 
@@ -48,6 +50,15 @@ def is_utf8(text: str) -> bool:
 def properties_bytes(properties: Mapping[str, str] | None) -> int:
     """What checked properties count against the limit: their encoded bytes."""
     return len(_pack(properties)) if properties else 0
+
+
+def check_message_count(count: int) -> None:
+    """Raises InvalidArgument if that is too many messages for a batch."""
+    if count > MAX_MESSAGES_PER_BATCH:
+        raise InvalidArgument(
+            f"{count} messages are more than the {MAX_MESSAGES_PER_BATCH} of a batch; send fewer at once, by send_many or "
+            "with a lower batching_max_messages"
+        )
 
 
 def checked_time_ms(ms: Any) -> int:

@@ -7,7 +7,7 @@ from magnetar.broker.topics.producers import ProducerSession
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry
-from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY
+from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 
 
 class NoPort:
@@ -87,13 +87,13 @@ def test_entries_are_capped_and_one_group_is_never_divided() -> None:
 def test_the_bounds_of_an_entry_hold() -> None:
     coalescer = Coalescer(1 << 40)
     a = session()
-    add(coalescer, a, groups(0, MAX_BATCHES_PER_ENTRY - 1, 0))
-    add(coalescer, a, groups(MAX_BATCHES_PER_ENTRY - 1, 2, 0))
-    assert len(coalescer.take().batches) == MAX_BATCHES_PER_ENTRY - 1
-    big = AdmittedGroups([b"x" * 60, b"x" * 60], [1 << 20, 1], [0, 1 << 20])
-    add(coalescer, a, big)
+    add(coalescer, a, groups(0, MAX_MESSAGES_PER_BATCH - 1, 0))
+    add(coalescer, a, groups(MAX_MESSAGES_PER_BATCH - 1, 2, 0))
+    assert len(coalescer.take().batches) == MAX_MESSAGES_PER_BATCH - 1
+    most = MAX_MESSAGES_PER_BATCH
+    add(coalescer, a, AdmittedGroups([b"x" * 60, b"x" * 60], [most, 1], [0, most]))
     coalescer.take()
-    assert [entry.messages for entry in coalescer.clear()] == [1 << 20, 1]
+    assert [entry.messages for entry in coalescer.clear()] == [most, 1]
 
 
 def test_many_producer_names_fit_the_header() -> None:

@@ -14,9 +14,12 @@ from magnetar.client import (
     RedeliveryBackoff,
 )
 from magnetar.client.topic import columns
+from magnetar.proto import batch
+from magnetar.proto import commands as c
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.compression import Compression
+from support.broker_kit import FakeClient, running_broker, settle
 from support.served_broker import connect_to, serving, take
 
 LIMIT = 256 * 1024
@@ -60,7 +63,7 @@ async def connections(client: Client) -> int:
 async def test_a_batch_is_never_larger_than_a_message_may_be() -> None:
     async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
         producer = await client.create_producer(
-            "t", batching_max_bytes=64 * LIMIT, batching_max_messages=100_000
+            "t", batching_max_bytes=64 * LIMIT, batching_max_messages=32_768
         )
         receipts = [producer.send_nowait(b"x" * 1000) for _ in range(3 * LIMIT // 1000)]
         for receipt in receipts:
@@ -177,3 +180,48 @@ async def test_rule_47_what_was_let_in_can_be_dead_lettered_and_retried(short: i
                 letter = await reader.receive(20.0)
                 assert letter.value == value
                 assert properties.items() <= letter.properties.items()
+
+
+# --- how many messages -----------------------------------------------------------------------------------------------
+
+
+def tiny_batch(messages: int, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """As a client of somebody else may make it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "check_message_count", lambda count: None)
+        keys = ["a", "b"] * (messages // 2)
+        return encode_batch(
+            [None] * messages, sequence_id=0, publish_time_ms=0, keys=keys, compression=Compression.ZSTD
+        )
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_rule_47_a_batch_of_too_many_messages_is_refused_by_the_broker(
+    monkeypatch: pytest.MonkeyPatch, *, several: bool
+) -> None:
+    tiny = tiny_batch(400_000, monkeypatch)
+    assert len(tiny) < 3_000
+    async with running_broker() as broker:
+        bad, good = FakeClient(broker), FakeClient(broker)
+        wrong = (await bad.producer())["epoch"]
+        epoch = (await good.producer())["epoch"]
+        fitting = encode_batch([b"x"], sequence_id=0, publish_time_ms=0)
+        bad.frame(c.Send(0, 1, wrong), fitting + tiny if several else tiny)
+        await settle()
+        [failed] = bad.failures
+        assert failed.code == InvalidArgument.code
+        assert "400000 messages are more than the 32768 of a batch; send fewer at once" in failed.message
+        good.frame(c.Send(0, 1, epoch), fitting)
+        await good.confirmed(1)
+
+
+async def test_rule_47_what_a_batch_cannot_hold_is_divided_or_refused_by_the_client() -> None:
+    async with serving() as server, connect_to(server) as client:
+        with pytest.raises(InvalidArgument, match="32769 messages are more than the 32768 of a batch"):
+            await client.create_producer("t", batching_max_messages=32_769)
+        producer = await client.create_producer("t")
+        ids = await producer.send_many([b""] * 100_000, keys=["a", "b"] * 50_000)
+        assert len(set(ids)) == 100_000
+        assert max(message_id.index for message_id in ids) < 32_768  # entries are bounded as well
+    with pytest.raises(InvalidArgument, match="of a batch"):
+        encode_batch([b""] * 32_769, sequence_id=0, publish_time_ms=0)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
-from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 
 from .producers import ProducerSession
 
@@ -65,12 +65,11 @@ class GatheredEntry:
         self._numbers: dict[str, int] = {}
         self._name_bytes = 0
 
-    def fits(self, session: ProducerSession, batches: int, messages: int, size: int, max_bytes: int) -> bool:
+    def fits(self, session: ProducerSession, messages: int, size: int, max_bytes: int) -> bool:
         """True if that much more of `session` may go into this entry."""
         return (
             self.size + size <= max_bytes
-            and len(self.batches) + batches <= MAX_BATCHES_PER_ENTRY
-            and self.messages + messages <= MAX_MESSAGES_PER_ENTRY
+            and self.messages + messages <= MAX_MESSAGES_PER_BATCH
             and (session.name in self._numbers or self._name_bytes < MAX_NAME_BYTES)
         )
 
@@ -152,10 +151,10 @@ def first_too_large(
     position = 0
     error: MagnetarError | None = None
     if whole:
-        if totals.messages > MAX_MESSAGES_PER_ENTRY or len(batches) > MAX_BATCHES_PER_ENTRY:
+        if totals.messages > MAX_MESSAGES_PER_BATCH:
             error = InvalidArgument(
-                f"a group of {len(batches)} batches and {totals.messages} messages exceeds what an entry can hold "
-                f"({MAX_BATCHES_PER_ENTRY} and {MAX_MESSAGES_PER_ENTRY}); send it as several"
+                f"a group of {totals.messages} messages exceeds what an entry can hold ({MAX_MESSAGES_PER_BATCH}); "
+                "send it as several"
             )
     sizes = [totals.size] if whole else list(map(len, batches))
     if error is None and max(sizes) > max_bytes:
@@ -186,10 +185,8 @@ class Coalescer:
         """Queues a run. `whole`: it is one group, which is never divided into several entries."""
         self.queued_bytes += totals.size
         entries = self._entries
-        if not entries or not entries[-1].fits(
-            session, len(groups.batches), totals.messages, totals.size, self._max_bytes
-        ):
-            if not whole and (totals.size > self._max_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY):
+        if not entries or not entries[-1].fits(session, totals.messages, totals.size, self._max_bytes):
+            if not whole and (totals.size > self._max_bytes or totals.messages > MAX_MESSAGES_PER_BATCH):
                 self._add_divided(session, groups)
                 return
             entries.append(GatheredEntry())
@@ -202,9 +199,7 @@ class Coalescer:
         for position, batch in enumerate(batches):
             more = len(batch) + ROW_BYTES
             if position > start and (
-                size + more > self._max_bytes
-                or messages + counts[position] > MAX_MESSAGES_PER_ENTRY
-                or position - start >= MAX_BATCHES_PER_ENTRY
+                size + more > self._max_bytes or messages + counts[position] > MAX_MESSAGES_PER_BATCH
             ):
                 self._add_part(session, groups, start, position, messages, size)
                 start, messages, size = position, 0, 0

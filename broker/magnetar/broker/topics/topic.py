@@ -26,7 +26,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
     TopicNotServed,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
+from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import TaskSet, awaited
 
@@ -191,7 +191,7 @@ class Topic:
         if session.state is not SessionState.OPEN or not groups.batches:
             return
         totals = measure(groups.counts, groups.batches)
-        if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY:
+        if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_BATCH:
             refused = first_too_large(groups, totals, self._settings.max_group_bytes, whole=whole)
             if refused is not None:
                 fitting, sequence_id, error = refused
