@@ -18,11 +18,12 @@ pytestmark = [
     pytest.mark.real,
 ]
 FLIGHTS = 5000
+DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "demo.py"
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "magnetar.cli.demo", *arguments],
+        [sys.executable, str(DEMO), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -68,7 +69,8 @@ def test_a_missing_package_is_one_line_that_names_the_cure(package: str, cure: s
         f"sys.modules[{package!r}] = None\n"
         "found = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name: None if name == {package!r} else found(name)\n"
-        "runpy.run_module('magnetar.cli.demo', run_name='__main__')\n"
+        f"sys.path.insert(0, {str(DEMO.parent)!r})\n"
+        f"runpy.run_path({str(DEMO)!r}, run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", without], capture_output=True, text=True, timeout=20, check=False

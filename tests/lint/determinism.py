@@ -108,7 +108,7 @@ ALLOWED: tuple[Allow, ...] = (
     _allow(
         "client/magnetar/cli/*",
         "*",
-        "the outermost shell (commands, perf, demo): it wires in the real things",
+        "the outermost shell (commands, perf): it wires in the real things",
     ),
     _allow(
         "client/magnetar/spark/*",

@@ -17,7 +17,6 @@ RULES = frozenset({"task-owner"})
 
 ALLOWED: tuple[Allow, ...] = (
     Allow("proto/magnetar/runtime/tasks.py", RULES, "the owners themselves"),
-    Allow("client/magnetar/cli/demo*.py", RULES, "ends with its tasks, and awaits all of them"),
     Allow("client/magnetar/cli/perf.py", RULES, "makes futures of receipts, and looks at each"),
 )
 

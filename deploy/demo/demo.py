@@ -36,10 +36,12 @@ except ModuleNotFoundError as missing:
         f"pip install '.[server]' in Magnetar's folder  (missing: {missing.name})"
     )
 
-from .demo_display import Bars, Lines
-from .demo_flights import FLIGHTS, DemoDataMissing, flights_path
-from .demo_roles import Record
-from .service_process import ServiceFailed, ServiceProcess
+import demo_roles
+from demo_display import Bars, Lines
+from demo_flights import FLIGHTS, DemoDataMissing, flights_path
+from demo_roles import Record
+
+from magnetar.cli.service_process import ServiceFailed, ServiceProcess
 
 DEFAULT_SECONDS = 18.0  # of producing; start, end and checks come on top
 WORKERS = 2
@@ -181,7 +183,7 @@ class Demo:
     async def _start(self, name: str) -> Child:
         record = self.directory / f"{name}.record"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "magnetar.cli.demo_roles", name.partition("-")[0]),
+            *(sys.executable, demo_roles.__file__, name.partition("-")[0]),
             *("--url", self.service.url, "--count", str(self.count), "--rate", str(self.rate)),
             *("--out", str(record)),
             stdin=asyncio.subprocess.PIPE,
@@ -361,9 +363,7 @@ def table(outcome: Outcome) -> Table:
 
 def arguments_of(line: list[str]) -> argparse.Namespace:
     """Options of the demo."""
-    parser = argparse.ArgumentParser(
-        prog="magnetar.cli.demo", description="Plays real flights through a real service."
-    )
+    parser = argparse.ArgumentParser(prog="demo.py", description="Plays real flights through a real service.")
     parser.add_argument(
         "--flights",
         type=int,

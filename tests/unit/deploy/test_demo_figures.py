@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from demo import Child, Demo, Outcome, figures_of, table, worker_names
+from demo_roles import Record
 from rich.console import Console
-
-from magnetar.cli.demo import Child, Demo, Outcome, figures_of, table, worker_names
-from magnetar.cli.demo_roles import Record
 
 
 def flight(number: int, **more: Any) -> bytes:
