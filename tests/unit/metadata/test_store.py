@@ -343,6 +343,24 @@ async def test_a_group_that_cannot_be_written_fails_for_all() -> None:
         await store.next_id("s")
 
 
+async def test_a_page_shows_what_was_made_and_deleted_since_the_one_before(store: MetadataStore) -> None:
+    names = [f"{number:02d}" for number in range(30)]
+    for name in names:
+        await store.create(f"/t/{name}", b"")
+    for at in (4, 9, 14):
+        assert await store.children("/t", after=names[at], limit=5) == names[at + 1 : at + 6]
+    await store.create("/t/20a", b"")
+    await store.delete("/t/21")
+    assert await store.children("/t", after="19", limit=4) == ["20", "20a", "22", "23"]
+    await store.create("/t/25/x", b"")
+    await store.delete("/t/26")
+    await store.create("/t/26", b"")
+    assert await store.children("/t", after="23", limit=5) == ["24", "25", "26", "27", "28"]
+    assert await store.children("/t", after="28", limit=5) == ["29"]
+    assert await store.children("/t", after="29", limit=5) == []
+    assert await store.children("/nobody", after="a", limit=5) == []
+
+
 async def test_a_watch_reports_the_node_its_children_and_their_values(store: MetadataStore) -> None:
     calls: list[str] = []
     watch = store.watch("/t", calls.append)
