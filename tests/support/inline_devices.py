@@ -246,6 +246,10 @@ class InlineDiskWorker:
         finally:
             file.close()
 
+    def silent_directories(self) -> dict[str, float]:
+        """See `DiskWorker`."""
+        return {}
+
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
         """See `DiskWorker`."""
         await asyncio.sleep(0)

@@ -49,7 +49,14 @@ class DiskWorker(Protocol):
         ...
 
     async def warm(self, path: str, offset: int, length: int) -> None:
-        """The range is in the page cache when it returns, if memory allows."""
+        """The range is in the page cache when it returns, if memory allows.
+
+        RequestTimeout when the disk of its directory does not answer: nothing is known to be damaged.
+        """
+        ...
+
+    def silent_directories(self) -> dict[str, float]:
+        """For how many seconds reads of each directory have waited without any answer."""
         ...
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:

@@ -86,8 +86,9 @@ class ReadGrant:
         self.taken = size
         return True
 
-    def give_back(self) -> None:
-        """Returns everything."""
-        if self.taken:
-            size, self.taken = self.taken, 0
+    def give_back(self) -> int:
+        """Returns everything, and says how much it was."""
+        size, self.taken = self.taken, 0
+        if size:
             self._budget.give_back(size)
+        return size

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from .adds import Adds
 from .checkpoint import Checkpointer
+from .components import BookieComponents
 from .cookie import Cookie
 from .disk_space import DiskSpace
 from .entry_log import DirectoryState, EntryLogs
@@ -74,6 +75,7 @@ class StatusSource(Protocol):
     """The parts of `engine.Bookie` that status and metrics read."""
 
     settings: BookieSettings
+    components: BookieComponents
     cookie: Cookie
     cache: WriteCache
     read_cache: ReadCache
@@ -152,6 +154,11 @@ def bookie_problems(bookie: StatusSource) -> dict[str, str]:
             f"(journal_stall_s={bookie.settings.journal_stall_s:g}): its disk or its writer hangs; look at the disk, or "
             "stop this bookie so that others take over"
         )
+    for path, silent_s in bookie.components.disk_worker.silent_directories().items():
+        if silent_s >= bookie.settings.journal_stall_s:
+            problems[f"reads of {path}"] = (
+                f"the disk has not answered for {silent_s:.1f} s: what is read there fails; look at the disk"
+            )
     if bookie.read_only:
         problems["read_only"] = bookie.disk_space.reason
     for seen in bookie.disk_space.directories:

@@ -62,7 +62,8 @@ class StoredEntries:
         """The first of these entries, as many as one run has, up to `max_bytes` (but at least one).
 
         None at all if the index has not the first, or (only when `grant` holds something) the budget has no room now. Raises
-        EntryDamaged, or StorageFailed from the index. What follows in the stripe `ahead` goes to the read cache.
+        EntryDamaged, RequestTimeout if the disk is silent, or StorageFailed from the index. What follows in the stripe
+        `ahead` goes to the read cache.
         """
         first = ids[0]
         for attempt in range(_ATTEMPTS):
@@ -78,7 +79,7 @@ class StoredEntries:
                 return []
             discards = self._read_cache.discards
             try:
-                entries = await self._read_run(ledger_id, wanted)
+                entries = await self._read_run(ledger_id, wanted, grant)
             except EntryDamaged as error:
                 if error.details.get("missing_log") and self._index.get(ledger_id, first) != wanted[0][1]:
                     continue  # the log was deleted because a compaction moved the entry
@@ -91,14 +92,16 @@ class StoredEntries:
             entry_id=first,
         )
 
-    async def _read_run(self, ledger_id: int, wanted: list[tuple[int, Location]]) -> list[bytes]:
+    async def _read_run(
+        self, ledger_id: int, wanted: list[tuple[int, Location]], grant: ReadGrant
+    ) -> list[bytes]:
         """A page that the disk cannot read damages the entries in it, not all entries that are read with it."""
         try:
-            return await self._logs.read(ledger_id, wanted)
+            return await self._logs.reader.read(ledger_id, wanted, grant)
         except EntryDamaged:
             if len(wanted) == 1:
                 raise
-            return await self._logs.read(ledger_id, wanted[:1])
+            return await self._logs.reader.read(ledger_id, wanted[:1], grant)
 
     def _keep(
         self,

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.bookie.device import ProcessDiskWorker
 from magnetar.bookie.disk_worker import DiskWorker
-from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, RequestTimeout, StorageFailed
 from magnetar.runtime.files import OsFiles
 from support.inline_devices import InlineDiskWorker
 
@@ -182,4 +182,38 @@ async def test_a_request_that_meets_a_bug_is_answered_and_its_queue_goes_on(tmp_
         await worker.create(str(tmp_path / "a"))
         await worker.write(str(tmp_path / "a"), 0, [b"goes on"])
     assert (tmp_path / "a").read_bytes() == b"goes on"
+    await worker.close()
+
+
+async def test_rule_45_reads_of_a_directory_that_hangs_end_with_an_error_and_delay_no_other(
+    tmp_path: Path,
+) -> None:
+    """A pipe without a writer stands for a file on a disk that hangs: nobody can open it."""
+    lock = OsFiles().lock(str(tmp_path / "LOCK"))
+    worker = ProcessDiskWorker(read_timeout_s=1.0)
+    await worker.start(lock)
+    lock.release()
+    for name in ("hung", "well"):
+        (tmp_path / name).mkdir()
+    pipe, file = str(tmp_path / "hung" / "a"), tmp_path / "well" / "a"
+    os.mkfifo(pipe)
+    file.write_bytes(b"x")
+    reads = [asyncio.ensure_future(worker.warm(pipe, 0, 1)) for _ in range(200)]
+    await asyncio.gather(*[worker.warm(str(file), 0, 1) for _ in range(200)])
+    assert not any(read.done() and not read.exception() for read in reads)
+    for outcome in await asyncio.gather(*reads, return_exceptions=True):
+        assert isinstance(outcome, RequestTimeout)
+    assert len(worker._waiting) == 64, "the process gets no more, however many are asked"
+    assert worker.silent_directories()[str(tmp_path / "hung")] >= 1
+    with pytest.raises(RequestTimeout, match="hung"):
+        await worker.warm(pipe, 0, 1)
+    await worker.warm(str(file), 0, 1)
+    # The disk answers again.
+    ends = os.open(pipe, os.O_RDWR)
+    while worker._waiting:
+        await asyncio.sleep(0.001)
+    assert worker.silent_directories()[str(tmp_path / "hung")] == 0
+    with pytest.raises(StorageFailed):
+        await worker.warm(pipe, 0, 1)  # a pipe has no offsets
+    os.close(ends)
     await worker.close()

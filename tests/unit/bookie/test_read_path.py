@@ -11,7 +11,14 @@ from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadBudget, ReadGrant
 from magnetar.bookie.read_cache import ReadCache
-from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, UnknownLedgerState
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    LedgerNotFound,
+    RequestTimeout,
+    UnknownLedgerState,
+)
+from magnetar.runtime.files import OsFile
 from support.bookie_kit import KIB, add, add_all, entry, open_inline
 from support.index_model import ModelStorage
 
@@ -30,12 +37,14 @@ class LogReads:
 
     def __init__(self, bookie: Bookie) -> None:
         self.runs: list[int] = []
-        self._read = bookie.logs.read
-        bookie.logs.read = self  # type: ignore[method-assign]
+        self._read = bookie.logs.reader.read
+        bookie.logs.reader.read = self  # type: ignore[method-assign]
 
-    async def __call__(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def __call__(
+        self, ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         self.runs.append(len(wanted))
-        return await self._read(ledger_id, wanted)
+        return await self._read(ledger_id, wanted, grant)
 
 
 async def store(bookie: Bookie, ledger_id: int, numbers: Sequence[int], size: int = 100) -> list[bytes]:
@@ -134,18 +143,20 @@ async def test_an_entry_whose_log_a_compaction_took_away_is_looked_up_again(book
     # The index names a log that is gone, until the first read has met that.
     for number in range(20):
         bookie._index.put_locations([(1, number, Location(0xDEAD, 64 + number, 10))])
-    reads, real_read = [], bookie.logs.read
+    reads, real_read = [], bookie.logs.reader.read
 
-    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def read(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         reads.append(wanted[0][1].log_id)
         try:
-            return await real_read(ledger_id, wanted)
+            return await real_read(ledger_id, wanted, grant)
         finally:
             for number, location in enumerate(moved):
                 assert location is not None
                 bookie._index.put_locations([(1, number, location)])
 
-    bookie.logs.read = read  # type: ignore[method-assign]
+    bookie.logs.reader.read = read  # type: ignore[method-assign]
     assert (await bookie.read(1, 3, 3))[0] == [entries[3]]
     assert reads[0] == 0xDEAD
     assert len(reads) == 2
@@ -178,18 +189,20 @@ async def test_rule_20_a_copy_that_a_recovery_replaced_while_the_disk_was_read_i
     bookie: Bookie,
 ) -> None:
     old = await store(bookie, 1, range(10))
-    real_read = bookie.logs.read
+    real_read = bookie.logs.reader.read
     newest = entry(1, 6, b"x" * 100, lac=9)
 
-    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
-        found = await real_read(ledger_id, wanted)
+    async def read(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
+        found = await real_read(ledger_id, wanted, grant)
         assert await add(bookie, newest, recovery=True) == 0
         await bookie.checkpoint()
         return found
 
-    bookie.logs.read = read  # type: ignore[method-assign]
+    bookie.logs.reader.read = read  # type: ignore[method-assign]
     assert (await bookie.read(1, 4, 9))[0] == old[4:]  # what was there when it began
-    bookie.logs.read = real_read  # type: ignore[method-assign]
+    bookie.logs.reader.read = real_read  # type: ignore[method-assign]
     assert (await bookie.read(1, 6, 6))[0] == [newest]
 
 
@@ -199,14 +212,16 @@ async def test_rule_20_a_copy_that_is_flushed_while_the_disk_is_read_is_newer_th
     old = await store(bookie, 1, range(10))
     newest = entry(1, 6, b"x" * 100, lac=9)
     assert await add(bookie, newest, recovery=True) == 0
-    real_read = bookie.logs.read
+    real_read = bookie.logs.reader.read
 
-    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
-        found = await real_read(ledger_id, wanted)
+    async def read(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
+        found = await real_read(ledger_id, wanted, grant)
         await bookie.checkpoint()
         return found
 
-    bookie.logs.read = read  # type: ignore[method-assign]
+    bookie.logs.reader.read = read  # type: ignore[method-assign]
     expected = [*old[4:6], newest, *old[7:]]
     assert (await bookie.read(1, 4, 9))[0] == expected
     assert (await bookie.read(1, 6, 6))[0] == [newest]
@@ -214,14 +229,16 @@ async def test_rule_20_a_copy_that_is_flushed_while_the_disk_is_read_is_newer_th
 
 async def test_rule_07_a_ledger_deleted_while_the_disk_is_read_is_not_served(bookie: Bookie) -> None:
     await store(bookie, 1, range(3))
-    real_read = bookie.logs.read
+    real_read = bookie.logs.reader.read
 
-    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
-        found = await real_read(ledger_id, wanted)
+    async def read(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
+        found = await real_read(ledger_id, wanted, grant)
         await bookie.delete_ledger(1)
         return found
 
-    bookie.logs.read = read  # type: ignore[method-assign]
+    bookie.logs.reader.read = read  # type: ignore[method-assign]
     with pytest.raises(LedgerNotFound):
         await bookie.read(1, 0, 2)
     with pytest.raises(LedgerNotFound):
@@ -240,17 +257,19 @@ async def test_what_reads_hold_is_bounded_in_bytes(tmp_path: Path) -> None:
     stored = [await store(bookie, ledger_id, range(30), 1000) for ledger_id in range(8)]
     most = 0
     running = 0
-    real_read = bookie.logs.read
+    real_read = bookie.logs.reader.read
 
-    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def read(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         nonlocal most, running
         running += 1
         most = max(most, bookie.reads.budget.taken)
         await asyncio.sleep(0.001)
         running -= 1
-        return await real_read(ledger_id, wanted)
+        return await real_read(ledger_id, wanted, grant)
 
-    bookie.logs.read = read  # type: ignore[method-assign]
+    bookie.logs.reader.read = read  # type: ignore[method-assign]
     # Each of 10 KB, so that three fit.
     results = await asyncio.gather(
         *[bookie.read(ledger_id, 0, 99, max_bytes=10_400) for ledger_id in range(8)]
@@ -352,4 +371,37 @@ async def test_read_ahead_fits_the_read_cache_or_it_would_be_read_again_and_agai
     assert max(reads.runs) < 10
     # A batch is not cut short by it.
     assert (await bookie.read(1, 100, 199))[0] == entries[100:200]
+    await bookie.close()
+
+
+async def test_rule_41_a_directory_that_hangs_takes_nothing_from_the_reads_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories = tuple(str(tmp_path / name) for name in ("one", "two"))
+    bookie = await open_inline(
+        str(tmp_path / "data"), ModelStorage(), ledger_directories=directories, read_budget_bytes=10 * KIB
+    )
+    stored = {ledger: await store(bookie, ledger, range(10), 2000) for ledger in (2, 3)}
+    location = bookie._index.get(3, 0)
+    assert location is not None
+    hung = directories[bookie.logs.directory_of(location.log_id) or 0]
+    answers = asyncio.get_running_loop().create_future()
+    real = bookie.components.disk_worker.warm
+
+    async def warm(path: str, offset: int, length: int) -> None:
+        if path.startswith(hung):
+            await asyncio.shield(answers)
+        await real(path, offset, length)
+
+    monkeypatch.setattr(bookie.components.disk_worker, "warm", warm)
+    monkeypatch.setattr(OsFile, "read_cached", lambda *_: None)
+    waiting = [asyncio.ensure_future(bookie.read(3, number, number)) for number in range(10)]
+    for number in range(10):
+        assert (await bookie.read(2, number, number))[0] == stored[2][number : number + 1]
+    assert not any(read.done() for read in waiting)
+    assert bookie.reads.budget.taken == 0
+    answers.set_exception(RequestTimeout("the disk does not answer"))
+    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(outcome, RequestTimeout)
+    assert bookie.damage.figures()["damaged_entries"] == 0, "nothing is known to be damaged"
     await bookie.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from magnetar.bookie import Bookie, stored_entries
 from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
+from magnetar.bookie.read_budget import ReadGrant
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -45,12 +46,14 @@ class LogReads:
 
     def __init__(self, bookie: Bookie) -> None:
         self.runs: list[int] = []
-        self._read = bookie.logs.read
-        bookie.logs.read = self  # type: ignore[method-assign]
+        self._read = bookie.logs.reader.read
+        bookie.logs.reader.read = self  # type: ignore[method-assign]
 
-    async def __call__(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def __call__(
+        self, ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         self.runs.append(len(wanted))
-        return await self._read(ledger_id, wanted)
+        return await self._read(ledger_id, wanted, grant)
 
 
 async def store(bookie: Bookie, numbers: Sequence[int], size: int = 100) -> dict[int, bytes]:

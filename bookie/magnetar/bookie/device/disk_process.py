@@ -1,7 +1,8 @@
 """The disk worker: a process that writes, syncs, warms and prepares files for the daemon. Run as a script.
 
 Each kind of work has a queue for each directory, worked on in order by a thread of its own: a slow sync delays no read, no
-write and no other disk.
+write and no other disk, and a directory that hangs delays no other one. Several threads read, so that the disk has some
+requests to choose from.
 
     arguments: descriptors of a stream socket and of shared memory, bytes of the memory
     request:  u32 length of the rest | u8 operation | u32 id | u64 a | u64 b | u32 c | u16 path length | path | data
@@ -28,6 +29,7 @@ import os
 import struct
 import sys
 import time
+from _queue import SimpleQueue
 from mmap import PROT_READ, mmap
 
 SYNC = 1
@@ -41,6 +43,7 @@ WRITE = 8
 TRUNCATE = 9
 # Operations of one queue; the others, but for WARM and PREPARE, share that of SYNC.
 _WRITING = (CREATE, WRITE, TRUNCATE)
+_READING_THREADS = 8
 
 REQUEST = struct.Struct(">IBIQQIH")
 ANSWER = struct.Struct(">II")
@@ -227,47 +230,38 @@ def work(request: "Request", memory: "memoryview") -> None:
 
 
 class WorkQueue:
-    """Requests worked on one after another by a thread of this process."""
+    """Requests worked on in order by threads of this process; the daemon bounds how many there are."""
 
-    def __init__(self, answer_fd: int, memory: "memoryview") -> None:
+    def __init__(self, answer_fd: int, memory: "memoryview", threads: int) -> None:
         self._answer_fd = answer_fd
         self._memory = memory
-        self._requests: list[Request] = []
-        self._ready = _thread.allocate_lock()
-        self._ready.acquire()
-        _thread.start_new_thread(self._work, ())
-
-    def put(self, request: "Request") -> None:
-        """Queues a request; the daemon bounds how many there are."""
-        self._requests.append(request)
-        # Only this thread releases; the queue takes it again before it looks at the list.
-        if self._ready.locked():
-            self._ready.release()
+        self._requests: SimpleQueue[Request] = SimpleQueue()
+        self.put = self._requests.put
+        for _ in range(threads):
+            _thread.start_new_thread(self._work, ())
 
     def _work(self) -> None:
         while True:
-            self._ready.acquire()
-            while self._requests:
-                request = self._requests.pop(0)
-                failure = 0
-                try:
-                    work(request, self._memory)
-                except OSError as error:
-                    failure = error.errno or _EIO
-                except Exception as error:  # our own bug: whoever waits must not wait for ever
-                    failure = _EIO
-                    sys.stderr.write(f"magnetar: request {request} of the disk worker failed: {error!r}\n")
-                try:
-                    os.write(self._answer_fd, ANSWER.pack(request[1], failure))
-                except OSError:
-                    os._exit(0)  # the daemon has ended
+            request = self._requests.get()
+            failure = 0
+            try:
+                work(request, self._memory)
+            except OSError as error:
+                failure = error.errno or _EIO
+            except Exception as error:  # our own bug: whoever waits must not wait for ever
+                failure = _EIO
+                sys.stderr.write(f"magnetar: request {request} of the disk worker failed: {error!r}\n")
+            try:
+                os.write(self._answer_fd, ANSWER.pack(request[1], failure))
+            except OSError:
+                os._exit(0)  # the daemon has ended
 
 
 def queue_name(operation: int, path: str) -> "tuple[int, str]":
     """Name of the queue of a request."""
-    if operation in (WARM, PREPARE):
-        return operation, ""  # preparing takes long, and no request waits for it
-    return WRITE if operation in _WRITING else SYNC, os.path.dirname(path)
+    if operation not in (WARM, PREPARE):  # preparing takes long, and no other request waits for it
+        operation = WRITE if operation in _WRITING else SYNC
+    return operation, os.path.dirname(path)
 
 
 def read_socket(fd: int) -> bytes:
@@ -299,9 +293,11 @@ def main(arguments: "list[str]") -> int:
             if queue is None:
                 # There are few directories; beyond the limit they share the first queue of their kind.
                 known = [other for other in queues if other[0] == name[0]]
-                queue = queues[name] = (
-                    WorkQueue(fd, memory) if len(known) < _QUEUES_OF_A_KIND else queues[known[0]]
-                )
+                if len(known) < _QUEUES_OF_A_KIND:
+                    queue = WorkQueue(fd, memory, _READING_THREADS if name[0] == WARM else 1)
+                else:
+                    queue = queues[known[0]]
+                queues[name] = queue
             queue.put((operation, number, a, b, c, path, rest))
     return 0
 

@@ -2,18 +2,22 @@
 
 The shared memory is cut into slots. A write is copied into free ones, and waits for others to become free; a slot is free
 again when the worker has answered, whether its caller still waits or not.
+
+Reads of a directory that hangs end after a timeout, with RequestTimeout: so many are with the process, the others wait for
+these, and while a directory has been silent for the timeout its further reads fail at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
+from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout, StorageFailed
 from magnetar.runtime.files import FileLock
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 from magnetar.runtime.storage_error import storage_error
@@ -38,6 +42,9 @@ from .ring import shared_memory
 __all__ = ["ProcessDiskWorker"]
 
 _STOP_TIMEOUT_S = 5.0
+# Below the read timeout of ledger clients, 5 s, so that they get the reason. Reads of one directory with the process.
+_READ_TIMEOUT_S = 4.0
+_READS_OF_A_DIRECTORY = 64
 _SYNCING = "syncing"
 _WRITING = "writing to"
 _SLOT_BYTES = 512 << 10
@@ -49,7 +56,13 @@ _JOIN_BYTES = 2048
 class ProcessDiskWorker:
     """Asks a helper process; only for files of the real disk. `memory_bytes` are shared for writes, in slots."""
 
-    def __init__(self, memory_bytes: int = _SLOTS * _SLOT_BYTES, *, slot_bytes: int = _SLOT_BYTES) -> None:
+    def __init__(
+        self,
+        memory_bytes: int = _SLOTS * _SLOT_BYTES,
+        *,
+        slot_bytes: int = _SLOT_BYTES,
+        read_timeout_s: float = _READ_TIMEOUT_S,
+    ) -> None:
         self.on_failure: Callable[[MagnetarError], None] = ignore_failure
         self._process: HelperProcess | None = None
         self._socket: socket.socket | None = None
@@ -62,6 +75,8 @@ class ProcessDiskWorker:
         self._writers: deque[asyncio.Future[int]] = deque()
         # (future, path, what is done, slot or -1)
         self._waiting: dict[int, tuple[asyncio.Future[None], str, str, int]] = {}
+        self._read_timeout_s = read_timeout_s
+        self._reads: dict[str, _DirectoryReads] = {}
         self._next_id = 0
         self._buffer = b""
         # What the socket did not take; requests are small and bounded by their callers.
@@ -130,7 +145,33 @@ class ProcessDiskWorker:
 
     async def warm(self, path: str, offset: int, length: int) -> None:
         """See `DiskWorker`."""
-        await self._ask(WARM, path, "reading", offset, length)
+        assert self._loop is not None
+        directory = os.path.dirname(path)
+        reads = self._reads.get(directory)
+        if reads is None:
+            reads = self._reads[directory] = _DirectoryReads(self._loop.time)
+        if reads.silent_s() < self._read_timeout_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._read_timeout_s):
+                    await reads.room.acquire()
+                    try:
+                        asked = self._ask(WARM, path, "reading", offset, length)
+                    except MagnetarError:
+                        reads.room.release()
+                        raise
+                    reads.begun(asked)
+                    # It takes room until it is answered, whether its caller still waits or not.
+                    await asyncio.shield(asked)
+                    return
+        raise RequestTimeout(
+            f"reads of {directory} wait for its disk, which has not answered for {reads.silent_s():.1f} s; "
+            "read another replica, and look at the disk",
+            path=path,
+        )
+
+    def silent_directories(self) -> dict[str, float]:
+        """See `DiskWorker`."""
+        return {path: reads.silent_s() for path, reads in self._reads.items()}
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
         """See `DiskWorker`."""
@@ -279,6 +320,32 @@ class ProcessDiskWorker:
             if not turn.done():
                 turn.set_exception(error)
         self._writers.clear()
+
+
+class _DirectoryReads:
+    """The reads of one directory that the process has."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.room = asyncio.Semaphore(_READS_OF_A_DIRECTORY)
+        # When each was asked, the oldest first; and when the last one was answered.
+        self._asked: dict[asyncio.Future[None], float] = {}
+        self._answered_at = 0.0
+
+    def begun(self, asked: asyncio.Future[None]) -> None:
+        """One takes room until it is answered."""
+        self._asked[asked] = self._now()
+        asked.add_done_callback(self._answered)
+
+    def _answered(self, asked: asyncio.Future[None]) -> None:
+        del self._asked[asked]
+        self._answered_at = self._now()
+        self.room.release()
+
+    def silent_s(self) -> float:
+        """How long nothing has been answered although something was asked."""
+        oldest = next(iter(self._asked.values()), None)
+        return 0.0 if oldest is None else self._now() - max(oldest, self._answered_at)
 
 
 def _for_slots(parts: Sequence[bytes], slot_bytes: int) -> Iterator[list[bytes | memoryview]]:

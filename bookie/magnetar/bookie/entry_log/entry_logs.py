@@ -16,7 +16,7 @@ from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import Files
 
 from ..disk_worker import DiskWorker
-from ..index import LedgerRecord, Location, encode_ledger_record
+from ..index import LedgerRecord, encode_ledger_record
 from ..layout import DataLayout
 from ..write_cache import MemTable
 from .ledger_directory import DirectoryState, LedgerDirectory
@@ -231,13 +231,6 @@ class EntryLogs:
         self._logs[writer.log_id] = (directory, writer.position)
 
     # --- reading -----------------------------------------------------------------------------------------------------
-
-    async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
-        """Entries whose records follow each other in one log. At least the first, or EntryDamaged.
-
-        details["missing_log"] is True when the log was deleted meanwhile: ask the index again.
-        """
-        return await self.reader.read(ledger_id, wanted)
 
     async def scan(
         self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False

@@ -8,11 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError
+from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError, RequestTimeout
 from magnetar.runtime.files import File, Files, file_size
 
 from ..disk_worker import DiskWorker
 from ..index import Location
+from ..read_budget import ReadGrant
 from .records import LOG_HEADER_BYTES, RECORD_HEADER_BYTES, header_fault, record_entry
 
 __all__ = ["LogReader"]
@@ -36,15 +37,20 @@ class LogReader:
         self._path_of = path_of
         self._open: OrderedDict[int, File] = OrderedDict()
 
-    async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def read(
+        self, ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         """Entries whose records follow each other in one log, in one read. At least the first, or EntryDamaged.
 
         details["missing_log"] is True when there is no such log: it may have been compacted since the index was asked.
+        RequestTimeout when the disk does not answer.
         """
         first, last = wanted[0][1], wanted[-1][1]
         length = last.offset + RECORD_HEADER_BYTES + last.length - first.offset
         try:
-            data = await self.span(first.log_id, first.offset, length, ahead=len(wanted) > 1)
+            data = await self.span(first.log_id, first.offset, length, ahead=len(wanted) > 1, grant=grant)
+        except RequestTimeout:
+            raise
         except MagnetarError as error:
             raise EntryDamaged(
                 f"entry {wanted[0][0]} of ledger {ledger_id} cannot be read: {error}; read another replica",
@@ -64,12 +70,22 @@ class LogReader:
                 break
         return entries
 
-    async def span(self, log_id: int, offset: int, length: int, *, ahead: bool = True) -> bytes:
-        """Bytes of a log, unverified; shorter only at its end. Raises StorageFailed, DataDirectoryError if it is missing."""
-        file = self._open.get(log_id) or await self._opened(log_id)
-        data = file.read_cached(offset, length)
-        if data is None or len(data) < length:
+    async def span(
+        self, log_id: int, offset: int, length: int, *, ahead: bool = True, grant: ReadGrant | None = None
+    ) -> bytes:
+        """Bytes of a log, unverified; shorter only at its end. `grant` is given back while the disk is waited for.
+
+        Raises StorageFailed, RequestTimeout, DataDirectoryError if the log is missing.
+        """
+        file = self._open.get(log_id)
+        data = None if file is None else file.read_cached(offset, length)
+        if file is None or data is None or len(data) < length:
+            # What a directory that hangs has taken of the budget would be missing for the others.
+            held = 0 if grant is None else grant.give_back()
+            file = file or await self._opened(log_id)
             await self._worker.warm(file.path, offset, length)
+            if grant is not None:
+                await grant.take(held)
             file = self._open.get(log_id) or await self._opened(log_id)  # it may have been closed meanwhile
             data = file.read_cached(offset, length)
             if data is None:  # evicted again at once: memory is very short

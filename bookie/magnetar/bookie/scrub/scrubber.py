@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from magnetar.proto.errors import MagnetarError, StorageFailed
+from magnetar.proto.errors import MagnetarError, RequestTimeout, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
@@ -86,6 +86,8 @@ class Scrubber:
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
         self._live: dict[int, int] = {}
         self._saved_at = 0.0
+        # Units on a disk that did not answer, and until when others are verified before them, ms since the epoch.
+        self._postponed: dict[str, int] = {}
         # The last ledger that was looked at again, and when.
         self._rechecked = -1
         self._rechecked_at = 0.0
@@ -152,17 +154,21 @@ class Scrubber:
         """What is due, or when something will be. New units come first: 0 is long ago."""
         units = self._units()
         now = self._clock.now_ms()
+        self._postponed = {name: until for name, until in self._postponed.items() if until > now}
         verified = self._progress.verified
         self._progress.keep_only({unit.name: 0 for unit in units})
         for name, when in verified.items():
             if when > now:  # the clock was ahead
                 verified[name] = now
         # What never was verified counts from the start of this process: its age is not known.
-        oldest = min(units, key=lambda unit: verified.get(unit.name, 0))
+        ready = [unit for unit in units if unit.name not in self._postponed]
+        if not ready:
+            return None, _LONGEST_SLEEP_S
+        oldest = min(ready, key=lambda unit: verified.get(unit.name, 0))
         ages = [now - when for when in verified.values()]
         self.oldest_s = max(ages, default=0) // 1000
         self._pace.aim(sum(unit.bytes for unit in units), self.oldest_s)
-        under_way = [unit for unit in units if unit.name == self._progress.unit]
+        under_way = [unit for unit in ready if unit.name == self._progress.unit]
         if under_way:
             return under_way[0], 0
         due_in = verified.get(oldest.name, 0) + _DUE_AFTER * self._interval_ms - now
@@ -177,6 +183,10 @@ class Scrubber:
                 await self._verify_log(int(name, 16))
             else:
                 await self._verify_index_file(name)
+        except RequestTimeout as error:
+            _log.warning("%s is not verified now: %s", unit.name, error)
+            self._postponed[unit.name] = self._clock.now_ms() + int(_LONGEST_SLEEP_S * 1000)
+            return
         except StorageFailed as error:
             # Parts of the index that cannot be read: requests that need them fail, others are served.
             self._damage.report_file(self._index_files.path(""), str(error))
@@ -346,7 +356,7 @@ class Scrubber:
     async def _fault_of(self, ledger_id: int, entry_id: int, place: Location) -> str:
         """Why an entry cannot be read where it should be; "" if it can."""
         try:
-            await self._logs.read(ledger_id, [(entry_id, place)])
+            await self._logs.reader.read(ledger_id, [(entry_id, place)])
         except MagnetarError as error:
             return "" if error.details.get("missing_log") else error.message
         return ""
@@ -361,6 +371,8 @@ class Scrubber:
                     self._damage.report_file(path, found)
                 else:
                     await self._spend(found)
+        except RequestTimeout:
+            raise
         except MagnetarError as error:
             if self._files.exists(path):
                 self._damage.report_file(path, str(error))

@@ -80,7 +80,7 @@ class Room:
     async def check(self, entries: Entries, places: Places) -> None:
         for (ledger_id, entry_id), data in entries.items():
             where = [(entry_id, places[ledger_id, entry_id])]
-            assert await self.logs.read(ledger_id, where) == [data]
+            assert await self.logs.reader.read(ledger_id, where) == [data]
 
     async def counted(self, log_id: int) -> dict[int, int]:
         """Bytes by ledger, record by record."""
@@ -361,18 +361,18 @@ async def test_a_log_is_deleted_durably_and_is_told_from_a_damaged_one() -> None
     assert room.logs.path_of(1) is None
     key = next(key for key, place in places.items() if place.log_id == 1)
     with pytest.raises(EntryDamaged) as caught:
-        await room.logs.read(1, [(key[1], places[key])])
+        await room.logs.reader.read(1, [(key[1], places[key])])
     assert caught.value.details["missing_log"] is True
     wrong = places[1, 19]._replace(offset=places[1, 19].offset + 1)
     with pytest.raises(EntryDamaged) as caught:
-        await room.logs.read(1, [(19, wrong)])
+        await room.logs.reader.read(1, [(19, wrong)])
     assert not caught.value.details.get("missing_log")
     # The file vanished without us.
     room.disk.mount().delete("/d/ledgers-0/entrylog-00000002.log")
     room.open()
     key = next(key for key, place in places.items() if place.log_id == 2)
     with pytest.raises(EntryDamaged) as caught:
-        await room.logs.read(1, [(key[1], places[key])])
+        await room.logs.reader.read(1, [(key[1], places[key])])
     assert caught.value.details["missing_log"] is True
 
 
@@ -413,7 +413,7 @@ async def test_a_log_of_another_id_under_this_name_serves_nothing() -> None:
     for (ledger_id, entry_id), place in places.items():
         if place.log_id == 1:
             with pytest.raises(EntryDamaged):
-                await room.logs.read(ledger_id, [(entry_id, place)])
+                await room.logs.reader.read(ledger_id, [(entry_id, place)])
     statistics = await room.logs.statistics(1)
     assert statistics.ledgers == {}
     assert not statistics.whole

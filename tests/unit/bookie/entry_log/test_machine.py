@@ -190,7 +190,7 @@ class EntryLogMachine(RuleBasedStateMachine):
     @invariant()
     def everything_durable_is_read(self) -> None:
         for (ledger_id, entry_id), (data, place) in self.durable.items():
-            assert self.run(self.logs.read(ledger_id, [(entry_id, place)])) == [data]
+            assert self.run(self.logs.reader.read(ledger_id, [(entry_id, place)])) == [data]
 
     @invariant()
     def log_ids_are_used_once(self) -> None:

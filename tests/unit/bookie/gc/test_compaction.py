@@ -19,6 +19,7 @@ from magnetar.bookie.gc.compaction_files import (
 )
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.index import Location
+from magnetar.bookie.read_budget import ReadGrant
 from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, StorageFailed
 from support.bookie_kit import KIB, add, add_all, crash, entry, open_real, until
 from support.gc_kit import Collected, data, flip
@@ -114,15 +115,17 @@ async def test_a_read_that_races_a_compaction_asks_the_index_again(
 ) -> None:
     bookie = await sparse(gc)
     entered, go_on = asyncio.Event(), asyncio.Event()
-    read = bookie.logs.read
+    read = bookie.logs.reader.read
 
-    async def slow(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+    async def slow(
+        ledger_id: int, wanted: Sequence[tuple[int, Location]], grant: ReadGrant | None = None
+    ) -> list[bytes]:
         if not entered.is_set():
             entered.set()
             await go_on.wait()  # it has asked the index, and has not opened the log
-        return await read(ledger_id, wanted)
+        return await read(ledger_id, wanted, grant)
 
-    monkeypatch.setattr(bookie.logs, "read", slow)
+    monkeypatch.setattr(bookie.logs.reader, "read", slow)
     reading = asyncio.create_task(bookie.read(4, 5, 5))
     await entered.wait()
     await bookie.collect_garbage()
