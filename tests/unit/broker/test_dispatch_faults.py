@@ -9,6 +9,8 @@ import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.dispatch import subscription as subscription_module
+from magnetar.broker.dispatch.core import message_counts
+from magnetar.broker.dispatch.subscription import LOOKUPS_AT_ONCE
 from magnetar.broker.listeners.native.ports import ConsumerPort
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -404,3 +406,44 @@ async def test_acknowledgements_that_wait_for_a_lookup_are_bounded_and_what_is_d
         assert "2 acknowledgements were dropped" in caplog.text
         client.frame(c.Flow(0, 1, 10))
         assert await client.received(3) == [b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared", "key_shared"])
+async def test_rule_48_acknowledgements_of_more_than_is_remembered_stop_nobody(
+    monkeypatch: pytest.MonkeyPatch, type: str
+) -> None:
+    monkeypatch.setattr(message_counts, "MAX_MESSAGE_COUNTS", 2)
+    gate, waiting = asyncio.Event(), 0
+    count = Topic.read_message_count
+
+    async def slow(self: Topic, key: Any) -> int:
+        nonlocal waiting
+        waiting += 1
+        await gate.wait()
+        return await count(self, key)
+
+    monkeypatch.setattr(Topic, "read_message_count", slow)
+    async with running_broker() as broker:
+        client, other = FakeClient(broker), FakeClient(broker)
+        await publish(other, 100)
+        await client.consumer(type=type)
+        await client.received(100)
+        topic = topic_of(broker)
+        monkeypatch.setattr(topic, "message_count", lambda key: None)  # none is in memory
+        client.ack(*[message.row() for message in client.messages])
+        await settle()
+        assert waiting == LOOKUPS_AT_ONCE
+        # The others get theirs meanwhile.
+        await publish(other, 1)
+        await client.received(101)
+        # What is acknowledged is not delivered again, though its consumer leaves.
+        client.handler.connection_closed(None)
+        again = FakeClient(broker)
+        await again.consumer(type=type)
+        await settle()
+        assert again.values == []
+        gate.set()
+        await again.received(1)
+        await settle()
+        assert again.values == [client.values[100]]
+        assert topic.subscriptions["billing"].cursor.state.mark_delete[1] == 100

@@ -30,6 +30,10 @@ SEEDS = {
     "owner_not_settled": 1,
     "takeover_does_not_go_back": 2,
     "due_nack_forgotten_at_unload": 1,
+    "held_messages_not_counted_at_unload": 11,
+    "hand_outs_forgotten": 11,
+    "hand_over_without_draining": 2,
+    "prefetched_messages_counted": 1,
 }
 
 # These take the state machine too many examples to wait for; nobody skips in it.

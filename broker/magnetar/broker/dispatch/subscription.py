@@ -8,7 +8,8 @@
     close, delete --> CLOSED
 
 An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has shown it; else
-(after a restart) the entry is looked up, in the background, and the receipt comes after that.
+(after a restart, or if more is pending than is remembered) the entry is looked up, in the background, and the receipt comes
+after that. Dispatch goes on meanwhile, unless what is acknowledged could be delivered again.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _log = logging.getLogger(__name__)
 
 # Acknowledgements that wait for a lookup: rows, over all requests.
 MAX_LOOKUP_ROWS = 100_000
+LOOKUPS_AT_ONCE = 32  # entries
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
 WHOLE_ENTRY = (0, MAX_MESSAGES_PER_ENTRY - 1)
 
@@ -191,6 +193,7 @@ class Subscription:
         consumer = Consumer(
             name, self.epoch, port, priority_level=priority_level, hash_ranges=sorted(hash_ranges)
         )
+        self._hold_back()  # it may take over
         self.dispatcher.handle(ConsumerAdded(consumer, type, self.dispatcher.now_ms()))
         return consumer
 
@@ -198,6 +201,7 @@ class Subscription:
         """A consumer left: what it had not acknowledged goes to others, or to the next one."""
         if consumer.closed:
             return
+        self._hold_back()
         self.dispatcher.handle(ConsumerLeft(consumer))
         if not self.consumers:
             self._on_empty(self)
@@ -241,11 +245,19 @@ class Subscription:
         else:
             self._lookups.append(_Lookup(consumer, rows, cumulative, done))
             self._lookup_rows += len(rows)
+            core = self.dispatcher.core
+            replay, position = core.tracker.replay, core.read_position[:2]
+            if (cumulative and replay) or any(key >= position or key in replay for key in unknown):
+                self._hold_back()
             if self._lookup_task is None:
-                self.dispatcher.handle(Paused(Pause.ACK_LOOKUP))
                 self._lookup_task = begin(self._look_up(), f"acknowledgements of {self.name}")
 
-    def _check(self, rows: list[AckRange], cumulative: bool) -> list[EntryKey]:
+    def _hold_back(self) -> None:
+        """What is acknowledged and waits to be looked up must not be delivered again."""
+        if self._lookups:
+            self.dispatcher.handle(Paused(Pause.ACK_LOOKUP))
+
+    def _check(self, rows: list[AckRange], cumulative: bool) -> dict[EntryKey, None]:
         """The entries whose message count is not known. Raises InvalidArgument for what was never delivered."""
         if self._closed is not None:
             raise self._closed
@@ -260,7 +272,7 @@ class Subscription:
                 )
             if len(rows) != 1:
                 raise InvalidArgument(f"a cumulative acknowledgement has one row, not {len(rows)}")
-        unknown: list[EntryKey] = []
+        unknown: dict[EntryKey, None] = {}
         log, counts = self._log, self.dispatcher.core.message_counts
         known: EntryKey | None = None
         for ledger, entry, first, last in rows:
@@ -277,7 +289,7 @@ class Subscription:
             if not log.is_confirmed(ledger, entry):
                 raise InvalidArgument(f"message {ledger}:{entry}:{last} was never delivered")
             if key >= self.cursor.state.mark_delete[:2] and log.message_count(key) is None:
-                unknown.append(key)
+                unknown[key] = None
         return unknown
 
     async def _look_up(self) -> None:
@@ -287,17 +299,18 @@ class Subscription:
                 error: MagnetarError | None = None
                 found: dict[EntryKey, int] = {}
                 try:
-                    for key in self._check(wanted.rows, wanted.cumulative):
-                        try:
-                            found[key] = await self._log.read_message_count(key)
-                        except NOT_RECOVERABLE as damage:
-                            if (*key, *WHOLE_ENTRY) in wanted.rows and self._log.is_confirmed(*key):
-                                found[key] = MAX_MESSAGES_PER_ENTRY
-                                if self.cursor.state.skip_whole(*key) == key[1]:
-                                    self.dispatcher.skipped(*key, damage)
-                            elif not isinstance(damage, MessageLost):
-                                raise  # else trimmed: nothing to acknowledge any more
-                    self._check(wanted.rows, wanted.cumulative)
+                    # What was known at first may be forgotten meanwhile.
+                    while missing := [
+                        key for key in self._check(wanted.rows, wanted.cumulative) if key not in found
+                    ]:
+                        for start in range(0, len(missing), LOOKUPS_AT_ONCE):
+                            part = missing[start : start + LOOKUPS_AT_ONCE]
+                            counting = [self._find_count(key, wanted.rows) for key in part]
+                            counts = await asyncio.gather(*counting, return_exceptions=True)
+                            for key, count in zip(part, counts):
+                                if isinstance(count, BaseException):
+                                    raise count
+                                found[key] = count
                 except MagnetarError as failure:
                     error = failure
                 if self._lookups and self._lookups[0] is wanted:
@@ -321,6 +334,19 @@ class Subscription:
                 self._dropped_acks = 0
             self.dispatcher.handle(Resumed(Pause.ACK_LOOKUP))
 
+    async def _find_count(self, key: EntryKey, rows: list[AckRange]) -> int:
+        """Messages of an entry that is acknowledged by `rows`; 0: it was trimmed."""
+        try:
+            return await self._log.read_message_count(key)
+        except NOT_RECOVERABLE as damage:
+            if (*key, *WHOLE_ENTRY) in rows and self._log.is_confirmed(*key):
+                if self.cursor.state.skip_whole(*key) == key[1]:
+                    self.dispatcher.skipped(*key, damage)
+                return MAX_MESSAGES_PER_ENTRY
+            if not isinstance(damage, MessageLost):
+                raise
+            return 0
+
     def _fail_lookups(self, error: MagnetarError) -> None:
         lookups, self._lookups = self._lookups, []
         self._lookup_rows = 0
@@ -342,7 +368,7 @@ class Subscription:
         ranges = by_entry(rows)
         for ledger, entry, firsts, lasts in ranges:
             key = (ledger, entry)
-            count = counts.get(key) or found.get(key) or log.message_count(key)
+            count = counts.get(key) or found.get(key) or log.message_count(key)  # none: it was trimmed
             if cumulative:
                 if log.is_known(ledger):
                     last = lasts[0] if count is None else min(lasts[0], count - 1)
@@ -365,6 +391,7 @@ class Subscription:
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
         if not consumer.closed:
+            self._hold_back()
             nacked = list(rows)
             self.epoch += not nacked
             self.dispatcher.handle(Nacked(consumer, nacked, counted, self.epoch))

@@ -49,7 +49,7 @@ class Pause(enum.Enum):
     """Why nothing is delivered, whoever has permits."""
 
     SEEK = "the cursor is being moved"
-    ACK_LOOKUP = "an acknowledgement waits for a message count; what it names must not be delivered after it"
+    ACK_LOOKUP = "an acknowledgement waits for a message count; what it names must not be delivered again"
 
 
 class Stop(enum.Enum):
