@@ -396,9 +396,9 @@ class Bookie:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Stops the bookie when a task ends by itself: it would be left without checkpoints, or without a disk watch."""
-        if task.cancelled() or (self.failure is not None and task.exception() is None):
+        if self._closing or self.failure is not None:
             return
-        error = task.exception()
+        error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
         _log.critical("%s ended", task.get_name(), exc_info=error)
         self.fail(StorageFailed(f"{task.get_name()} ended: {error!r}"))
 

@@ -423,11 +423,13 @@ class Journal:
 
     def _preparing_ended(self, task: asyncio.Task[None]) -> None:
         """Stops the journal: without new files the current one would silently grow for ever."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("the preparation of journal files in %s ended", self.directory, exc_info=error)
-            self._device_failed(
-                StorageFailed(f"the preparation of journal files in {self.directory} ended: {error!r}")
-            )
+        if self._closing or self.failure is not None:
+            return
+        error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
+        _log.critical("the preparation of journal files in %s ended", self.directory, exc_info=error)
+        self._device_failed(
+            StorageFailed(f"the preparation of journal files in {self.directory} ended: {error!r}")
+        )
 
     async def _prepare_files(self) -> None:
         """The task that prepares files, recycles released ones and deletes surplus ones."""
