@@ -359,7 +359,7 @@ async def test_a_zone_is_drained_under_load_and_comes_back(zookeeper: Ensemble, 
             drained = await asyncio.to_thread(drain, cluster, "--zone", "east")
             assert "broker first, bookie b1, bookie b2 can be stopped" in drained.stdout, drained.stderr
             shown = {broker["name"]: broker["state"] for broker in await client.brokers()}
-            assert shown == {"first": "draining", "second": "ready"}
+            assert shown == {"first": "drained", "second": "ready"}
             for process in (cluster.broker, cluster.bookies["b1"], cluster.bookies["b2"]):
                 await asyncio.to_thread(process.stop)
             count = len(sent)

@@ -38,7 +38,7 @@ async def cluster_facts(store: MetadataStore) -> dict[str, Any]:
 
 
 async def broker_facts(store: MetadataStore) -> list[dict[str, Any]]:
-    """The brokers that are registered, by name. `state`: ready, draining or stopping."""
+    """The brokers that are registered, by name. `state`: ready, draining, drained or stopping."""
     import msgspec
 
     from magnetar.broker.ownership.cluster_view import cluster_brokers

@@ -31,7 +31,8 @@ from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.proto.errors import MagnetarError
+from magnetar.metadata.paths import INSTANCE_PATH
+from magnetar.proto.errors import InvalidSetting, MagnetarError
 from magnetar.runtime.clock import elapsed_s
 from magnetar.runtime.connection import ConnectionOptions
 
@@ -57,11 +58,16 @@ Failure = Callable[[MagnetarError], None]
 async def open_shared_metadata(
     address: str, rng: random.Random, stops: AsyncExitStack, *, make_root: bool = False
 ) -> MetadataStore:
-    """The store on ZooKeeper; closed by `stops`. InvalidSetting, ServiceNotReady."""
+    """The store on ZooKeeper; closed by `stops`. ServiceNotReady; InvalidSetting without a cluster, unless `make_root`."""
     from magnetar.metadata.zookeeper import open_zookeeper_store
 
     metadata = await open_zookeeper_store(address, rng=rng, clock=elapsed_s, make_root=make_root)
     stops.push_async_callback(metadata.close)
+    if not make_root and await metadata.get(INSTANCE_PATH) is None:
+        raise InvalidSetting(
+            f"setting metadata: there is no cluster at {address.rpartition('@')[2]}; correct the root, or make a cluster "
+            "there: magnetar cluster init"
+        )
     return metadata
 
 

@@ -12,7 +12,7 @@ from magnetar.broker.ownership.bundle_ownership import BundleOwnership, Held, St
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
 from magnetar.broker.ownership.cluster_view import KnownOwner, Watched
 from magnetar.broker.ownership.ownership import Located
-from magnetar.broker.ownership.records import DRAINING, READY, STOPPING, owner_path, transfer_path
+from magnetar.broker.ownership.records import DRAINED, DRAINING, READY, STOPPING, owner_path, transfer_path
 from magnetar.broker.ownership.transfers import Transfers
 from magnetar.broker.topics.registry import Broker
 from magnetar.broker.topics.topic import Topic
@@ -349,7 +349,7 @@ def end_of_a_drain_is_not_noticed() -> None:
     set_state = bundles_of.set_state
 
     def stays(self: Any, state: str) -> None:
-        if self.state != DRAINING:
+        if self.state not in (DRAINING, DRAINED):
             set_state(self, state)
 
     bundles_of.set_state = stays

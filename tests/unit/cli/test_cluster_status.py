@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from magnetar.cli import cluster
 from magnetar.cli.cluster_members import obstacles, read_members
+from magnetar.cli.shared_metadata import open_shared_metadata
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.metadata import zookeeper
+from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import InvalidSetting
 
 
 @pytest.fixture
@@ -62,3 +67,21 @@ async def test_a_bookie_whose_registration_is_damaged_is_shown_and_named(
     assert "the registration of bookie foreign cannot be read" in caplog.text
     found = obstacles(await read_members(store), [], 0)
     assert found == ["bookie foreign is unreadable"]
+
+
+async def test_rule_54_a_root_without_a_cluster_is_an_error_and_no_empty_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened, rng = MemoryMetadataStore(), random.Random(1)
+
+    async def open_zookeeper_store(*_: Any, **__: Any) -> MemoryMetadataStore:
+        return opened
+
+    monkeypatch.setattr(zookeeper, "open_zookeeper_store", open_zookeeper_store)
+    async with AsyncExitStack() as stops:
+        with pytest.raises(InvalidSetting, match=r"no cluster at zk1:2181/wrong; .*magnetar cluster init"):
+            await open_shared_metadata("zk://me:secret@zk1:2181/wrong", rng, stops)
+        assert not await opened.children("/")
+        store = await open_shared_metadata("zk://zk1:2181/wrong", rng, stops, make_root=True)
+        await cluster_instance(store, rng)
+        assert await open_shared_metadata("zk://zk1:2181/wrong", rng, stops) is opened

@@ -92,7 +92,7 @@ class ClusterOwnership:
 
     @property
     def state(self) -> str:
-        """As this broker's node says: READY, DRAINING or STOPPING."""
+        """As this broker's node says: READY, DRAINING, DRAINED or STOPPING."""
         return self._bundles.state
 
     @property

@@ -12,6 +12,7 @@ from .core.bundles import Bundle
 __all__ = [
     "BALANCER_PATH",
     "BROKERS_PATH",
+    "DRAINED",
     "DRAINING",
     "DRAINING_PATH",
     "OWNERS_PATH",
@@ -37,7 +38,7 @@ BALANCER_PATH = "/balancer"
 OWNERS_PATH = "/owners"
 TRANSFERS_PATH = "/transfers"
 
-READY, DRAINING, STOPPING = "ready", "draining", "stopping"
+READY, DRAINING, DRAINED, STOPPING = "ready", "draining", "drained", "stopping"
 
 
 def broker_path(name: str) -> str:
@@ -89,7 +90,7 @@ class BrokerRecord(Record, tag_field="format", tag=FORMAT):
     url: str
     zone: str  # "": it does not say
     group: str  # the same
-    state: str  # READY, DRAINING or STOPPING
+    state: str  # READY, DRAINING, DRAINED (it has no bundle left) or STOPPING
     started_ms: int
     version: str  # of the software
     load: BrokerLoad

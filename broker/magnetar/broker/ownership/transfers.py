@@ -39,6 +39,7 @@ from .cluster_view import KnownTransfer
 from .core.bundles import Bundle, middle, topic_hash
 from .ownership import BrokerRow
 from .records import (
+    DRAINED,
     DRAINING,
     READY,
     STOPPING,
@@ -89,10 +90,9 @@ class Transfers:
             return
         await bundles.adopt_what_is_ours()
         drained = bundles.name in await bundles.view.draining.get()
-        if drained and bundles.state == READY:
-            bundles.set_state(DRAINING)
-        elif not drained and bundles.state == DRAINING:
-            bundles.set_state(READY)
+        state = READY if not drained else DRAINING if bundles.held else DRAINED
+        if bundles.state not in (state, STOPPING):
+            bundles.set_state(state)
         asked = await bundles.view.transfers.get()
         for bundle, known in asked.items():
             if bundle not in bundles.held:

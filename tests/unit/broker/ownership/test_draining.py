@@ -69,6 +69,11 @@ async def test_a_zone_is_drained_and_comes_back_also_what_is_stopped_meanwhile()
         begun = await c.drain(zone="x")
         assert (begun.brokers, begun.bookies) == (["a", "b"], ["b1"])
         await until(lambda: not cluster.brokers["a"].topics and not cluster.brokers["b"].topics)
+        await until(
+            lambda: (
+                [cluster.brokers[name].ownership.state for name in "abc"] == ["drained", "drained", "ready"]
+            )
+        )
         assert (await c.drain(zone="x")).over, "asked again, it says how far that is"
         await cluster.stop("a")
         await cluster.metadata.delete("/bookies/b1")
