@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from magnetar.metadata import MetadataStore, Session
 from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_up_to_date, start_limit_s
-from magnetar.proto.errors import MagnetarError, RequestTimeout
+from magnetar.proto.errors import RequestTimeout
 from magnetar.runtime.tasks import LongTask
 
 __all__ = ["Registration"]
@@ -63,17 +63,13 @@ class Registration:
 
     async def _keep(self) -> None:
         while True:
+            session = await self._metadata.open_session(self._timeout_s)
             try:
-                session = await self._metadata.open_session(self._timeout_s)
-                try:
-                    await self._hold(session)
-                finally:
-                    self._session = None
-                    await session.close()
-                _log.warning("the session of %s was lost; it is registered again", self._path)
-            except MagnetarError as error:
-                _log.warning("%s is not registered yet: %s", self._path, error)
-                await asyncio.sleep(POLL_S)
+                await self._hold(session)
+            finally:
+                self._session = None
+                await session.close()
+            _log.warning("the session of %s was lost; it is registered again", self._path)
 
     async def _hold(self, session: Session) -> None:
         """Until the session is lost."""

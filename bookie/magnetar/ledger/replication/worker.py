@@ -133,6 +133,11 @@ class Worker:
         except (InvalidArgument, DataDirectoryError) as error:  # a node that cannot be read
             _log.error("a repair is not possible: %s", error)
             self._work.postpone(task)
+        except MagnetarError:
+            raise
+        except Exception:  # a defect that one ledger meets must not stop the repair of all others
+            _log.exception("the repair of ledger %d failed", task.ledger_id)
+            self._work.postpone(task)
         finally:
             del self.repairing[task.ledger_id]
             if not session.lost:

@@ -8,8 +8,10 @@ import pytest
 
 from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.audit_pass import LedgerAudit
-from magnetar.ledger.replication.core.request import Reason
+from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH
+from magnetar.ledger.replication.work_list import Task
+from magnetar.ledger.replication.worker import Worker
 from magnetar.metadata.damage import damaged_path, encode_ranges
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_path
 from magnetar.proto.errors import InvalidArgument
@@ -82,4 +84,29 @@ async def test_rule_48_a_node_of_damage_that_cannot_be_read_is_named_and_others_
     await cluster.until(healed)
     assert await cluster.metadata.get(bad) is not None
     assert f"{bad} cannot be read" in caplog.text
+    await cluster.close()
+
+
+async def test_rule_41_a_defect_that_one_ledger_meets_stops_the_repair_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await RepairCluster.start("b1", "b2", "b3", "b4")
+    ledgers = [await cluster.closed_ledger(entries=2, ensemble_size=3, write_quorum=3) for _ in range(3)]
+    real = Worker._repair_ledger
+
+    async def broken(worker: Worker, task: Task) -> None:
+        if task.ledger_id == ledgers[0]:
+            raise ValueError("a defect")
+        await real(worker, task)
+
+    monkeypatch.setattr(Worker, "_repair_ledger", broken)
+    repair = await cluster.autorecovery()
+    for ledger_id in ledgers:
+        await cluster.queue.add(ledger_id, Request({"b1": Reason.CHECK}, False, 0))
+
+    async def done() -> bool:
+        return list(await cluster.requests()) == ledgers[:1]
+
+    await cluster.until(done)
+    assert repair.figures()["repair_restarts_total"] == 0
     await cluster.close()
