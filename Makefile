@@ -74,7 +74,7 @@ upgrade-test: $(SPARK_STAMP) ## a cluster of revision BASE (default HEAD) is upg
 	@MAGNETAR_UPGRADE_BASE=build/upgrade $(PY) -m pytest -q -s -n0 --no-header tests/integration/test_rolling_restart.py -k upgraded $(ARGS)
 
 demo: $(DEMO_VENV)/.demo-data ## start a service, play real flight data through it and show what happens
-	@$(call timed,$(DEMO_VENV)/bin/python deploy/demo/demo.py $(ARGS))
+	@$(call timed,$(DEMO_VENV)/bin/python -m deploy.demo.demo $(ARGS))
 
 test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (default: cores + 1); ends with pytest's "N passed" and the time
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"

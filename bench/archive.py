@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bench.arguments import OUT, console, parser_of
 from bench.percentiles import Percentiles, percentiles
-from magnetar.cli.service_process import ServiceProcess, cpu_time
+from bench.service_process import ServiceProcess, cpu_time
 from magnetar.client import connect
 from magnetar.proto.commands import ArchiveLedgers
 

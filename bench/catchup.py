@@ -35,7 +35,7 @@ from rich.table import Table
 
 from bench.arguments import OUT, console, parser_of
 from bench.percentiles import percentiles
-from magnetar.cli.service_process import ServiceProcess, cpu_time
+from bench.service_process import ServiceProcess, cpu_time
 from magnetar.client import connect
 
 TOPIC = "behind"

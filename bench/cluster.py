@@ -37,9 +37,9 @@ import uvloop
 from bench.arguments import OUT, console
 from bench.percentiles import percentiles
 from bench.repair import UNCONFIRMED, lacking, write
+from bench.service_process import ServiceProcess
 from bench.zookeeper import ensemble_in_scratch
 from magnetar.cli.production import broker_components
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.cli.settings import SettingSources, service_settings
 from magnetar.cli.shared_metadata import open_ledgers, open_shared_metadata
 from magnetar.client import connect

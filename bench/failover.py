@@ -32,8 +32,8 @@ import uvloop
 from bench.arguments import OUT, console, parser_of
 from bench.cluster import Cluster, started
 from bench.percentiles import percentiles
+from bench.service_process import ServiceProcess
 from bench.zookeeper import ensemble_in_scratch
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, Producer, connect
 
 FAULTS = ("kill", "drain", "stop", "bookie")

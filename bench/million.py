@@ -37,6 +37,7 @@ from typing import Any
 import uvloop
 
 from bench.arguments import OUT, console, parser_of
+from bench.service_process import helper_roles, resident_bytes
 from bench.together import together
 from bench.turns import Turns, longest_turn
 from magnetar.bookie import Bookie, open_bookie
@@ -44,7 +45,6 @@ from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.settings import BookieSettings
 from magnetar.cli.bookie_identity import introduce_bookie
 from magnetar.cli.production import bookie_components
-from magnetar.cli.service_process import helper_roles, resident_bytes
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.audit_pass import LedgerAudit

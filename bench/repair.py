@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.arguments import OUT, console
 from bench.percentiles import percentiles
-from magnetar.cli.service_process import ServiceProcess
+from bench.service_process import ServiceProcess
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, RegisteredBookies, TcpTransport
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication import AutoRecovery, RepairSettings

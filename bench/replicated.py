@@ -25,10 +25,10 @@ from rich.table import Table
 from bench.arguments import OUT, add_common, console, parser_of
 from bench.cluster import Cluster, started
 from bench.probes import settle
+from bench.service_process import ServiceProcess, cpu_time
 from bench.services import client_line
 from bench.zookeeper import ensemble_in_scratch
 from magnetar.broker.ownership.core.bundles import Bundle
-from magnetar.cli.service_process import ServiceProcess, cpu_time
 from magnetar.client import Client, connect
 from magnetar.proto.ids import TopicName
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from bench.probes import Others, PacedProbe, calibrate, disk_probes, ring_probe, settle, socket_probe
 from bench.relay import count_sends
+from bench.service_process import ServiceProcess
 from bench.services import drop_page_cache, resident_megabytes, run_apart, run_client, running
 from bench.stalls import describe
-from magnetar.cli.service_process import ServiceProcess
 
 Say = Callable[[str], None]
 

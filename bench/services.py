@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from magnetar.cli.service_process import ServiceProcess, cpu_time, io_counters
+from bench.service_process import ServiceProcess, cpu_time, io_counters
 
 IDLE_S = 0.5
 

@@ -36,9 +36,9 @@ import uvloop
 from bench.arguments import OUT, console, parser_of
 from bench.percentiles import percentiles
 from bench.probes import Others
+from bench.service_process import ServiceProcess
 from bench.services import Measured, client_line
 from bench.workloads.subscriptions import SUBSCRIPTION
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, connect
 
 SIZE = 100

@@ -27,12 +27,12 @@ from typing import Any
 import uvloop
 
 from bench.arguments import OUT, console, parser_of
+from bench.service_process import ServiceProcess
 from bench.together import together
 from bench.turns import longest_turn
 from bench.zookeeper import ensemble_in_scratch
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.cli.production import broker_components
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.cli.settings import SettingSources, service_settings
 from magnetar.cli.shared_metadata import open_ledgers, open_shared_metadata
 from magnetar.cli.standalone import open_listed_bookies

@@ -16,9 +16,9 @@ from typing import Any
 from bench.bookie.raw import raw_probe
 from bench.bookie.watch import Watch, within
 from bench.probes import calibrate, settle
+from bench.service_process import ServiceProcess
 from bench.services import Measured, drop_page_cache
 from magnetar.bookie.settings import BookieSettings
-from magnetar.cli.service_process import ServiceProcess
 
 MIB = 1 << 20
 SIZES = (100, 1024, 64 << 10, MIB)

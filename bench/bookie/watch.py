@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.service_process import ServiceProcess
+from bench.service_process import ServiceProcess
 
 INTERVAL_S = 0.005
 MEMORY_EVERY = 10  # samples

@@ -15,7 +15,7 @@ from typing import Any
 from bench.bookie.raw import bare_path
 from bench.bookie.run import Say, name_of
 from bench.probes import calibrate, disk, ring_probe, settle
-from magnetar.cli.service_process import ServiceProcess, cpu_time
+from bench.service_process import ServiceProcess, cpu_time
 
 BOOKIES = 3
 QUORUMS = ((1, 1, 1), (3, 2, 2), (3, 3, 2))

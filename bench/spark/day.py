@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.arguments import OUT
+from bench.service_process import ServiceProcess
 from magnetar.broker.settings import BrokerSettings
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, connect
 from magnetar.proto.commands import TopicLedgers
 from magnetar.spark.batch_source import TopicReader

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.probes.calibration import settle
+from bench.service_process import ServiceProcess
 from bench.services import Measured
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import connect
 
 WORKLOADS = "abcde"

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+from bench.service_process import resident_bytes
 from bench.workloads.produce_tail import BATCHES_IN_FLIGHT, SEND_TIMEOUT_S, send_batches
-from magnetar.cli.service_process import resident_bytes
 from magnetar.client import Client, Consumer, MessageBatch, connect
 
 SUBSCRIPTION = "bench"

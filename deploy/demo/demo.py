@@ -36,12 +36,11 @@ except ModuleNotFoundError as missing:
         f"pip install '.[server]' in Magnetar's folder  (missing: {missing.name})"
     )
 
-import demo_roles
-from demo_display import Bars, Lines
-from demo_flights import FLIGHTS, DemoDataMissing, flights_path
-from demo_roles import Record
+from bench.service_process import ServiceFailed, ServiceProcess
 
-from magnetar.cli.service_process import ServiceFailed, ServiceProcess
+from .demo_display import Bars, Lines
+from .demo_flights import FLIGHTS, DemoDataMissing, flights_path
+from .demo_roles import Record
 
 DEFAULT_SECONDS = 18.0  # of producing; start, end and checks come on top
 WORKERS = 2
@@ -183,7 +182,7 @@ class Demo:
     async def _start(self, name: str) -> Child:
         record = self.directory / f"{name}.record"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, demo_roles.__file__, name.partition("-")[0]),
+            *(sys.executable, "-m", "deploy.demo.demo_roles", name.partition("-")[0]),
             *("--url", self.service.url, "--count", str(self.count), "--rate", str(self.rate)),
             *("--out", str(record)),
             stdin=asyncio.subprocess.PIPE,
@@ -363,7 +362,9 @@ def table(outcome: Outcome) -> Table:
 
 def arguments_of(line: list[str]) -> argparse.Namespace:
     """Options of the demo."""
-    parser = argparse.ArgumentParser(prog="demo.py", description="Plays real flights through a real service.")
+    parser = argparse.ArgumentParser(
+        prog="deploy.demo.demo", description="Plays real flights through a real service."
+    )
     parser.add_argument(
         "--flights",
         type=int,

@@ -1,4 +1,4 @@
-"""The processes of the demo: producer, tailing reader, workers; `demo_roles.py ROLE ...`.
+"""The processes of the demo: producer, tailing reader, workers; `python -m deploy.demo.demo_roles ROLE ...`.
 
 Each prints one JSON line per event on standard output ({"event": "ready" | "progress" | "done", ...}), and is asked to
 finish by a line on standard input, and at the end writes what it saw into a file (`Record`), so that the demo can compare.
@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from demo_flights import read_flights
 from xxhash import xxh3_64_intdigest
 
 from magnetar.client import Message, connect
 from magnetar.proto.errors import MagnetarError
+
+from .demo_flights import read_flights
 
 TOPIC = "flights"
 SUBSCRIPTION = "workers"
@@ -269,7 +270,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Entry point of the child processes."""
-    parser = argparse.ArgumentParser(description="One process of the demo; started by demo.py.")
+    parser = argparse.ArgumentParser(description="One process of the demo; started by deploy.demo.demo.")
     parser.add_argument("role", choices=sorted(ROLES))
     parser.add_argument("--url", required=True)
     parser.add_argument("--count", type=int, required=True)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from bench.service_process import Role
 
-from magnetar.cli.service_process import Role
 from magnetar.ledger import (
     BookieInfoReader,
     LedgerClient,

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from bench.service_process import ServiceProcess
 
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.real]

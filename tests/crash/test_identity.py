@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.service_process import ServiceProcess
 
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, connect
 from magnetar.ledger import LedgerSettings, TcpTransport
 from magnetar.proto.errors import MagnetarError

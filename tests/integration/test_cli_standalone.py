@@ -135,7 +135,7 @@ def test_metrics_health_and_readiness(service: Service) -> None:
 
 
 def test_bookie_and_broker_as_daemons_of_their_own(tmp_path: Path) -> None:
-    from magnetar.cli.service_process import ServiceProcess
+    from bench.service_process import ServiceProcess
 
     bookie = ServiceProcess(tmp_path / "bookie", command="bookie")
     with bookie:

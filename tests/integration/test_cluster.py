@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.service_process import ServiceFailed, ServiceProcess
 
-from magnetar.cli.service_process import ServiceFailed, ServiceProcess
 from magnetar.client import connect
 from support.zookeeper import Ensemble, open_store, zookeeper
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from bench.service_process import ServiceProcess
 
-from magnetar.cli.service_process import ServiceProcess
 from support.zookeeper import ensemble_or_skip
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.integration, pytest.mark.real]

@@ -18,12 +18,13 @@ pytestmark = [
     pytest.mark.real,
 ]
 FLIGHTS = 5000
-DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "demo.py"
+ROOT = Path(__file__).parents[2]
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(DEMO), *arguments],
+        [sys.executable, "-m", "deploy.demo.demo", *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
@@ -69,11 +70,10 @@ def test_a_missing_package_is_one_line_that_names_the_cure(package: str, cure: s
         f"sys.modules[{package!r}] = None\n"
         "found = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name: None if name == {package!r} else found(name)\n"
-        f"sys.path.insert(0, {str(DEMO.parent)!r})\n"
-        f"runpy.run_path({str(DEMO)!r}, run_name='__main__')\n"
+        "runpy.run_module('deploy.demo.demo', run_name='__main__')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == 1
     assert cure in done.stderr

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.service_process import Role
 
 from magnetar.broker import Broker
-from magnetar.cli.service_process import Role
 from magnetar.ledger import BookieInfoReader, LedgerClient, LedgerSettings, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore

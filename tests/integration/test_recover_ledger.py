@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.service_process import ServiceProcess
 
 from magnetar.cli.production import broker_components
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.cli.settings import SettingSources, service_settings
 from magnetar.cli.shared_metadata import open_ledgers
 from magnetar.client import connect

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from magnetar.cli.service_process import Role, ServiceProcess
+from bench.service_process import Role, ServiceProcess
+
 from magnetar.ledger import StaticBookies
 
 MIB = 1 << 20

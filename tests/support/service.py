@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from magnetar.cli.service_process import Role, ServiceProcess, resident_bytes
+from bench.service_process import Role, ServiceProcess, resident_bytes
 
 __all__ = ["Service", "resident_bytes"]
 

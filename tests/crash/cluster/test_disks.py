@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from bench.service_process import ServiceFailed
 
-from magnetar.cli.service_process import ServiceFailed
 from support.cluster.processes import ClusterProcesses, Daemon, Shape
 from support.cluster.replicas import Replicas, count_replicas
 from support.cluster.run import load_plan, round_of

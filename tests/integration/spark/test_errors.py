@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from bench.service_process import ServiceProcess
 
-from magnetar.cli.service_process import ServiceProcess
 from support.service import Service
 from support.spark_topics import Topics
 

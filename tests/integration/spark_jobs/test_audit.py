@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from bench.service_process import ServiceProcess
 from pyspark.sql import Row
 
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import connect
 from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.damage import DAMAGED_PATH, damaged_path, decode_ranges

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from magnetar.cli.service_process import ServiceProcess
+from bench.service_process import ServiceProcess
 
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 _FOLDERS = (*Path("/usr/lib").glob("*-linux-gnu*"), Path("/usr/lib64"), Path("/usr/local/lib"))

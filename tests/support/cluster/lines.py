@@ -22,7 +22,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from magnetar.cli.service_process import ServiceProcess
+from bench.service_process import ServiceProcess
+
 from support.zookeeper import Ensemble
 
 Link = tuple[str, str]

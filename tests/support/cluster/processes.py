@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from magnetar.cli.service_process import Role, ServiceFailed, ServiceProcess
+from bench.service_process import Role, ServiceFailed, ServiceProcess
+
 from support.bookie_fleet import SETTINGS as BOOKIE_SETTINGS
 from support.cluster.clocks import WithOwnClock
 from support.cluster.lines import Line, Lines

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from demo import Child, Demo, Outcome, figures_of, table, worker_names
-from demo_roles import Record
+from deploy.demo.demo import Child, Demo, Outcome, figures_of, table, worker_names
+from deploy.demo.demo_roles import Record
 from rich.console import Console
 
 

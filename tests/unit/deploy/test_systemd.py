@@ -11,10 +11,10 @@ from configparser import RawConfigParser
 from pathlib import Path
 
 import pytest
+from bench.service_process import ServiceProcess
 
 from magnetar.cli.daemons import EXIT_USAGE
 from magnetar.cli.main import DAEMONS
-from magnetar.cli.service_process import ServiceProcess
 from magnetar.cli.settings import SettingSources, service_settings
 from magnetar.cli.supervisor import notify_supervisor
 from magnetar.runtime.lifecycle import EXIT_CONFIG, EXIT_FAILED
