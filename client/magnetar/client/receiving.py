@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
 from magnetar.proto.ids import MessageId
 
-from .member import Attached, Member
+from .member import Member
 from .messages import Message, MessageBatch, SeekTarget, Taking
-
-
-class Source(Attached, Protocol):
-    """The consumer of a topic, or of several: a delivery is open at a time, and what is left of it is handed out first."""
-
-    @property
-    def what(self) -> str:
-        """What it is called in messages."""
-
-    @property
-    def trimmed_gaps(self) -> int:
-        """See Receiving."""
-
-    def open_messages(self) -> Iterator[Message]:
-        """See Receiving."""
-
-    async def refill(self, taking: Taking) -> bool:
-        """See Receiving."""
-
-    async def refill_now(self, taking: Taking) -> bool:
-        """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
-
-    async def last_message_id(self, topic: str | None = None) -> MessageId | None:
-        """See Receiving."""
-
-    async def seek(self, start: SeekTarget) -> None:
-        """See Receiving."""
-
-    async def skip(self, error: EntryUnreadable) -> None:
-        """See Receiving."""
+from .topic.consumer import TopicConsumer
+from .topics_consumer import TopicsConsumer
 
 
 class Receiving(Member):
-    """Base of Consumer and Reader."""
+    """Base of Consumer and Reader: a delivery is open at a time, and what is left of it is handed out first."""
 
-    def __init__(self, topic: str, source: Source) -> None:
+    def __init__(self, topic: str, source: TopicConsumer | TopicsConsumer) -> None:
         super().__init__(topic, source)
         self._source = source
 

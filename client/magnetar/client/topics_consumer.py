@@ -157,7 +157,7 @@ class TopicsConsumer:
         return False
 
     async def refill_now(self, taking: Taking) -> bool:
-        """See receiving.Source."""
+        """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
         if self._closed:
             raise AlreadyClosed(f"{self.what} is closed; open another one")
         return await self._open_next(taking)

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
 
 from ..dispatch.core.consumer import Peer
 
 
-class Port(Protocol):
-    """Of a producer or a consumer."""
-
-    @property
-    def peer(self) -> Peer:
-        """Its connection."""
-
-
-async def probe(holders: Iterable[Port], newcomer: Port | None = None) -> None:
+async def probe(holders: Iterable[Peer], newcomer: Peer | None = None) -> None:
     """Returns when each has answered, or has lost its place. The newcomer's own connection is not asked, for it asks."""
-    peers = dict.fromkeys(port.peer for port in holders)
-    if newcomer is not None:
-        peers.pop(newcomer.peer, None)
+    peers = dict.fromkeys(holders)
     # Shielded: others may wait for the same answer, and it is worth having if nobody does.
-    await asyncio.gather(*[asyncio.shield(peer.probe()) for peer in peers])
+    await asyncio.gather(*[asyncio.shield(peer.probe()) for peer in peers if peer is not newcomer])

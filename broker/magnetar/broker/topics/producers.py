@@ -141,7 +141,7 @@ class Producers:
         # Several may wait for one old session: the first of them is the old session of the next.
         while (old := self._by_name.get(name)) is not None:
             if old.state is not SessionState.CLOSED and epoch <= old.epoch:
-                await probe([old.port], new_port(epoch))
+                await probe([old.port.peer], new_port(epoch).peer)
                 if self._by_name.get(name) is not old:
                     continue
             if old.state is not SessionState.CLOSED:

@@ -25,7 +25,7 @@ from ..cursors.core.acks import Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
-from ..dispatch.core.consumer import Consumer, ConsumerPort
+from ..dispatch.core.consumer import Consumer, ConsumerPort, Peer
 from ..dispatch.subscription import Sought, Subscribed, Subscription
 from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
@@ -124,11 +124,9 @@ class Subscribing:
                 active.port.peer.probe()
             return Subscribed(subscription, consumer, trimmed)
 
-        return await self._change(name, attach, port)
+        return await self._change(name, attach, port.peer)
 
-    async def _change(
-        self, name: str, change: Callable[[], Awaitable[T]], newcomer: ConsumerPort | None
-    ) -> T:
+    async def _change(self, name: str, change: Callable[[], Awaitable[T]], newcomer: Peer | None) -> T:
         """One change of a subscription at a time. Raises ConsumerBusy if those who are in its way are still there."""
         while True:
             try:
@@ -138,7 +136,7 @@ class Subscribing:
                 subscription = self._topic.subscriptions.get(name)
                 holders = [] if subscription is None else list(subscription.consumers)
                 # Others go on meanwhile, and holders may leave by themselves.
-                await probe([holder.port for holder in holders], newcomer)
+                await probe([holder.port.peer for holder in holders], newcomer)
                 if not any(holder.closed for holder in holders):
                     self._topic.check_served()
                     raise
@@ -239,4 +237,4 @@ class Subscribing:
             # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(topic.in_background(subscription.delete()))
 
-        await self._change(name, remove, None if by is None else by.port)
+        await self._change(name, remove, None if by is None else by.port.peer)

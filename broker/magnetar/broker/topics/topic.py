@@ -51,7 +51,7 @@ from .components import Components
 from .expiry import Expiry
 from .maintenance import Maintenance
 from .policies import TopicPolicies
-from .probing import Port, probe
+from .probing import probe
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 from .subscribing import Subscribing
@@ -505,10 +505,10 @@ class Topic:
 
     async def probe_users(self) -> None:
         """Those who are not there any more have left when this returns."""
-        users: list[Port] = [session.port for session in self.producers]
+        peers = [session.port.peer for session in self.producers]
         for subscription in self.subscriptions.values():
-            users += [consumer.port for consumer in subscription.consumers]
-        await probe(users)
+            peers += [consumer.port.peer for consumer in subscription.consumers]
+        await probe(peers)
 
     async def delete(self, *, force: bool) -> None:
         """Deletes the topic with all it holds. Refused while producers or consumers are connected, unless `force`."""
