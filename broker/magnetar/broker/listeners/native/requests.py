@@ -22,6 +22,16 @@ from ...service import BrokerService, Caller
 from ...service.results import ConsumerOpened
 
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
+_Answer = Callable[[BrokerService, Caller, Any, bytes], Awaitable[Any]]
+
+
+def _as(name: str, answer: _Answer) -> _Answer:
+    """The answer is a map with what `answer` returns under this name."""
+
+    async def named(service: BrokerService, caller: Caller, asked: Any, payload: bytes) -> Any:
+        return {name: await answer(service, caller, asked, payload)}
+
+    return named
 
 
 async def _lookup(service: BrokerService, caller: Caller, command: c.Lookup, _: bytes) -> Any:
@@ -29,52 +39,6 @@ async def _lookup(service: BrokerService, caller: Caller, command: c.Lookup, _: 
         caller, command.topic, authoritative=command.authoritative, unreachable=command.unreachable
     )
     return {"url": found.url, "final": found.final}
-
-
-async def _list_brokers(service: BrokerService, caller: Caller, _command: c.ListBrokers, _: bytes) -> Any:
-    return await service.list_brokers(caller)
-
-
-async def _list_bundles(service: BrokerService, caller: Caller, command: c.ListBundles, _: bytes) -> Any:
-    return await service.list_bundles(caller, command.namespace)
-
-
-async def _unload_bundle(service: BrokerService, caller: Caller, command: c.UnloadBundle, _: bytes) -> Any:
-    await service.unload_bundle(caller, command.bundle, to=command.to)
-
-
-async def _split_bundle(service: BrokerService, caller: Caller, command: c.SplitBundle, _: bytes) -> Any:
-    return {"bundles": await service.split_bundle(caller, command.bundle)}
-
-
-async def _drain(service: BrokerService, caller: Caller, command: c.Drain, _: bytes) -> Any:
-    return await service.drain(caller, command.name, zone=command.zone, kind=command.kind, undo=command.undo)
-
-
-async def _partitions(service: BrokerService, caller: Caller, command: c.Partitions, _: bytes) -> Any:
-    return {"partitions": await service.partitions(caller, command.topic)}
-
-
-async def _list_topics(service: BrokerService, caller: Caller, command: c.ListTopics, _: bytes) -> Any:
-    return await service.list_topics(caller, command.namespace, after=command.after, count=command.count)
-
-
-async def _topic_stats(service: BrokerService, caller: Caller, command: c.TopicStats, _: bytes) -> Any:
-    return await service.topic_stats(caller, command.topic)
-
-
-async def _create_topic(service: BrokerService, caller: Caller, command: c.CreateTopic, _: bytes) -> Any:
-    await service.create_topic(caller, command.topic, partitions=command.partitions)
-
-
-async def _delete_topic(service: BrokerService, caller: Caller, command: c.DeleteTopic, _: bytes) -> Any:
-    await service.delete_topic(caller, command.topic, force=command.force)
-
-
-async def _delete_subscription(
-    service: BrokerService, caller: Caller, command: c.DeleteSubscription, _: bytes
-) -> Any:
-    await service.delete_subscription(caller, command.topic, command.subscription, force=command.force)
 
 
 async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
@@ -101,65 +65,11 @@ def _check_level(command: c.GetPolicies | c.SetPolicies) -> None:
         raise InvalidArgument("policies are of a topic or of a namespace: name one of the two")
 
 
-async def _expire_messages(
-    service: BrokerService, caller: Caller, command: c.ExpireMessages, _: bytes
-) -> Any:
-    return await service.expire_messages(caller, command.topic, command.subscription, command.before_ms)
-
-
-async def _create_subscription(
-    service: BrokerService, caller: Caller, command: c.CreateSubscription, _: bytes
-) -> Any:
-    await service.create_subscription(caller, command.topic, command.subscription, start=command.start)
-
-
 async def _seek_subscription(
     service: BrokerService, caller: Caller, command: c.SeekSubscription, _: bytes
 ) -> Any:
     topic, subscription = command.topic, command.subscription
     return {"epoch": await service.seek_subscription(caller, topic, subscription, start=command.start)}
-
-
-async def _skip_messages(service: BrokerService, caller: Caller, command: c.SkipMessages, _: bytes) -> Any:
-    return await service.skip_messages(caller, command.topic, command.subscription, count=command.count)
-
-
-async def _peek_messages(service: BrokerService, caller: Caller, command: c.PeekMessages, _: bytes) -> Any:
-    return await service.peek_messages(caller, command.topic, command.subscription, count=command.count)
-
-
-async def _clear_backlog(service: BrokerService, caller: Caller, command: c.ClearBacklog, _: bytes) -> Any:
-    return await service.clear_backlog(caller, command.topic, command.subscription)
-
-
-async def _compact_topic(service: BrokerService, caller: Caller, command: c.CompactTopic, _: bytes) -> Any:
-    return await service.compact_topic(caller, command.topic, action=command.action)
-
-
-async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
-    return await service.ledgers.topic_ledgers(
-        caller, command.topic, after=command.after, count=command.count
-    )
-
-
-async def _keep_ledgers(service: BrokerService, caller: Caller, command: c.KeepLedgers, _: bytes) -> Any:
-    return await service.ledgers.keep_ledgers(
-        caller, command.topic, lease=command.lease, ttl_ms=command.ttl_ms, first=command.first
-    )
-
-
-async def _create_staged(
-    service: BrokerService, caller: Caller, command: c.CreateStagedLedger, _: bytes
-) -> Any:
-    return await service.ledgers.create_staged_ledger(
-        caller, command.topic, command.transaction, command.ttl_ms
-    )
-
-
-async def _get_metadata(
-    service: BrokerService, caller: Caller, command: c.GetLedgerMetadata, _: bytes
-) -> Any:
-    return await service.ledgers.get_ledger_metadata(caller, command.topic, command.ledger)
 
 
 async def _put_metadata(
@@ -169,12 +79,6 @@ async def _put_metadata(
         caller, command.topic, command.ledger, command.version, payload
     )
     return {"version": version}
-
-
-async def _keep_staged(service: BrokerService, caller: Caller, command: c.KeepStaged, _: bytes) -> Any:
-    return await service.ledgers.keep_staged(
-        caller, command.topic, command.transaction, ttl_ms=command.ttl_ms
-    )
 
 
 async def _discard_staged(
@@ -195,16 +99,6 @@ async def _attach_ledgers(
 ) -> Any:
     batch = Batch(command.query, command.batch, command.remember_ms, command.content)
     return await service.ledgers.attach_ledgers(caller, command.topic, batch, decode_attachment(payload))
-
-
-async def _query_state(service: BrokerService, caller: Caller, command: c.QueryState, _: bytes) -> Any:
-    return {"batch": await service.ledgers.last_batch(caller, command.topic, command.query)}
-
-
-async def _report_damage(
-    service: BrokerService, caller: Caller, command: c.ReportDamage, payload: bytes
-) -> Any:
-    return await service.ledgers.report_damage(caller, command.topic, decode_damage(payload))
 
 
 async def _archive_ledgers(
@@ -237,39 +131,82 @@ async def _last_message_id(
     return None if found is None else found.to_bytes()
 
 
-REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Awaitable[Any]]] = {
+REQUESTS: dict[type[c.Command], _Answer] = {
     c.Lookup: _lookup,
-    c.Partitions: _partitions,
-    c.ListTopics: _list_topics,
-    c.TopicStats: _topic_stats,
-    c.CreateTopic: _create_topic,
-    c.DeleteTopic: _delete_topic,
-    c.DeleteSubscription: _delete_subscription,
+    c.Partitions: _as(
+        "partitions", lambda service, caller, asked, _: service.partitions(caller, asked.topic)
+    ),
+    c.ListTopics: lambda service, caller, asked, _: service.list_topics(
+        caller, asked.namespace, after=asked.after, count=asked.count
+    ),
+    c.TopicStats: lambda service, caller, asked, _: service.topic_stats(caller, asked.topic),
+    c.CreateTopic: lambda service, caller, asked, _: service.create_topic(
+        caller, asked.topic, partitions=asked.partitions
+    ),
+    c.DeleteTopic: lambda service, caller, asked, _: service.delete_topic(
+        caller, asked.topic, force=asked.force
+    ),
+    c.DeleteSubscription: lambda service, caller, asked, _: service.delete_subscription(
+        caller, asked.topic, asked.subscription, force=asked.force
+    ),
     c.GetPolicies: _get_policies,
     c.SetPolicies: _set_policies,
-    c.ExpireMessages: _expire_messages,
-    c.CreateSubscription: _create_subscription,
+    c.ExpireMessages: lambda service, caller, asked, _: service.expire_messages(
+        caller, asked.topic, asked.subscription, asked.before_ms
+    ),
+    c.CreateSubscription: lambda service, caller, asked, _: service.create_subscription(
+        caller, asked.topic, asked.subscription, start=asked.start
+    ),
     c.SeekSubscription: _seek_subscription,
-    c.SkipMessages: _skip_messages,
-    c.PeekMessages: _peek_messages,
-    c.ClearBacklog: _clear_backlog,
-    c.CompactTopic: _compact_topic,
-    c.TopicLedgers: _topic_ledgers,
-    c.KeepLedgers: _keep_ledgers,
-    c.CreateStagedLedger: _create_staged,
-    c.GetLedgerMetadata: _get_metadata,
+    c.SkipMessages: lambda service, caller, asked, _: service.skip_messages(
+        caller, asked.topic, asked.subscription, count=asked.count
+    ),
+    c.PeekMessages: lambda service, caller, asked, _: service.peek_messages(
+        caller, asked.topic, asked.subscription, count=asked.count
+    ),
+    c.ClearBacklog: lambda service, caller, asked, _: service.clear_backlog(
+        caller, asked.topic, asked.subscription
+    ),
+    c.CompactTopic: lambda service, caller, asked, _: service.compact_topic(
+        caller, asked.topic, action=asked.action
+    ),
+    c.TopicLedgers: lambda service, caller, asked, _: service.ledgers.topic_ledgers(
+        caller, asked.topic, after=asked.after, count=asked.count
+    ),
+    c.KeepLedgers: lambda service, caller, asked, _: service.ledgers.keep_ledgers(
+        caller, asked.topic, lease=asked.lease, ttl_ms=asked.ttl_ms, first=asked.first
+    ),
+    c.CreateStagedLedger: lambda service, caller, asked, _: service.ledgers.create_staged_ledger(
+        caller, asked.topic, asked.transaction, asked.ttl_ms
+    ),
+    c.GetLedgerMetadata: lambda service, caller, asked, _: service.ledgers.get_ledger_metadata(
+        caller, asked.topic, asked.ledger
+    ),
     c.PutLedgerMetadata: _put_metadata,
-    c.KeepStaged: _keep_staged,
+    c.KeepStaged: lambda service, caller, asked, _: service.ledgers.keep_staged(
+        caller, asked.topic, asked.transaction, ttl_ms=asked.ttl_ms
+    ),
     c.DiscardStaged: _discard_staged,
     c.AttachLedgers: _attach_ledgers,
-    c.QueryState: _query_state,
+    c.QueryState: _as(
+        "batch",
+        lambda service, caller, asked, _: service.ledgers.last_batch(caller, asked.topic, asked.query),
+    ),
     c.ArchiveLedgers: _archive_ledgers,
-    c.ReportDamage: _report_damage,
-    c.ListBrokers: _list_brokers,
-    c.ListBundles: _list_bundles,
-    c.UnloadBundle: _unload_bundle,
-    c.SplitBundle: _split_bundle,
-    c.Drain: _drain,
+    c.ReportDamage: lambda service, caller, asked, payload: service.ledgers.report_damage(
+        caller, asked.topic, decode_damage(payload)
+    ),
+    c.ListBrokers: lambda service, caller, asked, _: service.list_brokers(caller),
+    c.ListBundles: lambda service, caller, asked, _: service.list_bundles(caller, asked.namespace),
+    c.UnloadBundle: lambda service, caller, asked, _: service.unload_bundle(
+        caller, asked.bundle, to=asked.to
+    ),
+    c.SplitBundle: _as(
+        "bundles", lambda service, caller, asked, _: service.split_bundle(caller, asked.bundle)
+    ),
+    c.Drain: lambda service, caller, asked, _: service.drain(
+        caller, asked.name, zone=asked.zone, kind=asked.kind, undo=asked.undo
+    ),
 }
 
 # Of an open consumer, which they get instead of a payload.
