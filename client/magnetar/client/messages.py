@@ -28,7 +28,7 @@ from magnetar.proto.batch import (
 )
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError, MessageLost
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 
 from .options import Start
@@ -249,35 +249,22 @@ class Delivery:
 
 
 class Failure:
-    """In place of a delivery that cannot be read: whoever receives it gets the error."""
+    """In place of a delivery that cannot be read, or of messages that were trimmed: whoever receives it gets the error."""
 
     permits = bytes = 0
 
     def __init__(self, epoch: int, error: MagnetarError) -> None:
         self.epoch = epoch
+        self.raised = False
         self._error = error
 
     def values(self) -> NoReturn:
         """Raises the error."""
+        self.raised = True
         raise self._error
 
 
-class TrimmedGap:
-    """In place of messages that were trimmed before they were read: whoever receives it gets the error, once."""
-
-    permits = bytes = epoch = 0
-
-    def __init__(self, message: str) -> None:
-        self.raised = False
-        self._message = message
-
-    def values(self) -> NoReturn:
-        """Raises the error."""
-        self.raised = True
-        raise MessageLost(self._message)
-
-
-def messages_of(delivery: Delivery | Failure | TrimmedGap) -> list[Message]:
+def messages_of(delivery: Delivery | Failure) -> list[Message]:
     """Without those of the ack set. Raises of a damage."""
     values = delivery.values()
     assert isinstance(delivery, Delivery)

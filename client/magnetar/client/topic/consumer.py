@@ -46,7 +46,7 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Failure, Message, SeekTarget, Taking, TrimmedGap, messages_of, of_entry
+from ..messages import Delivery, Failure, Message, SeekTarget, Taking, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import rows_of_ids
@@ -112,7 +112,7 @@ class TopicConsumer:
         self._window = Window(
             options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
         )
-        self._queue: deque[Delivery | Failure | TrimmedGap] = deque()
+        self._queue: deque[Delivery | Failure] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
         # The open delivery, and how many messages of it may be taken, or were; the last of these are in `_messages`.
@@ -126,7 +126,7 @@ class TopicConsumer:
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
-        self._gap: TrimmedGap | None = None  # the last one
+        self._gap: Failure | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
@@ -433,7 +433,7 @@ class TopicConsumer:
             )
             log.warning("%s", text)
             self.trimmed_gaps += 1
-            self._gap = TrimmedGap(text)
+            self._gap = Failure(self._epoch, MessageLost(text))
         gap = self._gap
         if gap is not None and self._options.fail_on_trimmed and not gap.raised and gap not in self._queue:
             gap.epoch = self._epoch  # a lost connection took it out of the queue
