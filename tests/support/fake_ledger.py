@@ -112,6 +112,10 @@ class FakeLedgers:
         self.deleted.append(ledger_id)
         self.log.append(f"delete {ledger_id}")
 
+    def suspects(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def figures(self) -> dict[str, int]:
         """None."""
         return {}

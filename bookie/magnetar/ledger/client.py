@@ -199,6 +199,10 @@ class LedgerClient:
         """What self-repair shares with the client's writers and readers."""
         return self._components
 
+    def suspects(self) -> tuple[str, ...]:
+        """Bookies that failed a moment ago."""
+        return self.health.suspects()
+
     def figures(self) -> dict[str, int]:
         """What placement and quarantine did, for /metrics."""
         return {**self._components.chooser.figures(), **self.health.figures()}

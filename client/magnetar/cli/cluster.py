@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cluster_facts import bookie_facts, broker_facts, cluster_facts
+from .cluster_facts import KNOWN_BROKERS_PATH, bookie_facts, broker_facts, cluster_facts
 from .cluster_store import open_store
 from .options import Json, Yes
 from .tables import counted, print_table, text
@@ -108,12 +108,12 @@ def drain(
     run(drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait))
 
 
-Bookie = Annotated[str, typer.Argument(help="The id of a bookie, as status shows it.", metavar="BOOKIE")]
+Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")]
 
 
 @cluster_app.command()
 def remove(metadata: Metadata, bookie: Bookie) -> None:
-    """Forget a stopped bookie that no ledger names any more."""
+    """Forget a stopped bookie that no ledger names any more, or a broker that is lost."""
     from .session import run
 
     run(_remove(metadata, bookie))
@@ -286,9 +286,15 @@ async def _init(address: str, wait_s: float) -> None:
 
 
 async def _remove(address: str, bookie: str) -> None:
+    from magnetar.broker.ownership.records import broker_path
     from magnetar.ledger.replication import remove_bookie
 
     async with open_store(address, 0.0) as store:
+        known_broker = f"{KNOWN_BROKERS_PATH}/{bookie}"
+        if await store.get(known_broker) is not None and await store.get(broker_path(bookie)) is None:
+            await store.delete(known_broker)
+            print(f"broker {bookie} is forgotten")
+            return
         await _check_known(store, bookie)
         await remove_bookie(store, bookie)
     print(f"{bookie} is forgotten; another bookie may have its name")
@@ -346,10 +352,14 @@ async def _lacking(store: MetadataStore, bookies: int) -> str:
     writable = sum(bookie["state"] == "writable" for bookie in await bookie_facts(store))
     if writable < bookies:
         return f"{counted(writable, 'bookie that takes', 'bookies that take')} entries, and --bookies is {bookies}"
-    return "" if await broker_facts(store) else "no broker"
+    running = [broker for broker in await broker_facts(store) if broker["state"] != "lost"]
+    return "" if running else "no broker"
 
 
 def _print_status(found: dict[str, Any]) -> None:
+    print("degraded:" if found["problems"] else "ok")
+    for subject, reason in found["problems"].items():
+        print(f"  {subject}: {reason}")
     print(
         f"cluster {found['cluster']}: {counted(found['ledgers'], 'ledger', 'ledgers')}, "
         f"{counted(len(found['brokers']), 'broker', 'brokers')}, balancer {found['balancer'] or 'none'}"

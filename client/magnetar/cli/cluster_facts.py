@@ -1,24 +1,40 @@
-"""What a cluster says of itself in its metadata: its bookies, its brokers, and what waits for repair."""
+"""What a cluster says of itself in its metadata: its bookies, its brokers, what waits for repair, and what is wrong."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.runtime.tasks import LongTask
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
-__all__ = ["bookie_facts", "broker_facts", "cluster_facts", "ledgers_to_repair"]
+__all__ = [
+    "KNOWN_BROKERS_PATH",
+    "ClusterHealth",
+    "bookie_facts",
+    "broker_facts",
+    "cluster_facts",
+    "ledgers_to_repair",
+]
 
-_log = logging.getLogger(__name__)
-
+# Its children are the brokers that registered and did not stop since: who is not registered any more was killed.
+KNOWN_BROKERS_PATH = "/known-brokers"
 _TIMEOUT_S = 10.0
+_POLL_S = 2.0  # between two looks of a daemon at its cluster
+_POLL_S_PER_MEMBER = 0.02
+_MOST_PAGES = 10  # of the queue of repairs, with 1,000 ledgers each at most, that a daemon counts
+_MOST_NOTES = 5
 
 
-async def cluster_facts(store: MetadataStore) -> dict[str, Any]:
-    """What `status --json` prints."""
+async def cluster_facts(store: MetadataStore, *, count: bool = True) -> dict[str, Any]:
+    """What `status --json` prints; without `count` no figures that cost more than a read for each daemon.
+
+    `problems`: what is wrong, by who or what it is about; empty if all is well.
+    """
     from magnetar.broker.ownership.records import BALANCER_PATH
     from magnetar.ledger.replication.auditor import AUDITOR_PATH
     from magnetar.metadata.ledgers import StoredLedgers
@@ -26,31 +42,102 @@ async def cluster_facts(store: MetadataStore) -> dict[str, Any]:
 
     instance, balancer = await store.get(INSTANCE_PATH), await store.get(BALANCER_PATH)
     auditor = await store.get(AUDITOR_PATH)
-    return {
+    found = {
         "cluster": "" if instance is None else instance.value.hex(),
         "brokers": await broker_facts(store),
         "balancer": "" if balancer is None else balancer.value.decode("utf-8", "replace"),
         "bookies": await bookie_facts(store),
-        "ledgers": sum([len(page) async for page in StoredLedgers(store).pages()]),
-        "under_replicated_ledgers": await ledgers_to_repair(store),
+        "ledgers": sum([len(page) async for page in StoredLedgers(store).pages()]) if count else 0,
+        "under_replicated_ledgers": await ledgers_to_repair(store, 0 if count else _MOST_PAGES),
         "auditor": "" if auditor is None else auditor.value.decode("utf-8", "replace"),
     }
+    found["problems"] = await _problems(store, found)
+    return found
+
+
+async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, str]:
+    problems = {}
+    for bookie in found["bookies"]:
+        if bookie["state"] == "lost":
+            problems[f"bookie {bookie['id']}"] = "it is lost: it has no session with the metadata store"
+        elif bookie["reason"]:
+            problems[f"bookie {bookie['id']}"] = bookie["reason"]
+        if damaged := bookie["damaged_ledgers"]:
+            problems[f"damage at bookie {bookie['id']}"] = f"copies of {damaged} ledgers are damaged there"
+    for broker in found["brokers"]:
+        if broker["state"] == "lost":
+            problems[f"broker {broker['name']}"] = (
+                "it is lost: it did not stop, and has no session with the metadata store"
+            )
+        for subject, reason in broker["problems"].items():
+            problems[f"broker {broker['name']}, {subject}"] = reason
+    if not found["auditor"]:
+        problems["auditor"] = (
+            "no process audits the ledgers: what a lost bookie had is not copied (repair.auditor)"
+        )
+    if waiting := found["under_replicated_ledgers"]:
+        note = await _note(store)
+        problems["repair"] = f"{waiting:,} ledgers wait for repair" + (f"; {note}" if note else "")
+    return problems
+
+
+async def _note(store: MetadataStore) -> str:
+    """Why a ledger stays in the queue, if one of the first few says so."""
+    from magnetar.ledger.replication.queue import RepairQueue
+    from magnetar.proto.errors import InvalidArgument
+
+    queue = RepairQueue(store, _TIMEOUT_S)
+    for page in (await queue.pages())[:1]:
+        for ledger_id in (await queue.ledgers(page))[:_MOST_NOTES]:
+            with contextlib.suppress(InvalidArgument):  # a record that cannot be read says nothing
+                if (request := await queue.get(ledger_id)) is not None and request[0].note:
+                    return f"ledger {ledger_id}: {request[0].note}"
+    return ""
+
+
+class ClusterHealth:
+    """What is wrong with the cluster of a daemon, as its metadata say: `problems` is read anew every few seconds."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.problems: dict[str, str] = {}
+        self.looks = 0
+        self._store = store
+        self._task = LongTask("the look at the health of the cluster", self._follow)
+        self.close = self._task.close
+
+    async def _follow(self) -> None:
+        members = 0
+        while True:
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    found = await cluster_facts(self._store, count=False)
+                self.problems = found["problems"]
+                members = len(found["bookies"]) + len(found["brokers"])
+            except (MagnetarError, TimeoutError) as error:
+                reason = str(error) or f"no answer within {_TIMEOUT_S:g} s"
+                self.problems = {"metadata": f"the metadata store cannot be read: {reason}"}
+            self.looks += 1
+            await asyncio.sleep(max(_POLL_S, members * _POLL_S_PER_MEMBER))
 
 
 async def broker_facts(store: MetadataStore) -> list[dict[str, Any]]:
-    """The brokers that are registered, by name. `state`: ready, draining, drained or stopping."""
+    """The brokers, by name. `state`: ready, draining, drained, stopping, or lost: not registered now, without a stop."""
     import msgspec
 
     from magnetar.broker.ownership.cluster_view import cluster_brokers
+    from magnetar.broker.ownership.ownership import BrokerRow
+    from magnetar.broker.ownership.records import BrokerLoad
 
-    brokers = await cluster_brokers(store)
+    known = await store.children(KNOWN_BROKERS_PATH)
+    brokers = {name: BrokerRow(name, "", "", "", "lost", 0, "", BrokerLoad()) for name in known}
+    brokers |= await cluster_brokers(store)
     return [msgspec.to_builtins(brokers[name]) for name in sorted(brokers)]
 
 
 async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
     """All that ever registered, by id. `state`: writable, read-only, stalled, draining, or lost: not registered now.
 
-    "unreadable": its registration is damaged, as a warning says.
+    "unreadable": its registration is damaged. `reason`: why it takes no new entries.
     """
     from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
     from magnetar.ledger.replication.cluster_watch import DRAINING_PATH
@@ -62,12 +149,11 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
     for name in sorted({*await store.children(COOKIES_PATH), *await store.children(BOOKIES_PATH)}):
         node = await store.get(f"{BOOKIES_PATH}/{name}")
         fields: dict[str, Any] = {}
-        missing = "lost"
+        missing, reason = "lost", ""
         try:
             fields = {} if node is None else decode_registration(node.value, name)
         except DataDirectoryError as error:
-            _log.warning("%s", error)
-            missing = "unreadable"
+            missing, reason = "unreadable", error.message
         facts = BookieFacts.of(fields)
         state = "read-only" if facts.read_only else "stalled" if facts.journal_stalled_s else "writable"
         state = "draining" if name in draining else state
@@ -76,6 +162,7 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
                 "id": name,
                 "address": fields.get("address", ""),
                 "state": state if fields else missing,
+                "reason": reason or facts.refusal,
                 "rack": facts.labels.rack,
                 "zone": facts.labels.zone,
                 "group": facts.labels.group,
@@ -87,9 +174,9 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
     return bookies
 
 
-async def ledgers_to_repair(store: MetadataStore) -> int:
-    """How many wait in the queue."""
+async def ledgers_to_repair(store: MetadataStore, most_pages: int = 0) -> int:
+    """How many wait in the queue; of its first `most_pages` pages (0: of all)."""
     from magnetar.ledger.replication.queue import RepairQueue
 
     queue = RepairQueue(store, _TIMEOUT_S)
-    return sum([len(await queue.ledgers(page)) for page in await queue.pages()])
+    return sum([len(await queue.ledgers(page)) for page in (await queue.pages())[: most_pages or None]])

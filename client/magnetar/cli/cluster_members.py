@@ -150,7 +150,7 @@ async def refusals(store: MetadataStore, members: Sequence[Member], groups: Sequ
     A daemon alone may always be stopped. Reads the records of all ledgers: a million take about a minute.
     """
     groups = [group for group in groups if len(group.members) > 1]
-    brokers = [member.name for member in members if member.kind == "broker"]
+    brokers = [member.name for member in members if member.kind == "broker" and member.state != "lost"]
     found = {
         group.name: f"{group} cannot be restarted together: no broker would be left to take over its topics"
         for group in groups

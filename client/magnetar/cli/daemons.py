@@ -128,7 +128,7 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
     return Started(
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
         lambda: service_metrics(standalone.broker, bookie),
-        bookie.problems,
+        lambda: {**bookie.problems(), **(standalone.broker.problems() if standalone.broker else {})},
         lambda: bookie_reasons(bookie),
         bookie,
     )
@@ -140,16 +140,16 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
     if settings.daemon.metadata:
         from .shared_metadata import run_bookie
 
-        bookie, address, repairs, registered = await run_bookie(settings, daemon.fail, stops)
+        bookie, address, repairs, registered, health = await run_bookie(settings, daemon.fail, stops)
     else:
         bookie, address = await _run_bookie_alone(settings, daemon, stops)
-        repairs, registered = None, None
+        repairs, registered, health = None, None, None
     from .metrics import service_metrics
 
     return Started(
         {"bookie": address},
         lambda: service_metrics(None, bookie, repairs),
-        bookie.problems,
+        lambda: {**(health.problems if health is not None else {}), **bookie.problems()},
         lambda: bookie_reasons(bookie, registered is None or registered.standing),
         bookie,
     )
@@ -180,8 +180,7 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     if settings.daemon.metadata:
         from .shared_metadata import run_broker
 
-        broker, address, reasons = await run_broker(settings, stops)
-        warnings: Callable[[], Mapping[str, str]] = dict
+        broker, address, reasons, warnings = await run_broker(settings, stops)
     else:
         broker, address, reasons, warnings = await _run_broker_alone(settings, daemon, stops)
     from .metrics import service_metrics
@@ -219,7 +218,7 @@ async def _run_broker_alone(
     def reasons() -> Mapping[str, str]:
         return broker_reasons(settings, len(directory.writable()))
 
-    return broker, server.addresses[0], reasons, info_reader.problems
+    return broker, server.addresses[0], reasons, lambda: {**info_reader.problems(), **broker.problems()}
 
 
 async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
@@ -230,9 +229,12 @@ async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Star
 
     stops = AsyncExitStack()
     daemon.on_stop("autorecovery", stops.aclose)
-    repairs = await run_autorecovery(settings, stops)
+    repairs, health = await run_autorecovery(settings, stops)
     return Started(
-        {}, lambda: service_metrics(None, None, repairs), reasons=lambda: autorecovery_reasons(repairs)
+        {},
+        lambda: service_metrics(None, None, repairs),
+        lambda: health.problems,
+        lambda: autorecovery_reasons(repairs),
     )
 
 

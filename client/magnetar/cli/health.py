@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from magnetar.runtime.tasks import long_tasks
+
 from .settings import ServiceSettings, bookies_needed
 
 if TYPE_CHECKING:
@@ -74,7 +76,18 @@ class HttpPages:
     def warnings(self) -> Reasons:
         """What an operator should know."""
         started = self._running
-        return {} if started is None else started.warnings()
+        return (
+            {}
+            if started is None
+            else {
+                **started.warnings(),
+                **{
+                    task.name: f"it has ended, and begins anew: {task.trouble}"
+                    for task in long_tasks()
+                    if task.trouble
+                },
+            }
+        )
 
     def metrics(self) -> Metrics | None:
         """None while it starts or stops: its parts are not all there."""
@@ -83,6 +96,14 @@ class HttpPages:
             return None
         if self._metrics is None:
             self._metrics = started.metrics()
+            self._metrics.observe(
+                "degraded", "1 while /health names a reason of trouble, of this daemon or of its cluster; 0: all is well",
+                lambda: bool(self._problems()),
+            )  # fmt: skip
+            self._metrics.observe(
+                "problem", "1 for each reason of trouble that /health names", self._problem_rows,
+                labels=["subject", "reason"],
+            )  # fmt: skip
         return self._metrics
 
     def commands(self) -> Mapping[tuple[str, str], Command]:
@@ -93,6 +114,12 @@ class HttpPages:
         if self._commands is None:
             self._commands = self._make_commands(started.bookie)
         return self._commands
+
+    def _problems(self) -> Reasons:
+        return {**self.warnings(), **self.reasons()}
+
+    def _problem_rows(self) -> list[tuple[list[str], float]]:
+        return [([subject, reason], 1) for subject, reason in self._problems().items()]
 
     @property
     def _running(self) -> Started | None:

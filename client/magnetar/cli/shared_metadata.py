@@ -7,6 +7,7 @@ autorecovery   store -> bookies -> transport -> repairs
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -32,11 +33,12 @@ from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import INSTANCE_PATH
-from magnetar.proto.errors import InvalidSetting, MagnetarError
+from magnetar.proto.errors import AlreadyExists, InvalidSetting, MagnetarError
 from magnetar.runtime.clock import elapsed_s
 from magnetar.runtime.connection import ConnectionOptions
 
 from .bookie_identity import introduce_bookie, refuse_emptied
+from .cluster_facts import KNOWN_BROKERS_PATH, ClusterHealth
 from .health import broker_reasons
 from .production import bookie_components, broker_components
 from .registration import Registration
@@ -73,7 +75,7 @@ async def open_shared_metadata(
 
 async def run_bookie(
     settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
-) -> tuple[Bookie, Address, AutoRecovery | None, Registration]:
+) -> tuple[Bookie, Address, AutoRecovery | None, Registration, ClusterHealth]:
     """A bookie of the cluster that shares this store, with its share of the repairs.
 
     WrongBookie, DataDirectoryError when it is none of the cluster's.
@@ -123,11 +125,13 @@ async def run_bookie(
     registered = Registration(metadata, path, registration, settings.daemon.session_timeout_s)
     await registered.start()
     stops.push_async_callback(registered.close)
+    health = ClusterHealth(metadata)
+    stops.push_async_callback(health.close)
     if not (settings.repair.auditor or settings.repair.workers):
-        return bookie, server.addresses[0], None, registered
+        return bookie, server.addresses[0], None, registered, health
     repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
     await repairs.start()
-    return bookie, server.addresses[0], repairs, registered
+    return bookie, server.addresses[0], repairs, registered, health
 
 
 def _named(settings: BrokerSettings) -> BrokerSettings:
@@ -139,8 +143,8 @@ def _named(settings: BrokerSettings) -> BrokerSettings:
 
 async def run_broker(
     settings: ServiceSettings, stops: AsyncExitStack
-) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
-    """A broker of the cluster that shares this store, and why it should get no traffic.
+) -> tuple[Broker, Address, Callable[[], Mapping[str, str]], Callable[[], Mapping[str, str]]]:
+    """A broker of the cluster that shares this store; its reasons and warnings are those of `Started`.
 
     ServiceNotReady when there is another one of its name.
     """
@@ -174,21 +178,42 @@ async def run_broker(
         settings, components, metadata, transport, directory, stops, ownership=ownership
     )
 
+    await _note_broker(metadata, settings.broker.name, stops)
+    health = ClusterHealth(metadata)
+    stops.push_async_callback(health.close)
+
     def reasons() -> Mapping[str, str]:
         writable = len(directory.writable())
         return broker_reasons(settings, writable, session=ownership.valid, state=ownership.state)
 
-    return broker, server.addresses[0], reasons
+    return broker, server.addresses[0], reasons, lambda: {**health.problems, **broker.problems()}
 
 
-async def run_autorecovery(settings: ServiceSettings, stops: AsyncExitStack) -> AutoRecovery:
+async def _note_broker(metadata: MetadataStore, name: str, stops: AsyncExitStack) -> None:
+    """Until it stops: whoever does not find it registered knows that it was killed."""
+    path = f"{KNOWN_BROKERS_PATH}/{name}"
+    with contextlib.suppress(AlreadyExists):
+        await metadata.create(path, b"")
+
+    async def forget() -> None:
+        with contextlib.suppress(MagnetarError):  # without the store it is lost for the others anyway
+            await metadata.delete(path)
+
+    stops.push_async_callback(forget)
+
+
+async def run_autorecovery(
+    settings: ServiceSettings, stops: AsyncExitStack
+) -> tuple[AutoRecovery, ClusterHealth]:
     """Repairs in a process without a bookie."""
     components = broker_components()
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
     owner = f"autorecovery at {socket.gethostname()}, process {os.getpid()}"
     repairs = await open_repairs(settings, components, metadata, owner, stops)
     await repairs.start()
-    return repairs
+    health = ClusterHealth(metadata)
+    stops.push_async_callback(health.close)
+    return repairs, health
 
 
 async def open_repairs(

@@ -12,6 +12,8 @@ from magnetar.broker.cursors.core import redeliveries
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import describe, encode_acks, encode_redeliveries, encode_rewinds, replay
+from magnetar.broker.dispatch.subscription import POISON_REDELIVERIES
+from magnetar.broker.topics import registry
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import DataDirectoryError
@@ -245,3 +247,30 @@ async def test_counts_of_many_scattered_messages_survive_a_restart_compactly() -
         assert sorted(message.redelivered for message in client.messages) == [0] * 1000 + [1] * 1000
         deliveries = [command for command, _ in client.frames if isinstance(command, c.Deliver)]
         assert len(deliveries) == 4  # each entry for each count, not one for each message
+
+
+async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_LOOK_S", 0.0)
+    for type in ("shared", "exclusive"):
+        async with running_broker() as broker:
+            client = FakeClient(broker)
+            await publish(client, 3)
+            await client.consumer(type=type)
+            await client.received(3)
+            await client.ack(client.messages[0].row())
+            poison = client.messages[1]
+            for _ in range(POISON_REDELIVERIES - 1):
+                await nack(client, poison.row())
+            assert broker.problems() == {}
+            await nack(client, poison.row())
+            ((subject, reason),) = broker.problems().items()
+            assert subject == "subscription billing of persistent://public/default/orders"
+            ledger, entry, index = poison.id
+            assert reason.startswith(
+                f"message {ledger}:{entry}:{index} came back {POISON_REDELIVERIES} times"
+            )
+            await client.ack(poison.row())
+            await settle()
+            assert broker.problems() == {}

@@ -43,7 +43,7 @@ async def cluster(names: str = "b1 b2 b3") -> MemoryMetadataStore:
     for name in names.split():
         await store.create(f"/cookies/{name}", b"")
         await register(store, name, 1)
-    broker = BrokerRecord("magnetar://h:7650", "", "", "ready", 5, "0", BrokerLoad())
+    broker = BrokerRecord("magnetar://h:7650", "", "", "ready", 5, "0", BrokerLoad(), {})
     await store.create("/brokers/x", msgspec.msgpack.encode(broker))
     return store
 
@@ -57,7 +57,7 @@ def names(groups: list[Group]) -> list[str]:
 
 
 async def register_broker(store: MemoryMetadataStore, name: str, run: int, zone: str = "") -> None:
-    record = BrokerRecord(f"magnetar://{name}:7650", zone, "", "ready", run, "0", BrokerLoad())
+    record = BrokerRecord(f"magnetar://{name}:7650", zone, "", "ready", run, "0", BrokerLoad(), {})
     value = msgspec.msgpack.encode(record)
     node = await store.get(f"/brokers/{name}")
     if node is None:

@@ -64,6 +64,8 @@ _log = logging.getLogger(__name__)
 # Acknowledgements that wait for a lookup: rows, over all requests.
 MAX_LOOKUP_ROWS = 100_000
 LOOKUPS_AT_ONCE = 32  # entries
+# So often a message comes back before it counts as one that its consumers cannot take.
+POISON_REDELIVERIES = 5
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
 WHOLE_ENTRY = (0, MAX_MESSAGES_PER_ENTRY - 1)
 
@@ -145,6 +147,15 @@ class Subscription:
     def consumers(self) -> list[Consumer]:
         """Those connected."""
         return self.dispatcher.core.consumers
+
+    def trouble(self) -> str:
+        """Why its consumers do not get on: an entry that cannot be read, or a message that comes back all the time."""
+        for (ledger, entry), failure in self.dispatcher.core.source.unreadable.items():
+            return f"entry {ledger}:{entry} cannot be read: {failure.error}"
+        count, (ledger, entry), index = self.cursor.redeliveries.most(self.cursor.state.mark_delete)
+        if count < POISON_REDELIVERIES:
+            return ""
+        return f"message {ledger}:{entry}:{index} came back {count} times and is not acknowledged: do its consumers end?"
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 

@@ -200,6 +200,7 @@ class BundleOwnership:
             self._started_ms,
             settings.version,
             self.load,
+            self.host.problems(),
         ).encode()
 
     def _lost(self, session: Session) -> None:

@@ -43,6 +43,7 @@ class BrokerRow(msgspec.Struct, frozen=True):
     started_ms: int
     version: str
     load: BrokerLoad
+    problems: dict[str, str] = {}
 
     @classmethod
     def of(cls, name: str, record: BrokerRecord) -> BrokerRow:
@@ -96,6 +97,9 @@ class Host(Protocol):
     @property
     def connections(self) -> Collection[object]:
         """Of clients, to any listener."""
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong here, by what it is about; a few of them, and short."""
 
     def loaded(self) -> list[TopicName]:
         """The topics that are loaded, being loaded or being closed."""

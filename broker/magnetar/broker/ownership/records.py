@@ -94,6 +94,7 @@ class BrokerRecord(Record, tag_field="format", tag=FORMAT):
     started_ms: int
     version: str  # of the software
     load: BrokerLoad
+    problems: dict[str, str]  # what is wrong there, by what it is about
 
 
 class BoundsRecord(Record, tag_field="format", tag=FORMAT):

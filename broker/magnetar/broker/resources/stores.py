@@ -102,6 +102,9 @@ class Ledgers(Protocol):
     async def delete(self, ledger_id: int) -> None:
         """The ledger is deleted from metadata when this returns."""
 
+    def suspects(self) -> Sequence[str]:
+        """Bookies that failed a moment ago."""
+
     def figures(self) -> Mapping[str, int]:
         """Bookies that can be written to, those in quarantine and the like, for /metrics."""
 

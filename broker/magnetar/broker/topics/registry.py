@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 _READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
 _LOADS_AT_ONCE = 64
 _UNLOADS_AT_ONCE = 16
+_LOOK_S = 1.0
+_MAX_PROBLEMS = 20  # that a broker names
 _TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
 # Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
 # one load after another.
@@ -101,6 +103,8 @@ class Broker:
         self._name_prefix = ""
         self._names = 0
         self._closing = False
+        self._look_at = 0.0  # when `problems` are to be looked for
+        self._problems: dict[str, str] = {}
 
     async def start(self) -> None:
         """Claims a prefix for generated names and begins the maintenance rounds."""
@@ -187,6 +191,31 @@ class Broker:
             self._begin_closing(topic)
 
     # --- for ownership: see Host -------------------------------------------------------------------------------------
+
+    def problems(self) -> dict[str, str]:
+        """See Host; also for /health. As of a few seconds ago: it looks at every topic."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._problems = self._find_problems()
+        return self._problems
+
+    def _find_problems(self) -> dict[str, str]:
+        problems = {
+            f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
+            for bookie in self._components.ledgers.suspects()
+        }
+        if degraded := sum(topic.degraded for topic in self.topics.values()):
+            problems["topics"] = (
+                f"{degraded} of them write fewer copies than their policy says: too few bookies are there"
+            )
+        for topic in self.topics.values():
+            for name, subscription in topic.subscriptions.items():
+                if len(problems) >= _MAX_PROBLEMS:
+                    return problems
+                if trouble := subscription.trouble():
+                    problems[f"subscription {name} of {topic.name}"] = trouble
+        return problems
 
     def loaded(self) -> list[TopicName]:
         """Those that are being closed, loaded, or being loaded; whoever uses one last comes last."""

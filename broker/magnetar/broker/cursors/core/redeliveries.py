@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from .acks import EntryKey, Position
 from .ranges import CountedRange, DeliveredRanges, Range
@@ -30,6 +31,7 @@ MAX_REWINDS = 1000
 # Ranges that are remembered beyond `rewinds`: 50 bytes of memory and 7 of a snapshot each where an entry has many, 630 and 9
 # where it has one. Above, those delivered least often are forgotten, and count as new after the next restart.
 MAX_ROWS = 50_000
+MAX_LOOKED_AT = 100  # entries, by `most`
 _EVERYTHING = 1 << 32  # more messages than an entry has
 
 RedeliveryRow = tuple[int, int, int, int, int]  # ledger, entry, first, last, count beyond `rewinds`
@@ -63,6 +65,15 @@ class RedeliveryCounts:
             if end is not None:
                 last = min(last, end)
         return count, last
+
+    def most(self, mark_delete: Position) -> tuple[int, EntryKey, int]:
+        """The highest count, and its message: of the first one behind the mark, and of the first that have counts."""
+        found = (self._rewound_at(mark_delete)[0], mark_delete[:2], mark_delete[2])
+        for key, ranges in islice(self.by_entry.items(), MAX_LOOKED_AT):
+            for count, members in ranges.by_count.items():
+                if count > found[0]:
+                    found = (count, key, next(iter(members))[0])
+        return found
 
     def split(self, key: EntryKey, ranges: Iterable[Range]) -> Iterator[CountedRange]:
         """Ranges of an entry with their counts, cut where the count changes."""

@@ -1,0 +1,115 @@
+"""Rule 54: health, metrics and status of a cluster say what is wrong within seconds, with its reason; ok means ok."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from magnetar.broker.ownership.records import BrokerLoad, BrokerRecord, broker_path
+from magnetar.cli.cluster import _print_status
+from magnetar.cli.cluster_facts import KNOWN_BROKERS_PATH, ClusterHealth, cluster_facts
+from magnetar.cli.health import HttpPages, Started
+from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.ledger.replication.auditor import AUDITOR_PATH
+from magnetar.ledger.replication.core.request import Reason, Request
+from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import cookie_path
+from magnetar.proto.errors import ConnectionLost
+from magnetar.runtime.lifecycle import Daemon
+from magnetar.runtime.metrics import Metrics
+from support.bookie_kit import until
+
+
+@pytest.fixture
+async def store() -> MemoryMetadataStore:
+    """A cluster that is well."""
+    opened = MemoryMetadataStore()
+    for name in ("b1", "b2", "b3"):
+        await opened.create(cookie_path(name), b"")
+        await opened.create(f"{BOOKIES_PATH}/{name}", encode_registration("10.0.0.1:3181"))
+    await broker(opened, "h:1", {})
+    await opened.create(AUDITOR_PATH, b"bookie b1")
+    return opened
+
+
+async def broker(store: MemoryMetadataStore, name: str, problems: dict[str, str]) -> None:
+    record = BrokerRecord(f"magnetar://{name}", "", "", "ready", 5, "0", BrokerLoad(), problems)
+    await store.create(broker_path(name), record.encode())
+    await store.create(f"{KNOWN_BROKERS_PATH}/{name}", b"")
+
+
+@pytest.fixture
+async def health(store: MemoryMetadataStore) -> AsyncIterator[ClusterHealth]:
+    """What each daemon has."""
+    watched = ClusterHealth(store)
+    yield watched
+    await watched.close()
+
+
+async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
+    store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = await cluster_facts(store)
+    assert found["problems"] == {}
+    _print_status(found)
+    assert capsys.readouterr().out.startswith("ok\n")
+    await store.delete(f"{BOOKIES_PATH}/b1")
+    await store.delete(f"{BOOKIES_PATH}/b2")
+    hung = encode_registration("10.0.0.1:3181", journal_stalled_s=3)
+    await store.create(f"{BOOKIES_PATH}/b2", hung)
+    await store.delete(f"{BOOKIES_PATH}/b3")
+    full = encode_registration("10.0.0.1:3181", read_only=True, read_only_reason="all disks are full")
+    await store.create(f"{BOOKIES_PATH}/b3", full)
+    await store.delete(broker_path("h:1"))
+    await broker(store, "h:2", {"subscription s of t": "message 1:2:3 came back 9 times"})
+    await store.delete(AUDITOR_PATH)
+    queue = RepairQueue(store, 1.0)
+    for ledger_id in range(21):
+        await queue.add(ledger_id, Request({"b1": Reason.LOST}, note="no other bookie takes its copies"))
+    found = await cluster_facts(store)
+    assert found["problems"] == {
+        "bookie b1": "it is lost: it has no session with the metadata store",
+        "bookie b2": "its journal hangs, for 3 s",
+        "bookie b3": "read-only: all disks are full",
+        "broker h:1": "it is lost: it did not stop, and has no session with the metadata store",
+        "broker h:2, subscription s of t": "message 1:2:3 came back 9 times",
+        "auditor": "no process audits the ledgers: what a lost bookie had is not copied (repair.auditor)",
+        "repair": "21 ledgers wait for repair; ledger 0: no other bookie takes its copies",
+    }
+    _print_status(found)
+    printed = capsys.readouterr().out
+    assert printed.startswith("degraded:\n  bookie b1: it is lost")
+    assert "\n  repair: 21 ledgers wait for repair; ledger 0: no other" in printed
+
+
+async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
+    store: MemoryMetadataStore, health: ClusterHealth
+) -> None:
+    daemon = Daemon("broker")
+    daemon.state = "ready"
+    pages = HttpPages(daemon, lambda bookie: {})
+    pages.started = Started({}, Metrics, lambda: health.problems)
+    metrics = pages.metrics()
+    assert metrics is not None
+    await until(lambda: health.looks > 0)
+    assert pages.warnings() == {}
+    assert b"magnetar_degraded 0.0\n" in metrics.render()
+    await store.delete(f"{BOOKIES_PATH}/b1")
+    await until(lambda: bool(health.problems))
+    assert list(pages.warnings()) == ["bookie b1"]
+    assert b"magnetar_degraded 1.0\n" in metrics.render()
+    reason = b"it is lost: it has no session with the metadata store"
+    assert b'magnetar_problem{reason="' + reason + b'",subject="bookie b1"} 1.0\n' in metrics.render()
+
+
+async def test_rule_54_a_cluster_that_cannot_be_looked_at_is_not_well(
+    store: MemoryMetadataStore, health: ClusterHealth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cut(*_: object, **__: object) -> list[str]:
+        raise ConnectionLost("no server answers")
+
+    monkeypatch.setattr(store, "children", cut)
+    await until(lambda: bool(health.problems))
+    assert health.problems == {"metadata": "the metadata store cannot be read: no server answers"}
