@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from magnetar.proto.errors import EntryNotFound, InvalidArgument, LedgerNotFound, MagnetarError
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
@@ -138,9 +138,7 @@ class LedgerReader:
                     except MagnetarError as error:
                         quorum.answered(tasks[task], -1, error.code)
         finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await end_all(waiting)
         if not quorum.covered:
             raise quorum.lost(self.ledger_id)
         return quorum.last_add_confirmed

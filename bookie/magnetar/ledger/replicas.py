@@ -23,7 +23,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
@@ -69,10 +69,7 @@ async def first_good(
                 # There is no further replica: waits for all requests under way.
                 failed = number < len(bookies)
     finally:
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.gather(*running, return_exceptions=True)
+        await end_all(running)
     return None
 
 

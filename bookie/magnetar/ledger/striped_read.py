@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.stripe import Stripe
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from .core.metadata import Bookies
 from .core.quorum import Striping
@@ -105,9 +105,7 @@ class StripedRead:
                     self._ended(task, missing)
                 self._find_slow()
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await end_all(self._running)
             self._running.clear()
 
     def _share_out(self, residues: int) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from magnetar.metadata.store import Watch
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
@@ -131,9 +131,7 @@ class LedgerTail:
             self._metadata_changed = True
         polls = [task for _, _, task in self._polls.values()]
         self._polls.clear()
-        for task in polls:
-            task.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
+        await end_all(polls)
 
     async def __aenter__(self) -> LedgerTail:
         return self

@@ -2,7 +2,7 @@
 
 `LongTask`     work that runs for as long as its owner does; `long_tasks` lists all of a process
 `begin`        work that nobody waits for: what it raises is logged
-`awaited`      work whose result somebody awaits, or looks at
+`awaited`      work whose result somebody awaits, or looks at; `end_all` cancels several, and waits for their end
 `TaskSet`      any number of short ones, which end with their owner
 
 A long task:
@@ -17,12 +17,12 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from magnetar.proto.errors import MagnetarError
 
-__all__ = ["LongTask", "TaskSet", "awaited", "begin", "long_tasks", "on_change", "report"]
+__all__ = ["LongTask", "TaskSet", "awaited", "begin", "end_all", "long_tasks", "on_change", "report"]
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +144,14 @@ def awaited(work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Ta
     return asyncio.get_running_loop().create_task(work, name=name)
 
 
+async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels them, and waits for their end. What they raise is left out."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
 def report(task: asyncio.Task[Any]) -> None:
     if task.cancelled() or (error := task.exception()) is None:
         return
@@ -195,9 +203,7 @@ class TaskSet:
 
     async def close(self) -> None:
         """Cancels them, and waits for their end, but for one that calls this itself. May be called again."""
-        for task in self._others():
-            task.cancel()
-        await self.wait()
+        await end_all(self._others())
 
     def _others(self) -> list[asyncio.Task[Any]]:
         me = asyncio.current_task()

@@ -23,7 +23,7 @@ from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import begin
+from magnetar.runtime.tasks import begin, end_all
 
 from .audit_pass import LedgerAudit, PassFound
 from .cluster_watch import ClusterWatch
@@ -189,8 +189,7 @@ class Auditor:
     async def _end_pass(self) -> None:
         task, self._pass = self._pass, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_all([task])
 
     async def _full_check_is_due(self) -> bool:
         try:

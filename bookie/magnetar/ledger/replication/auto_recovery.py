@@ -28,7 +28,7 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask, awaited
+from magnetar.runtime.tasks import LongTask, awaited, end_all
 
 from .audit_pass import LedgerAudit, PassFound
 from .auditor import Auditor
@@ -259,9 +259,7 @@ class AutoRecovery:
                     task.result()
         finally:
             self._session = None
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
             with contextlib.suppress(MagnetarError):
                 await session.close()
 
@@ -281,9 +279,7 @@ class AutoRecovery:
                 await self._wait_for_work(begun, running)
         finally:
             watch.close()
-            for repair in running:
-                repair.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end_all(running)
 
     async def _some_ended(
         self,

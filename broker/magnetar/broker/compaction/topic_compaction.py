@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.tasks import awaited, begin
+from magnetar.runtime.tasks import awaited, begin, end_all
 
 from ..cursors.cursor import is_damage
 from ..log.managed_ledger import ManagedLedger
@@ -309,11 +309,7 @@ class TopicCompaction:
         )
 
     async def _stop_task(self) -> None:
-        tasks = [task for task in (self._task, self._opening) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_all(task for task in (self._task, self._opening) if task is not None)
 
     async def stop(self) -> None:
         """What is under way is given up; nothing is begun any more."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, ServiceNotReady
 from magnetar.proto.ids import TopicName
-from magnetar.runtime.tasks import begin
+from magnetar.runtime.tasks import begin, end_all
 
 from ..settings import BrokerSettings
 from .core.acks import Topology
@@ -78,8 +78,7 @@ class CursorRecovery:
         """
         task = self._tasks.pop(subscription, None)
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_all([task])
         cursor = self._cursors.get(subscription)
         if cursor is None:
             raise ServiceNotReady(f"{self._name(subscription)} was recovered just now; try again")
@@ -96,11 +95,7 @@ class CursorRecovery:
     async def stop(self) -> None:
         """Nothing is tried any more when this returns."""
         self._stopped = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_all(self._tasks.values())
 
     def _begin(self, name: str) -> asyncio.Future[None]:
         """Recovers a cursor in a task; the future is done when it was tried once."""

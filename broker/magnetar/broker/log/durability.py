@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.tasks import begin
+from magnetar.runtime.tasks import begin, end_all
 
 
 class Durability(NamedTuple):
@@ -105,8 +105,7 @@ class Flusher:
         """Nothing is forced any more."""
         self._cancel_timer()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_all([self._task])
 
 
 __all__ = ["Durability", "Flusher"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from ..resources.stores import Ledgers, Reader, delete_ledgers
 from .ledger_list import LedgerList
@@ -46,7 +46,4 @@ class LedgerReaders:
 
     async def close(self) -> None:
         """Whoever waits for an opening is cancelled."""
-        openings = list(self._opening.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        await end_all(self._opening.values())

@@ -35,7 +35,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask, begin
+from magnetar.runtime.tasks import LongTask, begin, end_all
 
 from .balance import BalanceSettings
 from .balancing import Placement
@@ -177,8 +177,7 @@ class BundleOwnership:
         finally:
             self._lost(session)  # or it is given up: what is owned in it goes
             if beside is not None:
-                beside.cancel()
-                await asyncio.gather(beside, return_exceptions=True)
+                await end_all([beside])
 
     def _name_is_taken(self) -> None:
         self._failure = ServiceNotReady(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from magnetar.runtime.tasks import awaited, begin
+from magnetar.runtime.tasks import awaited, begin, end_all
 
 R = TypeVar("R")
 
@@ -52,9 +52,5 @@ class Jobs:
 
     async def cancel(self) -> None:
         """All of it."""
-        tasks = list(self._tasks.values())
-        self._tasks = {}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        tasks, self._tasks = self._tasks, {}
+        await end_all(tasks.values())
