@@ -35,7 +35,7 @@ from magnetar.runtime.tasks import TaskSet
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie, write_cookie
+from .cookie import Cookie, encode_cookie, write_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
@@ -326,6 +326,19 @@ class Bookie:
     def change_cookie(self, cookie: Cookie) -> None:
         """Durable when it returns. Blocks for some ms."""
         self.cookie = write_cookie(self.components.files, self.layout, cookie)
+
+    def change_cookie_later(self, cookie: Cookie) -> None:
+        """Durable some ms later; if that fails, the next introduction tries again."""
+        before, self.cookie = self.cookie, cookie
+        self._tasks.begin(self._replace_cookie(before, cookie), "bookie cookie")
+
+    async def _replace_cookie(self, before: Cookie, cookie: Cookie) -> None:
+        try:
+            await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
+        except MagnetarError as error:
+            _log.warning("the cookie is not written yet: %s", error)
+            if self.cookie is cookie:
+                self.cookie = before
 
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
