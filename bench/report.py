@@ -207,7 +207,10 @@ def _short(value: float) -> str:
 def write_json(path: Path, rounds: list[Round], summary: dict[str, Any], wire: dict[str, Any]) -> None:
     """Everything that was measured."""
     document = {
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
         "wire_check": wire,
         "others": max((share for found in rounds for share in found.others.values()), default=0.0),
         **summary,

@@ -206,7 +206,10 @@ def figures(rounds: list[Round]) -> dict[str, Any]:
 def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
     """Everything that was measured."""
     document = {
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
         "entry_bytes_of_targets": ENTRY,
         "targets": summary,
         "figures": figures(rounds),

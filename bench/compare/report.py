@@ -116,7 +116,10 @@ def verdict_text(compared: Comparison) -> str:
 def document(found: Mapping[str, Row], settings: Mapping[str, Any]) -> dict[str, Any]:
     """For the JSON file."""
     return {
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
         **settings,
         "figures": {
             name: row._asdict() | {"compared": row.compared._asdict()} for name, row in found.items()

@@ -192,7 +192,10 @@ def bookies_us(result: dict[str, Any]) -> float:
 def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
     """Everything that was measured."""
     document = {
-        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
         "targets": summary,
         "figures": figures(rounds),
         "others": 1.0 - min((share for found in rounds for share in found.idle_shares), default=1.0),
