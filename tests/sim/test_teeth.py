@@ -34,7 +34,7 @@ STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "epoch_not_checked_after_a_seek": (2, "as first occurrence"),
 }
 CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
-    "bundle_taken_though_it_has_an_owner": (1, "had taken the topic over", "is served by"),
+    "bundle_taken_though_it_has_an_owner": (0, "had taken the topic over", "is served by", "exists already"),
     "owner_node_outlives_its_session": (0, "names session"),
     "validity_is_not_read_from_the_clock": (2, "had taken the topic over", "is served by"),
     "unload_does_not_wait": (0, "has let go of"),
