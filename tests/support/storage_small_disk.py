@@ -82,6 +82,10 @@ class SmallDisk:
         enter = ["--mount"] if root else ["--user", "--preserve-credentials", "--mount"]
         return cls(kind, mount, holder, ["nsenter", "--target", str(holder.pid), *enter, "--"])
 
+    def outside(self, name: str) -> str:
+        """The path of a file on it, for processes that are not inside."""
+        return os.path.join(os.path.dirname(self._filler), name)
+
     def free_bytes(self) -> int:
         """What others than root could still write."""
         found = os.statvfs(os.path.dirname(self._filler))

@@ -30,7 +30,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
-from magnetar.runtime.tasks import TaskSet
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from .adds import Adds
 from .checkpoint import Checkpointer
@@ -115,6 +115,8 @@ class Bookie:
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
+        # The last write of the cookie; the disk worker does them in order.
+        self._cookie_written: asyncio.Task[None] | None = None
         self._closing = False
         self._make_request_paths(index)
         self._make_maintenance(index)
@@ -330,7 +332,7 @@ class Bookie:
     def change_cookie_later(self, cookie: Cookie) -> None:
         """Durable some ms later; if that fails, the next introduction tries again."""
         before, self.cookie = self.cookie, cookie
-        self._tasks.begin(self._replace_cookie(before, cookie), "bookie cookie")
+        self._cookie_written = awaited(self._replace_cookie(before, cookie), "bookie cookie")
 
     async def _replace_cookie(self, before: Cookie, cookie: Cookie) -> None:
         try:
@@ -487,6 +489,8 @@ class Bookie:
 
     async def _finish(self) -> None:
         await self._tasks.wait()
+        if self._cookie_written is not None:
+            await self._cookie_written
         await self.journals.close()
         if self.failure is None:
             await self.scrubber.close()

@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     UnknownLedgerState,
 )
 from magnetar.runtime.files import OsFiles
-from support.bookie_kit import add, add_all, crash, entry, model_components, open_real, small_settings
+from support.bookie_kit import add, add_all, crash, entry, model_components, open_real, small_settings, until
 from support.index_model import ModelStorage
 
 FILES = OsFiles()
@@ -338,7 +338,7 @@ async def test_rule_09_a_replaced_bookie_denies_nothing_that_was_there_before_it
     assert await add(bookie, entry(7, 1)) == LedgerFenced.code
     introduce_to_store(bookie, 9)
     assert not bookie.cookie.repairing
-    assert read_cookie(FILES, layout) == bookie.cookie
+    await until(lambda: read_cookie(FILES, layout) == bookie.cookie)
     for _ in range(2):
         for ledger in (7, 8):
             with pytest.raises(UnknownLedgerState):
