@@ -146,6 +146,9 @@ class BrokerSettings:
     # So long a message that deletes its key is there for readers that were away; it is gone in the next compaction after.
     compaction_tombstone_retention_ms: int = 24 * 3_600_000
 
+    # Topics, and durable subscriptions, that /metrics has rows for; the others are summed in one.
+    max_topic_metrics: int = 1_000
+
     max_requests_per_connection: int = 1_000
     # Pattern subscriptions that learn of new topics at once; others list them.
     max_watches_per_connection: int = 100

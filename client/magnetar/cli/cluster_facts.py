@@ -102,8 +102,17 @@ class ClusterHealth:
         self.problems: dict[str, str] = {}
         self.looks = 0
         self._store = store
+        self._changed = asyncio.Event()
+        self._watches = [
+            store.watch(path, lambda _: self._changed.set()) for path in ("/bookies", "/brokers")
+        ]
         self._task = LongTask("the look at the health of the cluster", self._follow)
-        self.close = self._task.close
+
+    async def close(self) -> None:
+        """Looks no more."""
+        for watch in self._watches:
+            watch.close()
+        await self._task.close()
 
     async def _follow(self) -> None:
         members = 0
@@ -117,7 +126,12 @@ class ClusterHealth:
                 reason = str(error) or f"no answer within {_TIMEOUT_S:g} s"
                 self.problems = {"metadata": f"the metadata store cannot be read: {reason}"}
             self.looks += 1
-            await asyncio.sleep(max(_POLL_S, members * _POLL_S_PER_MEMBER))
+            pause_s = members * _POLL_S_PER_MEMBER
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):  # who registers or vanishes is seen at once
+                async with asyncio.timeout(max(_POLL_S - pause_s, 0)):
+                    await self._changed.wait()
+            self._changed.clear()
 
 
 async def broker_facts(store: MetadataStore) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log import DirectoryState
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.broker import Broker
+from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.ledger.replication import AutoRecovery
-from magnetar.runtime.metrics import Metrics
+from magnetar.runtime.metrics import Family, Metrics
 
 
 def service_metrics(
@@ -22,6 +23,9 @@ def service_metrics(
         _observe(metrics, "autorecovery", repairs.figures)
     if broker is not None:
         _observe(metrics, "broker", broker.figures)
+        metrics.observe_all(
+            {name: Family(*text) for name, text in TOPIC_METRICS.items()}, partial(topic_metrics, broker)
+        )
     if bookie is not None:
         _observe(metrics, "bookie", bookie.stats, RISING_FIGURES)
         for number, shown in enumerate(bookie.histograms()):
@@ -72,11 +76,17 @@ def _observe(
     figures: Callable[[], Mapping[str, float]],
     counters: Collection[str] = (),
 ) -> None:
-    def read(name: str) -> float:
-        return float(figures()[name])
+    names = {f"{room}_{name.removesuffix('_total')}": name for name in figures()}
+    families = {
+        shown: Family(
+            f"{room}: {name.removesuffix('_total').replace('_', ' ')}",
+            rising=name.endswith("_total") or name in counters,
+        )
+        for shown, name in names.items()
+    }
 
-    for name, value in figures().items():
-        if isinstance(value, int | float):
-            rising = name.endswith("_total") or name in counters
-            text = f"{room}: {name.removesuffix('_total').replace('_', ' ')}"
-            metrics.observe(f"{room}_{name.removesuffix('_total')}", text, partial(read, name), rising=rising)
+    def read() -> Mapping[str, float]:
+        found = figures()
+        return {shown: float(found[name]) for shown, name in names.items()}
+
+    metrics.observe_all(families, read)

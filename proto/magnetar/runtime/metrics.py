@@ -6,9 +6,9 @@ somebody scrapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,11 +21,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Family", "Metrics", "Read"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "magnetar_"
-FamilyT = TypeVar("FamilyT", bound=Metric)
+# A number, or with labels rows of (label values, number).
+Read = float | Iterable[tuple[Sequence[str], float]]
+
+
+class Family(NamedTuple):
+    """What a metric says: `help` with its unit. `rising`: a counter."""
+
+    help: str
+    labels: Sequence[str] = ()
+    rising: bool = False
 
 
 class Metrics:
@@ -41,20 +50,31 @@ class Metrics:
         self,
         name: str,
         help: str,
-        read: Callable[[], float | Iterable[tuple[Sequence[str], float]]],
+        read: Callable[[], Read],
         *,
         labels: Sequence[str] = (),
         rising: bool = False,
     ) -> None:
-        """Calls `read` at each scrape: a number, or with `labels` rows of (label values, number). `rising`: a counter."""
+        """Calls `read` at each scrape."""
+        self.observe_all({name: Family(help, labels, rising)}, lambda: {name: read()})
 
-        def fill(family: GaugeMetricFamily | CounterMetricFamily) -> None:
-            value = read()
-            for label_values, number in [((), value)] if isinstance(value, (int, float)) else value:
-                family.add_metric(list(label_values), number)
+    def observe_all(self, families: Mapping[str, Family], read: Callable[[], Mapping[str, Read]]) -> None:
+        """Several metrics of one `read` at each scrape, by name."""
 
-        family = CounterMetricFamily if rising else GaugeMetricFamily
-        self._registry.register(_Observed(lambda: family(_PREFIX + name, help, labels=labels), fill))
+        def make() -> list[Any]:
+            return [
+                (CounterMetricFamily if rising else GaugeMetricFamily)(_PREFIX + name, help, labels=labels)
+                for name, (help, labels, rising) in families.items()
+            ]
+
+        def fill(made: list[Any]) -> None:
+            found = read()
+            for name, family in zip(families, made, strict=True):
+                value = found[name]
+                for label_values, number in [((), value)] if isinstance(value, (int, float)) else value:
+                    family.add_metric(list(label_values), number)
+
+        self._registry.register(_Observed(make, fill))
 
     def distribution(
         self,
@@ -69,16 +89,16 @@ class Metrics:
         `counts[i]` are the values up to `bounds[i]` that are in no bucket before, the last one those above all bounds.
         """
 
-        def fill(family: HistogramMetricFamily) -> None:
+        def fill(made: list[Any]) -> None:
             for label_values, bounds, counts, total in read():
                 names = [*map(floatToGoString, bounds), "+Inf"]
                 # Prometheus counts each bucket with those below it.
-                family.add_metric(
+                made[0].add_metric(
                     list(label_values), list(zip(names, accumulate(counts), strict=True)), total
                 )
 
         self._registry.register(
-            _Observed(lambda: HistogramMetricFamily(_PREFIX + name, help, labels=labels), fill)
+            _Observed(lambda: [HistogramMetricFamily(_PREFIX + name, help, labels=labels)], fill)
         )
 
     def render(self) -> bytes:
@@ -86,17 +106,17 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Observed(Collector, Generic[FamilyT]):
-    def __init__(self, make: Callable[[], FamilyT], fill: Callable[[FamilyT], None]) -> None:
+class _Observed(Collector):
+    def __init__(self, make: Callable[[], list[Any]], fill: Callable[[list[Any]], None]) -> None:
         self._make = make
         self._fill = fill
 
     def describe(self) -> Iterable[Metric]:
         """The name only: registering must not read the figures."""
-        return [self._make()]
+        return self._make()
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
-        family = self._make()
-        self._fill(family)
-        return [family]
+        families = self._make()
+        self._fill(families)
+        return families

@@ -14,6 +14,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..log.managed_ledger import ManagedLedger
+from ..log.records import LedgerInfo
 from ..topics.backlog import AcknowledgedBeyond
 from ..topics.producers import SessionState
 from ..topics.topic import Topic
@@ -175,24 +176,48 @@ class TopicOffsets:
         """`entry`: the one that the position is in, if that is in memory.
 
         Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger
-        the offset is estimated by the number of the entry: no figure is worth a process that starts or a wait for a distant
-        file.
+        the offset is estimated: no figure is worth a process that starts or a wait for a distant file.
         """
+        ledger, key = self._topic.ledger.list, position[:2]
+        if entry is None and ledger.is_confirmed(*key) and ledger.archived(key[0]) is None:
+            try:
+                entry = await self._topic.read_entry(key)
+            except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+                position = (key[0], 0, 0)
+        return self.estimate(position, entry)
+
+    def estimate(self, position: Position, entry: Entry | None) -> Offset:
+        """As `of`, from memory alone: without the entry by its number, as if all entries of a ledger were of one size."""
         ledger_id, entry_id, index = position
-        at = bisect_left(self._infos, ledger_id, key=_id_of)
-        info = self._infos[at] if at < len(self._infos) else None
-        if info is None or info.ledger_id != ledger_id:
+        at, info = self._find(ledger_id)
+        if info is None:
             return self.end
         ledger, before = self._topic.ledger.list, self._sizes[at]
         if not ledger.is_confirmed(ledger_id, entry_id):
             return Offset(info.first_index + info.messages, before + info.size)
-        if entry is None and ledger.archived(ledger_id) is not None:
+        if entry is None:
             messages = min(info.messages * entry_id // info.entries + index, info.messages)
             return Offset(info.first_index + messages, before + info.size * entry_id // info.entries)
-        try:
-            entry = entry or await self._topic.read_entry((ledger_id, entry_id))
-        except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
-            return Offset(info.first_index, before)
         payload = len(entry.data) - LEDGER_ENTRY_HEADER_BYTES
         size = decode_ledger_entry_header(entry.data).length - payload
         return Offset(info.first_index + entry.first_index + index, before + size)
+
+    def age_ms(self, position: Position, entry: Entry | None) -> int:
+        """How long ago the message at a position was stored, estimated as in `estimate`; 0 at the end of the topic."""
+        ledger_id, entry_id, _ = position
+        ledger = self._topic.ledger.list
+        _, info = self._find(ledger_id)
+        if info is None or not ledger.is_confirmed(ledger_id, entry_id):
+            return 0
+        if entry is not None:
+            stored_ms = entry.append_time_ms
+        else:
+            took_ms = info.last_append_ms - info.first_append_ms
+            stored_ms = info.first_append_ms + took_ms * entry_id // info.entries
+        return max(self._topic.ledger.now_ms() - int(stored_ms), 0)
+
+    def _find(self, ledger_id: int) -> tuple[int, LedgerInfo | None]:
+        """Its place in the list; None: it is not there."""
+        at = bisect_left(self._infos, ledger_id, key=_id_of)
+        found = self._infos[at] if at < len(self._infos) else None
+        return at, found if found is not None and found.ledger_id == ledger_id else None

@@ -44,6 +44,7 @@ class GatheredEntry:
         "_name_bytes",
         "_names",
         "_numbers",
+        "appended_s",
         "batches",
         "counts",
         "messages",
@@ -58,6 +59,7 @@ class GatheredEntry:
         self.counts: list[int] = []
         self.producers: list[int] = []
         self.runs: list[ReceiptRun] = []
+        self.appended_s = 0.0  # loop time
         self.receipted = False  # its producers have their receipts
         self.messages = 0
         self.size = 0  # bytes of batches and their rows

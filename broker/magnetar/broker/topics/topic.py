@@ -119,6 +119,8 @@ class Topic:
         self._drained: asyncio.Future[None] | None = None
         self.messages_in = 0
         self.bytes_in = 0
+        self.receipted_entries = 0
+        self.publish_s = 0.0  # from their appends to their receipts, summed
         self.dispatched = DispatchCounters(components.dispatched)
         self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
 
@@ -225,7 +227,7 @@ class Topic:
                 ledger.wake()
                 return
             entry = coalescer.take()
-            now = ledger.now_ms()
+            now, entry.appended_s = ledger.now_ms(), self._loop.time()
             self._components.published.entries_in += 1
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
@@ -247,11 +249,13 @@ class Topic:
             return
         confirmed, self._confirmed_entries = self._confirmed_entries, []
         sessions: dict[int, ProducerSession] = {}
-        released = 0
+        released, now_s = 0, self._loop.time()
         cached = len(self._readers) > 0
         for ledger_id, entry_id, data, entry, is_confirmed in confirmed:
             if not entry.receipted:
                 entry.receipted = True
+                self.receipted_entries += 1
+                self.publish_s += now_s - entry.appended_s
                 for run in entry.runs:
                     session = run.session
                     if not session.rows:

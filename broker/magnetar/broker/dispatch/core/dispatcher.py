@@ -80,6 +80,7 @@ class DispatchCore:
         self._state = state
         self._settings = settings
         self._counters = counters
+        self.redelivered_messages = 0
         self._durable = durable
         self._out: list[Instruction] = []  # a few: decided, not yet polled
         self.consumers: list[Consumer] = []
@@ -564,6 +565,8 @@ class DispatchCore:
         consumer.byte_permits -= size
         consumer.delivered_messages += messages
         consumer.delivered_bytes += size
+        if redeliveries:
+            self.redelivered_messages += messages
         self._counters.delivered(messages, size)
         if tracker.individual_acks or again:
             tracker.delivered(consumer, key, taken, messages, redeliveries)

@@ -1,0 +1,75 @@
+"""Metrics by topic and subscription: what they say, that they read nothing, and that they are bounded in number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magnetar.broker import Broker
+from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
+from magnetar.broker.topics.topic import Topic
+from magnetar.cli.metrics import service_metrics
+from magnetar.proto import commands as c
+from magnetar.proto.ids import TopicName
+from support.broker_kit import FakeClient, FakeClock, running_broker, settle
+from unit.broker.test_cursor import publish
+
+NAME = "persistent://public/default/orders"
+
+
+def figure(broker: Broker, name: str, *labels: str) -> float:
+    return dict(topic_metrics(broker)[name])[labels]
+
+
+async def test_rule_54_the_lag_of_a_subscription_is_in_the_metrics_and_no_entry_is_read_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a scrape reads an entry")
+
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared")
+        await publish(client, 4, batch=3)
+        await client.received(12)
+        monkeypatch.setattr(Topic, "read_entry", read)
+        both = (NAME, "billing")
+        assert figure(broker, "subscription_backlog_messages", *both) == 12
+        assert figure(broker, "subscription_backlog_bytes", *both) > 0
+        assert figure(broker, "subscription_unacked_messages", *both) == 12
+        clock.now += 90_000
+        assert figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 90
+        assert figure(broker, "topic_messages_in", NAME) == 12
+        assert figure(broker, "topic_messages_out", NAME) == 12
+        assert figure(broker, "topic_published_entries", NAME) >= 1
+        assert figure(broker, "topic_publish_seconds", NAME) >= 0
+        assert figure(broker, "subscription_redelivered_messages", *both) == 0
+        client.frame(c.Redeliver(0, 1, True), c.encode_rows(c.ACK_ROW, [client.messages[0].row()]))
+        await settle()
+        assert figure(broker, "subscription_redelivered_messages", *both) == 1
+        await client.ack(*[message.row() for message in client.messages])
+        await settle()
+        assert figure(broker, "subscription_backlog_messages", *both) == 0
+        assert figure(broker, "subscription_backlog_bytes", *both) == 0
+        assert figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 0
+        text = service_metrics(broker, None).render().decode()
+        assert f'magnetar_topic_messages_in_total{{topic="{NAME}"}} 12.0' in text
+        labels = f'subscription="billing",topic="{NAME}"'
+        assert f"magnetar_subscription_backlog_messages{{{labels}}} 0.0" in text
+        assert "# HELP magnetar_subscription_oldest_unacknowledged_seconds Seconds since" in text
+
+
+async def test_topics_beyond_the_bound_are_summed_in_one_row() -> None:
+    async with running_broker(max_topic_metrics=2) as broker:
+        for number in range(5):
+            topic = await broker.find(TopicName.parse(f"t{number}"))
+            await topic.subscribing.create("s", ("earliest", None))
+            topic.messages_in = 10 * (number + 1)
+        rows = topic_metrics(broker)
+        assert set(rows) == set(TOPIC_METRICS)
+        assert [number for _, number in rows["topic_messages_in"]] == [10, 20, 120]
+        assert rows["topic_messages_in"][-1][0] == ("",)
+        assert [labels for labels, _ in rows["subscription_backlog_messages"]][-1] == ("", "")
+        assert len(rows["subscription_backlog_messages"]) == 3
