@@ -261,10 +261,6 @@ class EntryLogs:
                 return directory.writer
         return None
 
-    def check_header(self, log_id: int) -> None:
-        """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
-        self.reader.check_header(log_id)
-
     # --- compaction and deletion -------------------------------------------------------------------------------------
 
     def adopt(self, info: LogInfo) -> None:

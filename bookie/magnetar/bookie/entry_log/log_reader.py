@@ -119,14 +119,6 @@ class LogReader:
                 header = file.read_at(0, LOG_HEADER_BYTES)
         return header_fault(header, log_id) if header else ""
 
-    def check_header(self, log_id: int) -> None:
-        """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
-        path = self._path(log_id)
-        with closing(self._files.open(path, read_only=True)) as file:
-            fault = header_fault(file.read_at(0, LOG_HEADER_BYTES), log_id)
-        if fault:
-            raise DataDirectoryError(f"{path} {fault}", path=path)
-
     async def _opened(self, log_id: int) -> File:
         """A handle of a log that was not open, with a look at its header.
 
