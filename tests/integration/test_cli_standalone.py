@@ -176,6 +176,14 @@ def test_second_process_on_the_same_data_directory(service: Service) -> None:
     assert service.running
 
 
+def test_a_second_process_with_the_ports_and_the_data_of_the_first_says_that_the_data_are_in_use(
+    service: Service,
+) -> None:
+    ports = ["--port", "0", "--bookie-port", "0", "--http-port", str(service.http_port)]
+    line = refused(["standalone", "--data", str(service.data), *ports], 1)
+    assert f"{service.data} is in use by another process" in line
+
+
 @pytest.mark.parametrize(
     ("flag", "setting"), [("--port", "port"), ("--bookie-port", "bookie_port"), ("--http-port", "http_port")]
 )
@@ -189,7 +197,7 @@ def test_port_in_use(tmp_path: Path, flag: str, setting: str) -> None:
             str(tmp_path / "data"),
             *(part for pair in ports.items() for part in pair),
         ]
-        line = refused(arguments, 78)
+        line = refused(arguments, 1)
     assert f"port {ports[flag]} on 127.0.0.1 is in use" in line
     assert setting in line
 

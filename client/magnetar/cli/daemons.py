@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.errors import InvalidSetting, ServiceNotReady
 from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
@@ -68,12 +68,16 @@ def main(command: str, line: Sequence[str]) -> int:
         pages = HttpPages(daemon, _bookie_commands)
         host = settings.daemon.host
         # From now on probes are answered: a bookie that replays for a minute is alive, and not ready.
-        http = LazyHttp.bind(
-            host,
-            settings.daemon.http_port,
-            pages,
-            imports=("magnetar.bookie.shell",) if command in ("standalone", "bookie") else (),
-        )
+        try:
+            http = LazyHttp.bind(
+                host,
+                settings.daemon.http_port,
+                pages,
+                imports=("magnetar.bookie.shell",) if command in ("standalone", "bookie") else (),
+            )
+        except ServiceNotReady:
+            _check_alone(settings)
+            raise
         daemon.on_stop("http", http.close)
         supervisor = os.environ.get("NOTIFY_SOCKET", "")
         started = pages.started = await starter(settings, daemon)
@@ -97,6 +101,14 @@ def main(command: str, line: Sequence[str]) -> int:
     code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
     logs.flush()
     return code
+
+
+def _check_alone(settings: ServiceSettings) -> None:
+    """A second instance on the same data says so, and not that the ports of the first one are taken. DataDirectoryError."""
+    from magnetar.runtime.files import OsFiles
+
+    if os.path.exists(settings.lock_path):
+        OsFiles().lock(settings.lock_path).release()
 
 
 async def _stopping(supervisor: str) -> None:

@@ -124,7 +124,7 @@ class LazyHttp:
 
     @classmethod
     def bind(cls, host: str, port: int, pages: Pages, imports: Sequence[str] = ()) -> LazyHttp:
-        """Listens. Raises InvalidSetting when the port is taken."""
+        """Listens. Raises ServiceNotReady when the port is taken, InvalidSetting."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             listening = socket.socket(family, kind, protocol)

@@ -119,7 +119,7 @@ class Standalone:
     async def start(self) -> Addresses:
         """Ready when it returns. When it raises, everything that had been started is stopped.
 
-        DataDirectoryError, StorageFailed: the data; InvalidSetting: a port or another setting.
+        DataDirectoryError, StorageFailed: the data; InvalidSetting; ServiceNotReady: a port is taken.
         """
         try:
             check_bookie_count(self.settings, 1, "standalone has one of its own")
@@ -277,7 +277,7 @@ async def start_bookie(
 
 
 async def serve_bookie(bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack) -> BookieServer:
-    """The bookie protocol on TCP. InvalidSetting when the port is taken."""
+    """The bookie protocol on TCP. ServiceNotReady when the port is taken."""
     daemon = settings.daemon
     options = ConnectionOptions(
         name="bookie", max_message_bytes=settings.bookie.max_entry_bytes, port_setting="bookie_port"
@@ -298,7 +298,7 @@ async def start_broker(
     remember_deletions: bool = False,
     ownership: Ownership | None = None,
 ) -> tuple[Broker, FramedServer]:
-    """Ledger client, topics and the native protocol on TCP. InvalidSetting when the port is taken.
+    """Ledger client, topics and the native protocol on TCP. ServiceNotReady when the port is taken.
 
     `ownership`: of a broker that shares its topics with others.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.lazy_imports import LazyHttp, LazyLogs
-from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.errors import ServiceNotReady
 from magnetar.runtime.http import Command
 from magnetar.runtime.metrics import Metrics
 
@@ -109,7 +109,7 @@ async def test_the_first_connections_wait_and_are_answered() -> None:
 
 async def test_closed_before_anybody_asked() -> None:
     http = LazyHttp.bind("127.0.0.1", 0, Asked())
-    with pytest.raises(InvalidSetting, match="http_port"):
+    with pytest.raises(ServiceNotReady, match="--http-port"):
         LazyHttp.bind("127.0.0.1", http.address[1], Asked())
     await http.close()
 

@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from magnetar.proto.errors import MagnetarError, Unsupported
+from magnetar.proto.errors import MagnetarError, TopicNotServed, Unsupported
 from magnetar.proto.ids import TopicName
 
-from .core.bundles import Bounds
+from .core.bundles import Bounds, Bundle, parse_bundle_or_topic
 from .records import READY, BrokerLoad, BrokerRecord
 
 __all__ = [
@@ -182,9 +182,11 @@ class SoleBroker:
     def __init__(self, name: str, url: str) -> None:
         self._name = name
         self._url = url
+        self._host: Host | None = None
 
     async def start(self, host: Host) -> None:
         """See Ownership."""
+        self._host = host
 
     def check(self, name: TopicName) -> None:
         """See Ownership."""
@@ -216,8 +218,17 @@ class SoleBroker:
         ]
 
     async def transfer(self, bundle: str, to: str) -> None:
-        """See Ownership."""
-        raise _alone()
+        """See Ownership. There is nobody to move to: the topic, or all of the bundle, is unloaded until its next use."""
+        if to:
+            raise _alone()
+        named = parse_bundle_or_topic(bundle)
+        if isinstance(named, Bundle):
+            Bounds.even(1).require(named)
+        assert self._host is not None
+        error = TopicNotServed("the topic is unloaded; look it up again")
+        for name in self._host.loaded():
+            if name == named or (isinstance(named, Bundle) and named.holds(name)):
+                await self._host.unload(name, error)
 
     async def split(self, bundle: str) -> list[str]:
         """See Ownership."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from magnetar.proto.errors import InvalidSetting, MagnetarError
+from magnetar.proto.errors import InvalidSetting, MagnetarError, ServiceNotReady
 
 
 def format_address(peername: Any) -> str:
@@ -17,11 +17,11 @@ def format_address(peername: Any) -> str:
 
 
 def listen_error(error: OSError, host: str, port: int, setting: str) -> MagnetarError:
-    """The error for an operator when listening fails."""
+    """The error for an operator when listening fails; ServiceNotReady if the port may be free at the next start."""
     if error.errno == errno.EADDRINUSE:
-        return InvalidSetting(
-            f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another "
-            f"port with the setting {setting!r}",
+        return ServiceNotReady(
+            f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another port: "
+            f"--{setting.replace('_', '-')} N (the setting {setting!r})",
             setting=setting,
         )
     return InvalidSetting(

@@ -17,7 +17,7 @@ from .transport import Transport
 async def start_server(
     host: str, port: int, handler_factory: Callable[[], ConnectionHandler], options: ConnectionOptions
 ) -> FramedServer:
-    """Listens on `host` and `port` (0: a free one). Raises InvalidSetting when that cannot be done."""
+    """Listens on `host` and `port` (0: a free one). Raises ServiceNotReady when the port is taken, InvalidSetting."""
     return await FramedServer.start(
         host, port, lambda transport: Connection(transport, handler_factory(), options), options
     )

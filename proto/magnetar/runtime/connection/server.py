@@ -41,7 +41,7 @@ class FramedServer:
         make_protocol: Callable[[Transport], WireProtocol],
         options: TransportOptions,
     ) -> FramedServer:
-        """Listens on `host` and `port` (0: a free one). Raises InvalidSetting when that cannot be done."""
+        """Listens on `host` and `port` (0: a free one). Raises ServiceNotReady when the port is taken, InvalidSetting."""
         self = cls(options)
         try:
             self._server = await asyncio.get_running_loop().create_server(

@@ -516,7 +516,7 @@ async def test_wrong_requests_have_one_clear_error() -> None:
         await cluster.metadata.get(transfer_path(Bounds.even(4).bundles(NAMESPACE)[0]))
 
 
-async def test_a_broker_that_is_alone_owns_everything_and_moves_nothing() -> None:
+async def test_a_broker_that_is_alone_owns_everything_and_unloads_what_it_is_asked_to() -> None:
     async with running_broker() as broker:
         assert await broker.ownership.locate(TOPICS[0], authoritative=False, unreachable="") == Located(
             broker.settings.service_url, True
@@ -528,7 +528,15 @@ async def test_a_broker_that_is_alone_owns_everything_and_moves_nothing() -> Non
 
         assert len((await service.list_brokers(Anyone())).brokers) == 1
         with pytest.raises(Unsupported, match="alone"):
-            await service.unload_bundle(Anyone(), str(TOPICS[0]))
+            await service.unload_bundle(Anyone(), str(TOPICS[0]), to="another")
+        for named in (str(TOPICS[0]), (await service.list_bundles(Anyone(), NAMESPACE)).bundles[0].bundle):
+            loaded = [await broker.find(name) for name in TOPICS[:2]]
+            await service.unload_bundle(Anyone(), named)
+            assert loaded[0].not_served is not None
+            assert (loaded[1].not_served is None) == (named == str(TOPICS[0]))
+            assert await broker.find(TOPICS[0]) is not loaded[0], "its next use loads it again"
+        with pytest.raises(InvalidArgument):
+            await service.unload_bundle(Anyone(), f"{NAMESPACE}/0x00000000_0x00000001")
 
 
 async def test_an_owner_node_whose_answer_was_lost_is_found() -> None:
