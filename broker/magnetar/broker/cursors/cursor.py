@@ -48,6 +48,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
     StorageFailed,
     TopicBusy,
+    TopicNotServed,
     VersionConflict,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -550,7 +551,9 @@ class Cursor:
     def _fence(self, error: MagnetarError) -> None:
         """Another owner has the cursor: nothing is written any more, and the topic ends."""
         self._fenced = True
-        self._answer(self._waiting, error)
+        taken_over = TopicNotServed(f"cursor {self.path} was taken over: {error}")
+        self._answer(self._writing, taken_over)
+        self._answer(self._waiting, taken_over)
         self._on_conflict(error)
 
     async def _delete_trimmed(self, writer: Writer | None = None) -> None:
