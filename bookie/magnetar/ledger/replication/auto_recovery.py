@@ -269,32 +269,45 @@ class AutoRecovery:
         try:
             while True:
                 self._wake.clear()
+                begun = asyncio.get_running_loop().time()
                 async for task in self._work.round():
+                    if task.ledger_id in self._worker.repairing:
+                        continue  # since an earlier round, which it does not delay
                     running[awaited(self._worker.repair(task, session), f"repair {task}")] = None
                     while len(running) >= self._settings.concurrent_ledgers:
-                        await self._one_ended(running)
-                while running:
-                    await self._one_ended(running)
-                await self._wait_for_work()
+                        await self._some_ended(running)
+                await self._wait_for_work(begun, running)
         finally:
             watch.close()
             await end_all(running)
 
-    async def _one_ended(self, running: dict[asyncio.Task[None], None]) -> None:
-        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    async def _some_ended(
+        self,
+        running: dict[asyncio.Task[None], None],
+        *others: asyncio.Task[Any],
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Waits for one of these to end, and takes repairs that did out of `running`. False: the timeout was first."""
+        done, _ = await asyncio.wait(
+            [*running, *others], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in [task for task in running if task in done]:
             del running[task]
             task.result()
+        return bool(done)
 
-    async def _wait_for_work(self) -> None:
-        now = asyncio.get_running_loop().time()
-        due = self._work.next_due_s()
-        wait_s = self._settings.queue_interval_s
-        if due is not None:
-            wait_s = min(wait_s, max(due - now, 0.01))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
+    async def _wait_for_work(self, begun: float, running: dict[asyncio.Task[None], None]) -> None:
+        """Until the next round is due, or something changes. Repairs may go on meanwhile, and afterwards."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.queue_interval_s
+        woken = awaited(self._wake.wait(), "work for repairs")
+        try:
+            while not woken.done():
+                wait_s = min(until, self._work.next_due_s(begun)) - loop.time()
+                if not await self._some_ended(running, woken, timeout_s=max(wait_s, 0.01)):
+                    return
+        finally:
+            woken.cancel()
 
     async def _write_reports(self) -> None:
         while True:

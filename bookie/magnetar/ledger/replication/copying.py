@@ -98,13 +98,15 @@ class EntryCopier:
         fragment: Fragment,
         targets: Mapping[int, str],
         registered: Mapping[str, None],
-    ) -> None:
-        """What these positions hold of the fragment is durable at their targets when it returns.
+        passes_over: Callable[[SourceFailed], bool] = lambda _: False,
+    ) -> int:
+        """What these positions hold of the fragment is durable at their targets when it returns; how many entries were read.
 
-        TargetFailed, SourceFailed. `registered`: other bookies are asked last.
+        TargetFailed, SourceFailed unless it `passes_over` that entry. `registered`: other bookies are asked last.
         """
+        copied = 0
         if fragment.empty:
-            return
+            return copied
         assert fragment.last is not None
         striping = metadata.striping
         window = _Adds(self._components, ledger_id, self._bytes_in_flight)
@@ -112,20 +114,23 @@ class EntryCopier:
             write_set = striping.write_sets[residue]
             takers = [targets[position] for position in write_set if position in targets]
             sources = in_order(fragment.bookies, write_set, registered, ledger_id)
+            sources = [bookie for bookie in sources if bookie not in takers]
             following = fragment.first + (residue - fragment.first) % stripe.cycle
             while following <= fragment.last:
-                entries = await self.read(ledger_id, following, fragment.last, stripe, sources)
+                try:
+                    entries = await self.read(ledger_id, following, fragment.last, stripe, sources)
+                except SourceFailed as error:
+                    if not passes_over(error):
+                        raise
+                    following += stripe.cycle
+                    continue
+                copied += len(entries)
                 ids = stripe.ids(following, fragment.last, len(entries))
                 for bookie in takers:
                     await self._add(window, bookie, list(zip(ids, entries, strict=True)))
                 following = ids[-1] + stripe.cycle
         await window.drained()
-
-    async def write_again(self, ledger_id: int, entries: Sequence[tuple[int, bytes]], bookie: str) -> None:
-        """These entries are durable at the bookie when it returns. TargetFailed."""
-        window = _Adds(self._components, ledger_id, self._bytes_in_flight)
-        await self._add(window, bookie, entries)
-        await window.drained()
+        return copied
 
     async def _add(self, window: _Adds, bookie: str, entries: Sequence[tuple[int, bytes]]) -> None:
         """In slices, so that neither a turn of the loop nor a burst of bytes is long."""

@@ -1,9 +1,10 @@
 """Healing the copies of one bookie that are reported damaged, or that it may lack.
 
     the copy is read again ──good──> nothing to do
-                 └─bad or missing──> a good one is read from another replica, added again, and read once more
+                 └─bad or missing──> good ones are copied from other replicas (`copying`), and read once more
 
-A report is a request and no proof (`metadata.damage`), so nothing is written before the copy was read. Entries that the
+A report is a request and no proof (`metadata.damage`), so nothing is written before the copy was read, or is missing in the
+bookie's own list. Entries that the
 ledger's record does not give the bookie are none of its business. An entry of which every copy is bad stays reported: it is
 never deleted, and it is said loudly once.
 """
@@ -19,12 +20,13 @@ from magnetar.ledger.transport import BookieTransport
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, UnknownLedgerState
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
-from .copying import EntryCopier, SourceFailed, TargetFailed, in_order
+from .copying import EntryCopier, SourceFailed, TargetFailed
 from .core.fragments import Fragment, fragments_of, residues_of
 
 __all__ = ["Healed", "Healer"]
 
 _LIST = 1000
+_AT_ONCE = 10_000  # entries that are copied before they are read at the bookie
 _MAX_LOST = 1000  # entries that are named; beyond it they are counted
 
 
@@ -32,7 +34,6 @@ _MAX_LOST = 1000  # entries that are named; beyond it they are counted
 class Healed:
     """What became of a request."""
 
-    entries: int = 0  # read or found, good ones included
     written: int = 0  # written again
     lost: list[int] = field(default_factory=list)  # entries of which every copy is bad
     postponed: str = ""  # why some could not be looked at now; "": all were
@@ -61,10 +62,8 @@ class Healer:
         """Reads each of these entries at the bookie, and writes what is bad again."""
         healed = Healed()
         for part in _parts(metadata, bookie):
-            for first, last in ranges:
-                await self._heal_part(ledger_id, part, max(first, part.first), last, registered, healed)
-                if healed.postponed:
-                    return healed
+            for first, last in part.clipped(ranges):
+                await self._heal_part(ledger_id, metadata, part, first, last, registered, healed)
         return healed
 
     async def complete(
@@ -73,19 +72,18 @@ class Healer:
         """Asks the bookie for the list of its entries, and writes those that it lacks again."""
         healed = Healed()
         try:
-            missing = await self._missing(ledger_id, metadata, bookie, healed)
+            missing = await self._missing(ledger_id, metadata, bookie)
         except MagnetarError as error:
             healed.postponed = error.message
             return healed
-        found = healed.entries
-        if missing:
-            healed = await self.heal(ledger_id, metadata, bookie, missing, registered)
-        healed.entries += found
+        for part in _parts(metadata, bookie):
+            for first, last in part.clipped(missing):
+                for at in range(first, last + 1, _AT_ONCE):
+                    end = min(last, at + _AT_ONCE - 1)
+                    await self._write(ledger_id, metadata, part, at, end, registered, healed)
         return healed
 
-    async def _missing(
-        self, ledger_id: int, metadata: LedgerMetadata, bookie: str, healed: Healed
-    ) -> list[tuple[int, int]]:
+    async def _missing(self, ledger_id: int, metadata: LedgerMetadata, bookie: str) -> list[tuple[int, int]]:
         """Ranges without any entry at the bookie, in which the record gives it some."""
         parts = list(_parts(metadata, bookie))
         missing: list[tuple[int, int]] = []
@@ -103,7 +101,6 @@ class Healer:
                 break  # it has nothing, or does not know what it has
             for first, last in page.ranges:
                 gap(expected, first - 1)
-                healed.entries += last - first + 1
                 expected = max(expected, last + 1)
             at = page.following
         end = max((part.last for part in parts if part.last is not None), default=-1)
@@ -113,48 +110,77 @@ class Healer:
     async def _heal_part(
         self,
         ledger_id: int,
+        metadata: LedgerMetadata,
         part: _Part,
         first: int,
         last: int,
         registered: Mapping[str, None],
         healed: Healed,
     ) -> None:
-        if part.last is not None:
-            last = min(last, part.last)
+        """Reads what the bookie has, and writes what is bad again, some entries at a time."""
+        bad: list[int] = []
+        following = part.next(first)
+        while following <= last and not healed.postponed:
+            good = await self._read_own(ledger_id, part, following, last)
+            if isinstance(good, str):
+                healed.postponed = good
+                return
+            if good:
+                following = part.after(following, good, last)
+            else:
+                bad.append(following)
+                following = part.next(following + 1)
+            if len(bad) == _AT_ONCE or following > last:
+                for run in part.runs(bad):
+                    await self._write(ledger_id, metadata, part, *run, registered, healed)
+                bad.clear()
+
+    async def _write(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        part: _Part,
+        first: int,
+        last: int,
+        registered: Mapping[str, None],
+        healed: Healed,
+    ) -> None:
+        """Copies these entries to the bookie, and reads them there."""
+        if healed.postponed:
+            return
+        unreadable: dict[int, None] = {}
+
+        def passes_over(error: SourceFailed) -> bool:
+            # The writer of an open ledger may not have written it yet.
+            if part.last is not None:
+                if not error.lost:
+                    return False
+                if len(healed.lost) < _MAX_LOST:
+                    healed.lost.append(error.entry_id)
+            unreadable[error.entry_id] = None
+            return True
+
+        fragment = part.fragment._replace(first=first, last=last)
+        targets = {part.position: part.bookie}
+        try:
+            healed.written += await self._copier.copy(
+                ledger_id, metadata, fragment, targets, registered, passes_over
+            )
+        except (TargetFailed, SourceFailed) as error:
+            healed.postponed = str(error)
+            return
         following = part.next(first)
         while following <= last:
             good = await self._read_own(ledger_id, part, following, last)
             if isinstance(good, str):
                 healed.postponed = good
                 return
-            if good:
-                healed.entries += good
-                following = part.after(following, good, last)
-                continue
-            sources = [b for b in part.sources(following, registered, ledger_id) if b != part.bookie]
-            try:
-                entries = await self._copier.read(ledger_id, following, following, EVERY_ENTRY, sources)
-                await self._copier.write_again(ledger_id, [(following, entries[0])], part.bookie)
-            except TargetFailed as error:
-                healed.postponed = str(error)
+            if not good and following not in unreadable:
+                healed.postponed = (
+                    f"entry {following} was written again at bookie {part.bookie}, and is not good yet"
+                )
                 return
-            except SourceFailed as error:
-                if part.last is None:
-                    return  # the writer of an open ledger may not have written it yet
-                if not error.lost:
-                    healed.postponed = str(error)
-                    return
-                if len(healed.lost) < _MAX_LOST:
-                    healed.lost.append(following)
-            else:
-                healed.written += 1
-                if await self._read_own(ledger_id, part, following, following) != 1:
-                    healed.postponed = (
-                        f"entry {following} was written again at bookie {part.bookie}, and is not good yet"
-                    )
-                    return
-            healed.entries += 1
-            following = part.next(following + 1)
+            following = part.after(following, max(good, 1), last)
 
     async def _read_own(self, ledger_id: int, part: _Part, first: int, last: int) -> int | str:
         """How many entries from `first` on are good at the bookie; 0: the first is not. A text: that is not known."""
@@ -174,9 +200,9 @@ class _Part:
     def __init__(self, metadata: LedgerMetadata, fragment: Fragment, bookie: str) -> None:
         self.bookie = bookie
         self.first, self.last = fragment.first, fragment.last
-        self._fragment = fragment
-        self._striping = striping = metadata.striping
-        position = fragment.bookies.index(bookie)
+        self.fragment = fragment
+        self.position = position = fragment.bookies.index(bookie)
+        striping = metadata.striping
         size = striping.ensemble_size
         whole = size == striping.write_quorum
         self.stripe = EVERY_ENTRY if whole else Stripe(size, residues_of(striping, (position,)))
@@ -199,9 +225,21 @@ class _Part:
             yield entry_id
             entry_id = self.next(entry_id + 1)
 
-    def sources(self, entry_id: int, registered: Mapping[str, None], turn: int) -> list[str]:
-        """The bookies of the entry's write set, in the order in which they are asked."""
-        return in_order(self._fragment.bookies, self._striping.write_set(entry_id), registered, turn)
+    def clipped(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """What of the ranges lies in this part."""
+        for first, last in ranges:
+            first = max(first, self.first)
+            last = last if self.last is None else min(last, self.last)
+            if first <= last:
+                yield first, last
+
+    def runs(self, entries: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """These entries, as ranges in which this part has no others."""
+        begin = 0
+        for place in range(1, len(entries) + 1):
+            if place == len(entries) or entries[place] != self.next(entries[place - 1] + 1):
+                yield entries[begin], entries[place - 1]
+                begin = place
 
 
 def _parts(metadata: LedgerMetadata, bookie: str) -> Iterator[_Part]:

@@ -94,9 +94,10 @@ class WorkList:
         """Tasks that wait for their next attempt."""
         return len(self._postponed)
 
-    def next_due_s(self) -> float | None:
-        """Loop time of the first attempt that is waited for."""
-        return min((postponed.until_s for postponed in self._postponed.values()), default=None)
+    def next_due_s(self, after_s: float) -> float:
+        """Loop time of the first attempt that is due after the round that began at `after_s`; inf: none is."""
+        due = (postponed.until_s for postponed in self._postponed.values())
+        return min((until_s for until_s in due if until_s > after_s), default=float("inf"))
 
     def _is_due(self, task: Task) -> bool:
         known = self._postponed.get(task)

@@ -10,6 +10,7 @@ import pytest
 from magnetar.ledger import LedgerSettings, LedgerState
 from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.audit_pass import records_naming
+from magnetar.ledger.replication.copying import EntryCopier
 from magnetar.ledger.replication.queue import LOCKS_PATH
 from magnetar.metadata.damage import add_ranges, damaged_path
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
@@ -454,4 +455,61 @@ async def test_the_full_check_heals_what_an_ensemble_change_left_with_fewer_copi
     assert (await repair.full_check()).queued == 1
     await cluster.until(lambda: cluster.replicated(writer.ledger_id))
     assert await cluster.record(writer.ledger_id) == record
+    await cluster.close()
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_completed_is_read_and_written_many_entries_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each round trip takes 1 ms: entries one after another would take three of them each."""
+    round_trips = 0
+    real = EntryCopier.read_copy
+
+    async def read_copy(*args: Any, **kwargs: Any) -> list[bytes]:
+        nonlocal round_trips
+        round_trips += 1
+        await asyncio.sleep(0.001)
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(EntryCopier, "read_copy", read_copy)
+    cluster = await RepairCluster.start("b1", "b2", "b3", "b4")
+    ledgers = {
+        shape: await cluster.closed_ledger(600, ensemble_size=shape[0], write_quorum=shape[1])
+        for shape in ((3, 3), (3, 2))
+    }
+    repair = await cluster.autorecovery()
+    for shape, ledger in ledgers.items():
+        emptied = (await cluster.record(ledger)).ensembles[0].bookies[1]
+        cluster.bookies[emptied].entries.clear()
+        round_trips = 0
+        await repair.recover_bookie(emptied)
+        await cluster.until(lambda ledger=ledger: cluster.replicated(ledger))  # type: ignore[misc]
+        await cluster.until(lambda: not repair.progress().repairing)
+        assert round_trips < 40, shape
+    assert repair.figures()["healed_entries_total"] >= 600 + 400
+    await cluster.close()
+
+
+@in_virtual_time
+async def test_a_long_repair_does_not_delay_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await RepairCluster.start(*SEVEN)
+    long, _ = await lost_ledger(cluster)
+    goes_on = asyncio.Event()
+    real = EntryCopier.copy
+
+    async def copy(self: EntryCopier, ledger_id: int, *args: Any) -> int:
+        if ledger_id == long:
+            await goes_on.wait()
+        return await real(self, ledger_id, *args)
+
+    monkeypatch.setattr(EntryCopier, "copy", copy)
+    repair = await cluster.autorecovery()
+    await cluster.until(lambda: repair.progress().repairing.get(long) == "CopyEntries")
+    await asyncio.sleep(1)
+    other, _ = await lost_ledger(cluster)
+    await cluster.until(lambda: cluster.replicated(other))
+    assert long in repair.progress().repairing
+    goes_on.set()
+    await cluster.until(lambda: cluster.replicated(long))
     await cluster.close()
