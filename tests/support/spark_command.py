@@ -29,7 +29,6 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
-    cpu_s: float  # of itself and of what it waited for
 
     @property
     def json(self) -> Any:
@@ -62,16 +61,13 @@ class SparkCommand:
 
     def end(self, timeout_s: float = 150) -> Ended:
         """Waits for it. Nothing that it started is left."""
-        before = os.times()
         try:
             out, err = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        after = os.times()
         self.wait_alone()
-        cpu_s = sum(after[2:4]) - sum(before[2:4])
-        return Ended(self._process.returncode, out, err, cpu_s)
+        return Ended(self._process.returncode, out, err)
 
     def descendants(self) -> dict[int, str]:
         """Command lines by process id, of what it started and is there still."""

@@ -312,7 +312,7 @@ async def test_closing_with_requests_outstanding(root: str, line: ZooKeeperLine)
     await asyncio.sleep(0.02)
     before = elapsed_s()
     await store.close()
-    assert elapsed_s() - before < 5
+    assert elapsed_s() - before < 30
     for result in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(result, AlreadyClosed | ConnectionLost), result
     assert not session.lost, "its owner closed it"

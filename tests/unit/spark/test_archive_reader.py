@@ -136,10 +136,10 @@ async def test_a_hung_process_is_killed_and_who_waits_fails_with_it(archive: Arc
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
         found = await asyncio.gather(
-            *(read(reader, archive, number) for number in range(5)), return_exceptions=True
+            *(read(reader, archive, number) for number in range(15)), return_exceptions=True
         )
-        # One time-out for all, not one after another.
-        assert 2 <= time.monotonic() - began < 7
+        # One time-out for all; one after another they would take 30 s.
+        assert 2 <= time.monotonic() - began < 25
         for one in found:
             assert isinstance(one, ArchiveUnavailable)
             assert "did not answer within 2000 ms (archive_read_timeout_ms)" in one.message

@@ -114,7 +114,7 @@ async def test_a_topic_that_moves_is_followed_at_once(cluster: FakeCluster, kind
             await producer.send(b"0")
         else:
             await until(lambda: cluster.brokers[2].received(Subscribe))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25, "less than one pause"
         asked = received(cluster, Lookup)[before:]
         assert [command.authoritative for command in asked] == [True]
         assert len(cluster.brokers[2].look_ups) >= 1
