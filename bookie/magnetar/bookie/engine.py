@@ -30,12 +30,12 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
-from magnetar.runtime.tasks import TaskSet, awaited
+from magnetar.runtime.tasks import TaskSet
 
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie, encode_cookie, write_cookie
+from .cookie import Cookie, write_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
@@ -115,8 +115,6 @@ class Bookie:
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
-        # The last write of the cookie; the disk worker does them in order.
-        self._cookie_written: asyncio.Task[None] | None = None
         self._closing = False
         self._make_request_paths(index)
         self._make_maintenance(index)
@@ -329,19 +327,6 @@ class Bookie:
         """Durable when it returns. Blocks for some ms."""
         self.cookie = write_cookie(self.components.files, self.layout, cookie)
 
-    def change_cookie_later(self, cookie: Cookie) -> None:
-        """Durable some ms later; if that fails, the next introduction tries again."""
-        before, self.cookie = self.cookie, cookie
-        self._cookie_written = awaited(self._replace_cookie(before, cookie), "bookie cookie")
-
-    async def _replace_cookie(self, before: Cookie, cookie: Cookie) -> None:
-        try:
-            await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
-        except MagnetarError as error:
-            _log.warning("the cookie is not written yet: %s", error)
-            if self.cookie is cookie:
-                self.cookie = before
-
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
         self._check_alive()
@@ -489,8 +474,6 @@ class Bookie:
 
     async def _finish(self) -> None:
         await self._tasks.wait()
-        if self._cookie_written is not None:
-            await self._cookie_written
         await self.journals.close()
         if self.failure is None:
             await self.scrubber.close()

@@ -63,7 +63,7 @@ class _CausedFailure(Exception):
 
 
 class IndexFailed(_CausedFailure):
-    """The index could not be written: the bookie must stop."""
+    """The index could not be written: the bookie must stop. Never for DiskFull: a later round writes the same."""
 
 
 class IndexUnreadable(_CausedFailure):
@@ -76,10 +76,12 @@ class OutputFailed(_CausedFailure):
 
 @contextlib.contextmanager
 def raising(kind: type[_CausedFailure]) -> Iterator[None]:
-    """A MagnetarError inside becomes the cause of a `kind`."""
+    """A MagnetarError inside becomes the cause of a `kind`; an index without space ends the round as itself."""
     try:
         yield
     except MagnetarError as error:
+        if isinstance(error, DiskFull) and kind is not OutputFailed:
+            raise
         raise kind(error) from error
 
 

@@ -13,6 +13,7 @@ from magnetar.bookie.settings import BookieSettings
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
+    DiskFull,
     InvalidSetting,
     LedgerFenced,
     LedgerNotFound,
@@ -264,6 +265,38 @@ async def test_an_index_that_cannot_be_read_deletes_nothing_and_stops_nobody(
     assert bookie.failure is None
     assert not (await bookie.collect_garbage()).deleted_logs
     await gc.check(1, range(20))
+
+
+@pytest.mark.parametrize("full", ["flush_locations", "replace_locations", "delete_locations"])
+async def test_rule_39_an_index_without_space_ends_a_round_and_not_the_bookie(
+    gc: Collected, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    bookie = await gc.open()
+    await gc.write([1], range(20))
+    await gc.write([2], range(200))
+    await bookie.checkpoint()
+    assert gc.existing is not None
+    gc.existing.ledgers.clear()
+    refused = 0
+    real = getattr(bookie.collector._parts.index, full)
+
+    def no_space(*arguments: object) -> object:
+        nonlocal refused
+        refused += 1
+        if refused == 1:
+            raise DiskFull("the index has no space")
+        return real(*arguments)
+
+    monkeypatch.setattr(bookie.collector._parts.index, full, no_space)
+    with pytest.raises(DiskFull):
+        await bookie.collect_garbage()
+    assert refused
+    assert bookie.failure is None
+    await bookie.collect_garbage()
+    assert bookie.collector.stats()["gc_deleted_ledgers"] == 2
+    assert not bookie.index.list_locations(1)
+    assert not bookie.index.list_locations(2)
+    await bookie.close()
 
 
 async def test_an_index_that_cannot_be_written_stops_the_bookie(
