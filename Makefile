@@ -30,7 +30,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model spark teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -82,6 +82,14 @@ test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (defau
 
 unit: $(STAMP) ## run the tests of single modules only, tests/unit, in WORKERS processes
 	@$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) tests/unit $(ARGS))
+
+near: $(STAMP) ## run the tests that were changed since BASE (default HEAD), or that import what was changed or what imports it
+	@paths=$$(PYTHONPATH=tests $(PY) -m support.near $(BASE)); test -n "$$paths" || { echo "make near: nothing has changed since $(BASE)"; exit; }; \
+		$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) $$paths $(ARGS))
+
+stutter: WORKERS = 2
+stutter: $(STAMP) ## run the tests of single modules while the workers are stopped for 0.15 to 0.5 s, some times a second: what fails has a limit on the wall clock
+	@$(call timed,PYTHONPATH=tests $(PY) -m support.stutter -q --no-header -n $(WORKERS) tests/unit $(ARGS))
 
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, lints of determinism, owners of tasks and house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .

@@ -1,7 +1,10 @@
 """What every test shares: the event loop it runs on, and the seeds of the simulated ones.
 
 Async tests run on uvloop, as the daemons do; a test that must hold on the plain loop as well says
-`@pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])` and then runs once on each.
+`@pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])` and then runs once on each. Those in the
+folders VIRTUAL run, with their fixtures, on the loop of the simulation: in virtual time, over simulated sockets, so that a
+busy machine fails none.
+Where one needs real sockets, threads or processes it says `loop_factories=["uvloop"]`.
 
 A test that takes an argument `sim_seed` runs once per seed: `--sim-seeds N` gives the seeds 0..N-1,
 `--sim-seed S` replays the one that failed. The seed is part of the test's name, so the line that pytest
@@ -40,11 +43,13 @@ from hypothesis import HealthCheck, settings
 
 from support.real_tests import RealTests
 from support.second_try import SecondTry
+from support.sim import SimLoop
 from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
 LONG_S = 30
+VIRTUAL = ("tests/unit/client/", "tests/unit/ledger/", "tests/unit/metadata/")
 LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
 
@@ -197,12 +202,14 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """Offer the loops that a test may run on; without a marker pytest-asyncio would run it on every one."""
+    marker = item.get_closest_marker("asyncio")
+    asked = marker is not None and "loop_factories" in marker.kwargs
+    if not asked and item.nodeid.startswith(VIRTUAL) and item.get_closest_marker("real") is None:
+        return {"virtual": functools.partial(SimLoop, seed=1)}
     plain: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
     try:
         import uvloop
     except ImportError:  # Windows: the client is tested on the plain loop
         return plain
     fast: dict[str, LoopFactory] = {"uvloop": uvloop.new_event_loop}
-    marker = item.get_closest_marker("asyncio")
-    asked = marker is not None and "loop_factories" in marker.kwargs
     return fast | plain if asked else fast

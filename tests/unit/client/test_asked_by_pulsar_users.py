@@ -146,6 +146,7 @@ async def test_a_nack_may_be_awaited_and_an_id_as_text_is_told_how_to_be_read(cl
     assert (await reader.read_next(1.0)).value == b"0"
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_the_blocking_client_has_the_same(client: Client) -> None:
     def use(url: str) -> None:
         with blocking.connect(url) as connected:

@@ -67,6 +67,7 @@ def test_the_same_names_without_await(url: str) -> None:
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_rule_49_what_was_handed_out_counts_and_nothing_else(*, batched: bool) -> None:
     def use(url: str) -> list[int]:
         policy = DeadLetterPolicy(max_redeliver_count=3)

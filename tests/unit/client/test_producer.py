@@ -399,6 +399,7 @@ async def test_send_timeout_says_why_the_broker_cannot_store(broker: FakeBroker,
         await producer.send(b"2")
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_send_timeout_while_nobody_is_there(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("t", send_timeout=0.05)
     await broker.server.close(0.0)

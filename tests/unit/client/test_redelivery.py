@@ -242,6 +242,7 @@ async def test_rule_49_a_batch_counts_as_a_whole_once_it_is_handed_out(topics: A
         assert counts == {b"%d" % n: int(n < 200) for n in range(300)}
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_rule_49_a_loop_that_is_cut_off_in_its_turn_counts_little_more_and_only_once() -> None:
     async with serving() as server, connect_to(server) as client:
         await (await client.create_producer("t")).send_many([b"%d" % n for n in range(500)])

@@ -196,6 +196,7 @@ async def test_skip_takes_what_was_raised() -> None:
                 await receiver.skip(other)
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_the_blocking_client_raises_and_skips_as_well() -> None:
     async with damaged(1) as (server, _, _):
         port = server.addresses[0][1]

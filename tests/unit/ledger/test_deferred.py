@@ -123,6 +123,7 @@ async def writing(client: LedgerClient, count: int = 0) -> tuple[DeferredLedgerW
     return writer, answered
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_appends_are_answered_when_accepted_and_confirmed_by_a_force(party: Party) -> None:
     client = party.client()
     writer, answered = await writing(client, 10)
@@ -225,6 +226,7 @@ async def test_rule_21_a_bookie_that_hangs_after_a_force_is_replaced(party: Part
     assert answered.ids == list(range(5))
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_the_writer_forces_by_itself_before_its_memory_is_full(party: Party) -> None:
     writer, answered = await writing(party.client(max_unforced_bytes=64 * 1024))
     for _ in range(400):

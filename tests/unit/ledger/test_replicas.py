@@ -245,6 +245,7 @@ async def test_recovery_holds_a_bounded_number_of_bytes(monkeypatch: pytest.Monk
     assert 50_000 < highest <= 100_000 + 3 * 12 * 10_100
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_recovery_that_fails_leaves_nothing_running() -> None:
     bookies = Bookies("b1", "b2", "b3")
     writer = await filled(bookies, (3, 3, 2), 300)

@@ -320,6 +320,7 @@ async def test_reads_cross_ensembles() -> None:
     assert metadata.last_entry == 6
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_confirm_callback_that_raises_harms_nobody_else() -> None:
     bookies = Bookies("b1")
     client = bookies.client(LedgerSettings(1, 1, 1))

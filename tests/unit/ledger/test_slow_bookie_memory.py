@@ -154,6 +154,7 @@ async def test_what_waits_for_a_stalled_bookie_is_bounded_and_the_others_go_on()
 
 @counts_sockets
 @pytest.mark.parametrize("window", [1, 16])
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_stalled_bookie_is_given_up_after_the_add_timeout_and_its_memory_is_free(window: int) -> None:
     async with Cluster() as cluster:
         settings = replace(

@@ -94,6 +94,7 @@ async def test_a_close_during_the_handshake_ends_everybody(cluster: Cluster) -> 
 
 
 @counts_sockets
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_who_is_cancelled_while_closing_takes_the_end_from_nobody(cluster: Cluster) -> None:
     for after in range(6):
         await cluster.start(f"b{after}")
@@ -123,6 +124,7 @@ async def test_calls_after_the_close_say_so_and_open_nothing(cluster: Cluster) -
     assert cluster.servers["b1"].accepted == 0
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_callback_that_fails_leaves_no_other_add_without_an_answer(cluster: Cluster) -> None:
     await cluster.start("b1")
     transport, adds = cluster.transport(PATIENT), Adds()
@@ -231,6 +233,7 @@ class Relay:
 
 
 @counts_sockets
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_no_socket_is_left_when_a_close_returns(cluster: Cluster) -> None:
     await cluster.start("b1")
     for cut_before in (False, True):
@@ -250,6 +253,7 @@ async def test_no_socket_is_left_when_a_close_returns(cluster: Cluster) -> None:
 
 
 @counts_sockets
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_bookie_that_hangs_does_not_hold_up_a_close(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ async def test_close_and_append_from_within_a_confirm_callback() -> None:
     await client.close()
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_close_while_the_ensemble_changes_and_callbacks_raise() -> None:
     store = GatedStore()
     bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)

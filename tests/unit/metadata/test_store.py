@@ -24,6 +24,8 @@ from magnetar.proto.errors import (
 )
 from support.zookeeper import Ensemble, open_store
 
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # ZooKeeper is a real process
+
 Reopen = Callable[[], LocalMetadataStore]
 
 

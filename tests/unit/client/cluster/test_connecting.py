@@ -154,6 +154,7 @@ async def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None
         await connect("magnetar://nowhere")
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_a_name_that_no_dns_could_have() -> None:
     with pytest.raises(ConnectionLost, match="is the name right"):
         await connect(f"magnetar://{63 * 'ü'}", connect_timeout=5.0)
@@ -179,6 +180,7 @@ async def dns_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DnsServer
         yield server
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_srv_records_say_which_hosts_there_are(
     cluster: FakeCluster, dns_server: DnsServer, closed_port: int
 ) -> None:
@@ -201,6 +203,7 @@ async def test_srv_records_say_which_hosts_there_are(
     assert set(dns_server.asked) == {name}
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_without_srv_records_the_error_says_what_was_asked_for(dns_server: DnsServer) -> None:
     with pytest.raises(
         ConnectionLost, match=r"no SRV records of _magnetar\._tcp\.example\.org: .*name in magnetar\+srv"
@@ -211,6 +214,7 @@ async def test_without_srv_records_the_error_says_what_was_asked_for(dns_server:
         await connect("magnetar+srv://example.org", connect_timeout=0.1)
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_srv_records_by_priority_and_weight(dns_server: DnsServer) -> None:
     dns_server.records["_magnetar._tcp.x"] = [
         (2, 1, 4, "later"), (1, 90, 1, "heavy"), (1, 10, 2, "light"), (1, 0, 3, "never"),

@@ -221,6 +221,7 @@ async def test_leaving_while_an_answer_is_held(cluster: FakeCluster, leave: str)
     ] == []
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_look_ups_at_once_are_bounded_and_held_ones_hold_nobody_up(
     cluster: FakeCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ async def test_a_cluster_whose_owner_hangs_in_a_handshake(cluster: FakeCluster) 
     listening.close()
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_closing_while_an_owner_hangs(cluster: FakeCluster) -> None:
     """Nothing refuses the connection: its end would be noticed after connect_timeout."""
     with socket.socket() as listening:

@@ -217,6 +217,7 @@ async def _available(reader: Any) -> AsyncIterator[Any]:
         yield await reader.read_next()
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_without_asyncio(rome: FakeBroker, oslo: FakeBroker) -> None:
     def work() -> tuple[str, int]:
         with blocking.connect(rome.url) as client:
@@ -237,6 +238,7 @@ def failover(rome: FakeBroker, oslo: FakeBroker, **settings: float) -> AutoFailo
     return AutoFailover(primary=rome.url, secondary=[oslo.url], **{**times, **settings})
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # not in virtual time
 async def test_there_and_back(rome: FakeBroker, oslo: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     async with connect(failover(rome, oslo), backoff_first=0.01) as client:
         producer = await client.create_producer("t")
