@@ -75,15 +75,15 @@ class LongTask:
         pause_s = self._retry_s
         while True:
             began = loop.time()
+            error: BaseException | None = None
             try:
                 await self._work()
-                error: BaseException | None = None
-            except asyncio.CancelledError as cancelled:
-                if self._closing():
-                    raise
-                error = cancelled
-            except Exception as raised:
+            except (Exception, asyncio.CancelledError) as raised:
                 error = raised
+            if self._closing():  # whatever became of the cancellation within the work
+                if error is not None:
+                    raise error
+                return
             if loop.time() - began > self._retry_max_s:
                 pause_s = self._retry_s
             defect = None if isinstance(error, MagnetarError) else error

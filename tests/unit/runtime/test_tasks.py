@@ -63,6 +63,28 @@ async def test_rule_46_work_that_returns_or_is_cancelled_from_elsewhere_is_begun
     assert runs == 4
 
 
+@pytest.mark.parametrize("swallows", [False, True], ids=["fails", "returns"])
+@in_virtual_time
+async def test_rule_46_work_that_ends_otherwise_when_it_is_cancelled_is_not_begun_anew(swallows: bool) -> None:
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not swallows:
+                raise StorageFailed("its session cannot be closed") from None
+
+    task = LongTask("the work", work, retry_s=1)
+    await asyncio.sleep(0.5)
+    async with asyncio.timeout(100):
+        await task.close()
+    await asyncio.sleep(100)
+    assert runs == 1
+
+
 def test_rule_46_the_end_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     @in_virtual_time
     async def run() -> None:
