@@ -65,7 +65,9 @@ async def test_rule_46_work_that_returns_or_is_cancelled_from_elsewhere_is_begun
 
 @pytest.mark.parametrize("swallows", [False, True], ids=["fails", "returns"])
 @in_virtual_time
-async def test_rule_46_work_that_ends_otherwise_when_it_is_cancelled_is_not_begun_anew(swallows: bool) -> None:
+async def test_rule_46_work_that_ends_otherwise_when_it_is_cancelled_is_not_begun_anew(
+    swallows: bool,
+) -> None:
     runs = 0
 
     async def work() -> None:

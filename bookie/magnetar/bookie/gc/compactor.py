@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.proto.errors import DiskFull, MagnetarError
+from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout
 
 from ..entry_log import STATE_ENTRY, LogInfo, LogWriter, Scanned
 from ..index import (
@@ -71,7 +71,10 @@ class IndexUnreadable(_CausedFailure):
 
 
 class OutputFailed(_CausedFailure):
-    """The copy could not be written. Nothing was changed; `error` is DiskFull, or the directory is not to be trusted."""
+    """The copy could not be made. Nothing was changed.
+
+    `error` is DiskFull, RequestTimeout of a disk that does not answer, or the directory is not to be trusted.
+    """
 
 
 @contextlib.contextmanager
@@ -185,6 +188,8 @@ class Compactor:
             try:
                 async for scanned in self._logs.scan(source.log_id, bytes_per_s=self._bytes_per_s):
                     await self._copy_slice(source.log_id, scanned, is_deleted, writer, states, unreadable)
+            except RequestTimeout:  # of its directory: nothing is known to be damaged
+                raise
             except MagnetarError as error:
                 raise SourceDamaged(source.log_id, f"cannot be read: {error}") from error
             if unreadable:

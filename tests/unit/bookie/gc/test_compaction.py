@@ -20,7 +20,7 @@ from magnetar.bookie.gc.compaction_files import (
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadGrant
-from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, StorageFailed
+from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, RequestTimeout, StorageFailed
 from support.bookie_kit import KIB, add, add_all, crash, entry, open_real, until
 from support.gc_kit import Collected, data, flip
 
@@ -320,6 +320,31 @@ async def test_a_log_with_a_damaged_live_entry_is_reported_and_kept(gc: Collecte
     await bookie.checkpoint()
     await bookie.collect_garbage()
     assert bookie.logs.path_of(place.log_id) is None
+    await gc.check(4, range(20))
+
+
+async def test_rule_45_a_log_on_a_disk_that_does_not_answer_is_not_damaged_and_compacted_later(
+    gc: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await sparse(gc)
+    silent = gc.storage.locations[(4, 5)].log_id
+    failures: list[object] = []
+    bookie.on_failure = failures.append
+    scan = bookie.logs.scan
+
+    def hanging(log_id: int, **options: Any) -> Any:
+        if log_id == silent:
+            raise RequestTimeout("the disk has not answered for 4.0 s")
+        return scan(log_id, **options)
+
+    monkeypatch.setattr(bookie.logs, "scan", hanging)
+    await bookie.collect_garbage()
+    assert bookie.logs.path_of(silent) is not None
+    figures = bookie.stats()
+    assert (figures["compaction_damaged_logs"], figures["compaction_given_up"], failures) == (0, 1, [])
+    monkeypatch.undo()
+    await bookie.collect_garbage()
+    assert bookie.logs.path_of(silent) is None
     await gc.check(4, range(20))
 
 
