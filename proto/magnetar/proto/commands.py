@@ -21,7 +21,15 @@ import msgspec
 from .bookie_identity import BookieIdentity
 from .cluster_commands import *  # noqa: F403  (its commands are read under this name as well)
 from .command import Command as Command
-from .errors import Action, MagnetarError, MalformedFrame, TopicNotServed, UnknownCommand, error_from_wire
+from .errors import (
+    Action,
+    FrameTooLarge,
+    MagnetarError,
+    MalformedFrame,
+    TopicNotServed,
+    UnknownCommand,
+    error_from_wire,
+)
 from .topic_commands import *  # noqa: F403  (its commands are read under this name as well)
 
 PROTOCOL_VERSION = 1
@@ -86,15 +94,20 @@ class Failed(Command, tag=7):
     code: int = 1
     action: int = int(Action.GIVE_UP)
     message: str = ""
+    length: int = 0  # of the frame that was too large
 
     def to_error(self) -> MagnetarError:
         """The error to raise."""
-        return error_from_wire(self.code, self.action, self.message)
+        error = error_from_wire(self.code, self.action, self.message)
+        if self.length:
+            error.details["length"] = self.length
+        return error
 
     @classmethod
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
         """The frame that carries `error`."""
-        return cls(request_id, error.code, int(error.action), error.message[:MAX_ERROR_CHARS])
+        length = error.details.get("length", 0) if isinstance(error, FrameTooLarge) else 0
+        return cls(request_id, error.code, int(error.action), error.message[:MAX_ERROR_CHARS], length)
 
 
 # --- client to broker and back -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from magnetar.proto import commands as c
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.compression import Compression
+from magnetar.proto.errors import FrameTooLarge
 from support.broker_kit import FakeClient, running_broker, settle
 from support.served_broker import connect_to, serving, take
 
@@ -225,3 +226,31 @@ async def test_rule_47_what_a_batch_cannot_hold_is_divided_or_refused_by_the_cli
         assert max(message_id.index for message_id in ids) < 32_768  # entries are bounded as well
     with pytest.raises(InvalidArgument, match="of a batch"):
         encode_batch([b""] * 32_769, sequence_id=0, publish_time_ms=0)
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+async def test_rule_50_a_frame_that_the_broker_refuses_fails_alone_and_is_not_sent_again() -> None:
+    """A peer whose limit is smaller than what was negotiated: the connection ends once, and says what it ends for."""
+    async with serving(max_message_bytes=LIMIT) as server, connect_to(server) as client:
+        producer, bystander = await client.create_producer("t"), await client.create_producer("u")
+        [transport] = server.connections
+        transport.protocol._parser.max_frame_bytes = 100_000  # type: ignore[attr-defined]
+        large = producer.send_nowait(b"x" * 150_000)
+        beside = bystander.send_nowait(b"beside")
+        with pytest.raises(MessageTooLarge):
+            await large
+        await asyncio.gather(beside, producer.send(b"after"))
+        assert await connections(client) == 2
+
+
+async def test_rule_50_a_request_that_is_refused_as_too_large_is_not_a_lost_connection() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await client.create_topic("t")
+        [transport] = server.connections
+        transport.protocol._parser.max_frame_bytes = 1_000  # type: ignore[attr-defined]
+        ranges = tuple((n, n) for n in range(2_000))
+        with pytest.raises(FrameTooLarge):
+            await client.subscribe("t", "s", type="key_shared", hash_ranges=ranges)
+        assert await client.topic_stats("t")

@@ -28,8 +28,8 @@ from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 
 _log = logging.getLogger("magnetar.client")
 
-# Rows that one frame carries at most: 480 KB.
-ROWS_PER_FRAME = 20_000
+# Rows that one frame carries at most: 48 KB, less than any frame of a client and a broker may have (FRAME_OVERHEAD_BYTES).
+ROWS_PER_FRAME = 2_000
 # Looks for what is not acknowledged in an ack_timeout; what is found is late by less than the time between two.
 LOOKS_PER_TIMEOUT = 10
 _CUMULATIVE_TYPES = ("exclusive", "failover")

@@ -106,10 +106,14 @@ class Outbox:
         return None
 
     def fail_larger(self, max_bytes: int) -> list[Group]:
-        """Fails the unsent groups that are larger, which the broker would refuse; the ones around them are kept."""
-        failed = [group for group in self.unsent if group.encoded and group.encoded.largest > max_bytes]
+        """Fails the groups that are larger, which the broker refuses; the ones around them are kept."""
+        failed = [
+            group
+            for group in (*self.in_flight, *self.unsent)
+            if group.encoded and group.encoded.largest > max_bytes
+        ]
         for group in failed:
-            self.unsent.remove(group)
+            (self.in_flight if group in self.in_flight else self.unsent).remove(group)
             self._fail(
                 group, MessageTooLarge(f"a batch of {group.bytes} bytes exceeds what the broker takes now")
             )

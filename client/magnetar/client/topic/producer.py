@@ -44,6 +44,7 @@ from magnetar.proto.errors import (
     Action,
     AlreadyClosed,
     FinalError,
+    FrameTooLarge,
     MagnetarError,
     ProducerFenced,
     ProducerQueueFull,
@@ -469,12 +470,17 @@ class TopicProducer:
         self._connection = self._receipts_from = connection
         connection.routes[self._receipt_header] = self._receipts
         self._outbox.rewind()
-        for group in self._outbox.fail_larger(self._max_group_bytes):  # than this broker takes
-            self._note_failed(group)
+        self._fail_larger(self._max_group_bytes)
         self._write()
 
+    def _fail_larger(self, max_bytes: int) -> None:
+        for group in self._outbox.fail_larger(max_bytes):
+            self._note_failed(group)
+
     def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves."""
+        """The connection broke or the topic moves. A frame that the broker refused as too large is not sent again."""
+        if isinstance(error, FrameTooLarge) and "length" in error.details:
+            self._fail_larger(error.details["length"] - len(self._send_header) - 3)
         self._attachment.lost(error)
 
     def refused(self, error: MagnetarError) -> None:

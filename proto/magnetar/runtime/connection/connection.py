@@ -17,7 +17,7 @@ import msgspec
 
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.commands import COMMANDS, Command, Failed, Ok, Ping, Pong, decode_command
-from magnetar.proto.errors import FrameTooLarge, MagnetarError, MalformedFrame, UnknownCommand
+from magnetar.proto.errors import ConnectionLost, FrameTooLarge, MagnetarError, MalformedFrame, UnknownCommand
 from magnetar.proto.frames import FrameParser, Run, encode_frame, frame_prefix
 
 from .handshake import MAX_HANDSHAKE_FRAME_BYTES, AcceptingHandshake, ConnectingHandshake, shake_hands
@@ -150,13 +150,20 @@ class Connection:
         that still comes is dropped), ConnectionLost or the reason of the close, TooManyRequests at `max_pending_requests`.
         """
         if self.closed:
-            raise self.transport.lost()
+            raise self._lost()
         if command.request_id == 0:
             command = msgspec.structs.replace(command, request_id=self._requests.next_id())
         answer = self._requests.add(command, timeout)
+        header = command.encode()
         try:
-            self.send(command.encode(), payload)
+            self.send(header, payload)
             return await answer
+        except ConnectionLost:
+            if self.transport.error is not None and self.transport.error.details.get("length") == (
+                2 + len(header) + len(payload)
+            ):
+                raise FrameTooLarge(self.transport.error.message) from None  # this one ended the connection
+            raise
         finally:
             self._requests.forget(command.request_id)
 
@@ -259,9 +266,14 @@ class Connection:
         else:  # the caller of open_connection gets it
             self.transport.close(error)
 
+    def _lost(self) -> MagnetarError:
+        """What a request fails with: the reason may be final for what the connection ended for, not for all others."""
+        lost = self.transport.lost()
+        return lost if lost.retryable else ConnectionLost(lost.message)
+
     def connection_lost(self, error: MagnetarError | None) -> None:
         """Fails pending requests, then reports to the handler."""
-        self._requests.fail_all(self.transport.lost)
+        self._requests.fail_all(self._lost)
         if self._handshake is None:
             self._handler.connection_closed(error)
         elif not self.ready.done():
