@@ -14,6 +14,7 @@ A bookie that is read-only is ready, and says so among the notes: it serves what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpPages", "Started", "autorecovery_reasons", "bookie_reasons", "broker_reasons"]
 
 Reasons = Mapping[str, str]
+_FIGURES = re.compile(r"\b\d[\d.,:]*\b")
 
 
 class Started(NamedTuple):
@@ -101,8 +103,8 @@ class HttpPages:
                 lambda: bool(self._problems()),
             )  # fmt: skip
             self._metrics.observe(
-                "problem", "1 for each reason of trouble that /health names", self._problem_rows,
-                labels=["subject", "reason"],
+                "problem", "1 for each reason of trouble that /health names, N in the place of its figures",
+                self._problem_rows, labels=["subject", "reason"],
             )  # fmt: skip
         return self._metrics
 
@@ -119,7 +121,8 @@ class HttpPages:
         return {**self.warnings(), **self.reasons()}
 
     def _problem_rows(self) -> list[tuple[list[str], float]]:
-        return [([subject, reason], 1) for subject, reason in self._problems().items()]
+        """Without the figures of the reasons: each value of a label is a series of its own."""
+        return [([subject, _FIGURES.sub("N", reason)], 1) for subject, reason in self._problems().items()]
 
     @property
     def _running(self) -> Started | None:

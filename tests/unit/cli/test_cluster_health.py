@@ -104,6 +104,16 @@ async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
     assert b'magnetar_problem{reason="' + reason + b'",subject="bookie b1"} 1.0\n' in metrics.render()
 
 
+async def test_rule_54_a_problem_whose_figures_move_is_one_series() -> None:
+    daemon = Daemon("bookie")
+    daemon.state = "ready"
+    pages = HttpPages(daemon, lambda bookie: {})
+    figures = iter(["4.2 s, 10,240 of 1:2:3", "19.0 s, 7 of 1:2:44"])
+    pages.started = Started({}, Metrics, lambda: {"reads of /d1": f"disk d1 is silent for {next(figures)}"})
+    shown = {tuple(labels) for _ in range(2) for labels, _ in pages._problem_rows()}
+    assert shown == {("reads of /d1", "disk d1 is silent for N s, N of N")}
+
+
 async def test_rule_54_a_cluster_that_cannot_be_looked_at_is_not_well(
     store: MemoryMetadataStore, health: ClusterHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
