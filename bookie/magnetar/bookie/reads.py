@@ -17,6 +17,7 @@ from magnetar.proto.errors import (
     EntryNotFound,
     LedgerNotFound,
     MagnetarError,
+    RequestTimeout,
     UnknownLedgerState,
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
@@ -169,7 +170,7 @@ class Reads:
     ) -> list[bytes]:
         try:
             return await self._stored.read(ledger_id, ids, room, ahead, grant)
-        except EntryDamaged:
+        except (EntryDamaged, RequestTimeout):
             if not entries:
                 raise
             return []  # a request that begins with it gets the error
@@ -206,7 +207,7 @@ class Reads:
         if max_entries > 0 and confirmed > last_add_confirmed:
             last = min(confirmed, last_add_confirmed + max_entries)
             # Another bookie has them, or their reader asks for one by id and gets the error.
-            with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
+            with contextlib.suppress(EntryNotFound, EntryDamaged, RequestTimeout, UnknownLedgerState):
                 entries, _ = await self.read(ledger_id, last_add_confirmed + 1, last, max_bytes)
         return LongPollResult(confirmed, fenced, entries)
 

@@ -120,6 +120,27 @@ async def test_rule_08_damage_inside_a_batch_ends_it_and_is_told_to_who_asks_for
     assert "1 entries of 1 ledgers are damaged" in bookie.problems()["damage"]
 
 
+async def test_rule_45_what_is_in_memory_is_served_while_the_disk_of_what_follows_does_not_answer(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = await store(bookie, 1, range(20))
+    assert (await bookie.read(1, 0, 9))[0] == entries[:10]
+
+    async def silent(*_: object) -> None:
+        raise RequestTimeout("the disk does not answer")
+
+    monkeypatch.setattr(bookie.logs.reader, "read", silent)
+    bookie.read_cache.clear()
+    for number, stored in enumerate(entries[:10]):
+        bookie.cache.put(1, number, stored)
+    assert (await bookie.read(1, 0, 19))[0] == entries[:10]
+    with pytest.raises(RequestTimeout):
+        await bookie.read(1, 10, 19)
+    confirmed = (await bookie.read_last_confirmed(1))[0]
+    polled = await bookie.wait_last_confirmed(1, 9, timeout_s=1, max_entries=5)
+    assert polled[:3] == (confirmed, False, []), "what is confirmed is known without the disk"
+
+
 async def test_rule_08_damage_is_told_even_when_the_index_has_lost_the_entry(bookie: Bookie) -> None:
     await store(bookie, 1, range(5))
     bookie.damage.report(1, 9, where="test", reason="its log is gone")

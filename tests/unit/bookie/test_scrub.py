@@ -17,7 +17,7 @@ from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress, decode_progress
 from magnetar.bookie.write_cache import MemTable
-from magnetar.proto.errors import EntryDamaged, EntryNotFound, StorageFailed
+from magnetar.proto.errors import EntryDamaged, EntryNotFound, RequestTimeout, StorageFailed
 from magnetar.runtime.files import OsFile, OsFiles
 from support.bookie_kit import add, add_all, crash, entry, open_inline, open_real, small_settings, until
 from support.index_model import ModelLocationIndex, ModelStorage
@@ -363,6 +363,34 @@ async def test_a_stopping_bookie_reports_no_damage(tmp_path: Path) -> None:
     bookie.damage.report_file("x", "the disk worker is closed")
     assert bookie.damage.ledgers() == {}
     assert bookie.damage.files() == {}
+
+
+async def test_rule_45_what_is_on_a_disk_that_does_not_answer_is_verified_later_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie, entries = await filled(tmp_path, ModelStorage())
+    hung = str(logs_of(tmp_path)[0])
+    worker = bookie.components.disk_worker
+    real, asked = worker.warm, list[str]()
+
+    async def warm(path: str, offset: int, length: int) -> None:
+        asked.append(path)
+        if path == hung:
+            raise RequestTimeout("the disk does not answer")
+        await real(path, offset, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "warm", warm)
+        patch.setattr(OsFile, "read_cached", lambda *_: None)
+        await bookie.scrubber.verify_everything()
+        assert (bookie.damage.ledgers(), bookie.damage.files()) == ({}, {})
+        assert set(asked) >= {str(path) for path in logs_of(tmp_path)[:-1]}, "the others are verified"
+        unit, _ = bookie.scrubber._next_unit()
+        assert unit is None or not hung.endswith(f"{unit.name.partition(' ')[2]}.log"), "not at once again"
+    bookie.scrubber._postponed.clear()
+    await bookie.scrubber.verify_everything()
+    assert await read_everything(bookie, entries) == []
+    await bookie.close()
 
 
 # --- pace and progress -----------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Scrubber:
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
         self._live: dict[int, int] = {}
         self._saved_at = 0.0
-        # Units on a disk that did not answer, and until when others are verified before them, ms since the epoch.
-        self._postponed: dict[str, int] = {}
+        # Units on a disk that did not answer, and until when others are verified before them, in loop time.
+        self._postponed: dict[str, float] = {}
         # The last ledger that was looked at again, and when.
         self._rechecked = -1
         self._rechecked_at = 0.0
@@ -154,7 +154,8 @@ class Scrubber:
         """What is due, or when something will be. New units come first: 0 is long ago."""
         units = self._units()
         now = self._clock.now_ms()
-        self._postponed = {name: until for name, until in self._postponed.items() if until > now}
+        loop_s = asyncio.get_running_loop().time()
+        self._postponed = {name: until for name, until in self._postponed.items() if until > loop_s}
         verified = self._progress.verified
         self._progress.keep_only({unit.name: 0 for unit in units})
         for name, when in verified.items():
@@ -185,7 +186,7 @@ class Scrubber:
                 await self._verify_index_file(name)
         except RequestTimeout as error:
             _log.warning("%s is not verified now: %s", unit.name, error)
-            self._postponed[unit.name] = self._clock.now_ms() + int(_LONGEST_SLEEP_S * 1000)
+            self._postponed[unit.name] = asyncio.get_running_loop().time() + _LONGEST_SLEEP_S
             return
         except StorageFailed as error:
             # Parts of the index that cannot be read: requests that need them fail, others are served.

@@ -23,7 +23,13 @@ from magnetar.proto.commands import (
     WriteLastConfirmed,
     encode_rows,
 )
-from magnetar.proto.errors import EntryDamaged, EntryNotFound, InvalidArgument, UnknownLedgerState
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    InvalidArgument,
+    RequestTimeout,
+    UnknownLedgerState,
+)
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import Connection
 
@@ -122,7 +128,7 @@ async def answer_long_poll(
         limit = min(command.max_bytes or _MAX_LONG_POLL_BYTES, connection.max_message_bytes)
         last = min(result.last_add_confirmed, first + command.max_entries - 1)
         # Another bookie has them, or their reader asks for one by id and gets the error.
-        with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
+        with contextlib.suppress(EntryNotFound, EntryDamaged, RequestTimeout, UnknownLedgerState):
             entries, _ = await bookie.read(command.ledger_id, first, last, max_bytes=limit)
     sizes = [len(entry) for entry in entries]
     return Answer(
