@@ -314,7 +314,7 @@ class Scrubber:
         )
 
     async def _ours(self, ledger_id: int) -> Callable[[int], bool] | None:
-        """Which entries the record gives to this bookie: others were leftovers, and dropped. None: not known now."""
+        """Which entries the record gives this bookie: others were leftovers. None: no record, or it is not known."""
         if self._assignments is None:
             return _each
         try:
@@ -322,7 +322,7 @@ class Scrubber:
         except MagnetarError as error:
             _log.warning("whose entries of ledger %d are in a log is not known: %s", ledger_id, error)
             return None
-        return _each if assigned is None else assigned.gives
+        return None if assigned is None else assigned.gives
 
     def _last_entry(self, ledger_id: int) -> int:
         """-1 if it has none, or is deleted."""
