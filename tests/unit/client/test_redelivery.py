@@ -288,6 +288,47 @@ async def test_rule_49_all_that_is_unacknowledged_comes_again_and_what_was_hande
         assert sum((await counts_of(consumer, 100)).values()) == 10
 
 
+@pytest.mark.parametrize("topics", ["t", ["t", "u"]], ids=["one topic", "two topics"])
+@in_virtual_time
+async def test_rule_49_what_a_loop_may_take_and_has_not_is_no_hand_out_when_all_is_asked_for_again(
+    topics: Any,
+) -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"%d" % n for n in range(100)])
+        consumer = await client.subscribe(topics, "s", start="earliest", type="shared", dead_letter=POLICY)
+        taken = 0
+        async for _ in consumer:
+            taken += 1
+            if taken == 40:
+                break
+        await consumer.redeliver_unacknowledged()  # in the turn of the loop, which may take 63
+        assert sum((await counts_of(consumer, 100)).values()) == 40
+
+
+@pytest.mark.parametrize("end", ["cancelled", "closed", "asked for"])
+@in_virtual_time
+async def test_rule_49_what_is_reported_and_never_handed_out_does_not_count(end: str) -> None:
+    async with serving() as server, connect_to(server) as client:
+        await (await client.create_producer("t")).send_many([b"%d" % n for n in range(100)])
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared", dead_letter=POLICY)
+        await take(consumer, 1)
+        taking = asyncio.ensure_future(consumer.receive_batch())
+        asking = asyncio.ensure_future(consumer.redeliver_unacknowledged()) if end == "asked for" else None
+        await asyncio.sleep(0)  # the report has left
+        if asking is not None:
+            await asking
+            batch = await taking
+            assert batch is not None
+            messages = [*batch, *await take(consumer, 100 - len(batch))]
+            assert sum(message.redelivery_count for message in messages) == 1
+            return
+        if end == "cancelled":
+            taking.cancel()
+        await consumer.close()
+        consumer = await client.subscribe("t", "s", type="shared", dead_letter=POLICY)
+        assert sum((await counts_of(consumer, 100)).values()) == 1
+
+
 @in_virtual_time
 async def test_rule_49_a_consumer_that_closes_counts_what_it_handed_out() -> None:
     async with serving() as server, connect_to(server) as client:

@@ -121,6 +121,7 @@ class TopicConsumer:
         self._shown = 0
         self._messages: list[Message] = []
         self._current: Iterator[Message] = iter(self._messages)
+        self._announced: list[Message] = []  # the report that they are handed out is leaving
         self._ahead = 1  # as many may be reported next before they are taken
         self._turn_end: asyncio.Handle | None = None  # until then `_ahead` messages may be taken
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
@@ -200,6 +201,7 @@ class TopicConsumer:
         """What is left of the open delivery is not handed out."""
         self.note_handed_out()
         self._messages.clear()
+        self._announced = []
         self._open, self._shown = [], 0
 
     def _show(self, messages: list[Message]) -> None:
@@ -236,9 +238,14 @@ class TopicConsumer:
             if self._turn_end is not None:
                 self._turn_end.cancel()
                 self._turn_end = None
-            shown = messages[first : first + size]
-            await connection.send_now(*self._report(shown))
-            if self._open is messages:  # else it was dropped meanwhile
+            shown = self._announced = messages[first : first + size]
+            try:
+                await connection.send_now(*self._report(shown))
+            except BaseException:
+                self._take_back()
+                raise
+            if self._announced is shown:  # else it was dropped or taken back meanwhile
+                self._announced = []
                 self.note_handed_out()
                 self._shown += len(shown)
                 self._show(shown)
@@ -255,13 +262,16 @@ class TopicConsumer:
         return header, encode_rows(ACK_ROW, rows)
 
     def _take_back(self) -> None:
-        """What may be taken, and was not, is not handed out after all."""
+        """What was reported, and is not taken, is not handed out after all."""
+        if self._screen is None:
+            return
         self._turn_end = None
-        left = length_hint(self._current)
-        if left and self._screen is not None:
+        messages, self._announced = self._announced, []
+        if left := length_hint(self._current):
             messages = self._messages[-left:]
             del self._messages[-left:]
             self._shown -= left
+        if messages:
             self._ahead = 1
             if self._session.connection is not None:
                 self._session.connection.send(*self._report(messages, taken_back=True))
@@ -394,6 +404,7 @@ class TopicConsumer:
         """What was received before its answer is dropped."""
         self._session.check_open()
         self.acknowledger.flush()  # what was acknowledged before counts for the old position
+        self._take_back()
         self._seeking += 1
         try:
             result = await self._session.call(command)
