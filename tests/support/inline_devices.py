@@ -246,6 +246,9 @@ class InlineDiskWorker:
         finally:
             file.close()
 
+    def probe(self, directory: str) -> None:
+        """See `DiskWorker`."""
+
     def silent_directories(self) -> dict[str, float]:
         """See `DiskWorker`."""
         return {}

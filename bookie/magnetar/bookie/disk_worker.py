@@ -55,8 +55,12 @@ class DiskWorker(Protocol):
         """
         ...
 
+    def probe(self, directory: str) -> None:
+        """Asks its disk to flush, unless it has yet to answer that: of a disk that nobody uses it is known that it hangs."""
+        ...
+
     def silent_directories(self) -> dict[str, float]:
-        """For how many seconds reads of each directory have waited without any answer."""
+        """For how many seconds reads of each directory, or the last probe, have waited without any answer."""
         ...
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:

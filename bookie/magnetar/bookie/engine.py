@@ -404,6 +404,8 @@ class Bookie:
 
     async def _watch_disk(self) -> None:
         while True:
+            for directory in self.layout.journals + self.layout.ledgers:
+                self.components.disk_worker.probe(directory)
             await asyncio.sleep(self.settings.disk_check_interval_s)
             self._check_disk()
             self.load.sample()

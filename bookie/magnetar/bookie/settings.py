@@ -91,7 +91,7 @@ class BookieSettings:
     # A read-only bookie goes on taking the entries of recoveries while this much is free; as much is in a file that is given
     # back when it is not, so that topics of a dead broker can be loaded and trimmed on a full disk (rule 39). 0: neither.
     disk_recovery_bytes: int = 32 * MIB
-    disk_check_interval_s: float = 2.0
+    disk_check_interval_s: float = 1.0
 
     # Garbage collection: ledgers that metadata no longer lists are deleted, then logs without live ledgers; what is mostly
     # garbage is compacted. An interval or a threshold of 0 turns that part off; a collection by request still runs.

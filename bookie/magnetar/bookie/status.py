@@ -156,8 +156,8 @@ def bookie_problems(bookie: StatusSource) -> dict[str, str]:
         )
     for path, silent_s in bookie.components.disk_worker.silent_directories().items():
         if silent_s >= bookie.settings.journal_stall_s:
-            problems[f"reads of {path}"] = (
-                f"the disk has not answered for {silent_s:.1f} s: what is read there fails; look at the disk"
+            problems[f"disk of {path}"] = (
+                f"it has not answered for {silent_s:.0f} s: what is read there fails or waits; look at the disk"
             )
     if bookie.read_only:
         problems["read_only"] = bookie.disk_space.reason

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgpack
@@ -233,10 +234,12 @@ def encode_registration(
     read_only_reason: str = "",
     journal_stalled_s: float = 0.0,
     incarnation: int = 0,
+    problems: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much.
 
     `journal_stalled_s` is 0 until the bookie counts its journal as hung (`journal_stall_s`), and again when it goes on.
+    `problems`: what else is wrong there, by what it is about.
     `incarnation` is another one at each start, so that a bookie that is back is distinguished from the one that failed.
     """
     data: bytes = msgpack.packb(
@@ -250,6 +253,7 @@ def encode_registration(
             "free_bytes": free_bytes,
             "journal_stalled_s": journal_stalled_s,
             "incarnation": incarnation,
+            "problems": dict(problems),
         }
     )
     return data

@@ -24,7 +24,7 @@ __all__ = [
 # Its children are the brokers that registered and did not stop since: who is not registered any more was killed.
 KNOWN_BROKERS_PATH = "/known-brokers"
 _TIMEOUT_S = 10.0
-_POLL_S = 2.0  # between two looks of a daemon at its cluster
+_POLL_S = 1.0  # between two looks of a daemon at its cluster
 # At least, times the square of its members: each reads all, and together they make 3,000 reads a second at most.
 _PAUSE_S = 0.001
 _MOST_PAGES = 10  # of the queue of repairs, with 1,000 ledgers each at most, that a daemon counts
@@ -63,6 +63,8 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
             problems[f"bookie {bookie['id']}"] = "it is lost: it has no session with the metadata store"
         elif bookie["reason"]:
             problems[f"bookie {bookie['id']}"] = bookie["reason"]
+        for subject, reason in bookie["problems"].items():
+            problems[f"bookie {bookie['id']}, {subject}"] = reason
         if damaged := bookie["damaged_ledgers"]:
             problems[f"damage at bookie {bookie['id']}"] = f"copies of {damaged} ledgers are damaged there"
     for broker in found["brokers"]:
@@ -178,6 +180,7 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
                 "address": fields.get("address", ""),
                 "state": state if fields else missing,
                 "reason": reason or facts.refusal,
+                "problems": fields.get("problems", {}),
                 "rack": facts.labels.rack,
                 "zone": facts.labels.zone,
                 "group": facts.labels.group,

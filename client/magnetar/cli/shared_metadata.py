@@ -119,6 +119,9 @@ async def run_bookie(
             free_bytes=_rounded(info["free_bytes"]),
             journal_stalled_s=stalled if stalled >= settings.bookie.journal_stall_s else 0.0,
             incarnation=bookie.cookie.incarnations[-1],
+            problems={
+                subject: reason for subject, reason in bookie.problems().items() if subject.startswith("disk")
+            },
         )
 
     path = f"{BOOKIES_PATH}/{bookie_id}"

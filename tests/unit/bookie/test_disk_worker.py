@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -216,4 +217,31 @@ async def test_rule_45_reads_of_a_directory_that_hangs_end_with_an_error_and_del
     with pytest.raises(StorageFailed):
         await worker.warm(pipe, 0, 1)  # a pipe has no offsets
     os.close(ends)
+    await worker.close()
+
+
+async def test_rule_54_a_disk_that_nobody_uses_is_known_to_hang_for_as_long_as_it_does(
+    tmp_path: Path,
+) -> None:
+    lock = OsFiles().lock(str(tmp_path / "LOCK"))
+    worker = ProcessDiskWorker()
+    await worker.start(lock)
+    lock.release()
+    assert worker._process is not None
+    directory = str(tmp_path)
+    worker.probe(directory)
+    while worker._waiting:
+        await asyncio.sleep(0.001)
+    assert worker.silent_directories().get(directory, 0.0) == 0
+    os.kill(worker._process.pid, signal.SIGSTOP)
+    worker.probe(directory)
+    silent_s = worker.silent_directories()[directory]
+    await asyncio.sleep(0.01)
+    worker.probe(directory)
+    assert len(worker._waiting) == 1, "a disk that hangs is not asked again"
+    assert worker.silent_directories()[directory] > silent_s
+    os.kill(worker._process.pid, signal.SIGCONT)
+    while worker._waiting:
+        await asyncio.sleep(0.001)
+    assert worker.silent_directories().get(directory, 0.0) == 0
     await worker.close()

@@ -57,7 +57,9 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
     assert capsys.readouterr().out.startswith("ok\n")
     await store.delete(f"{BOOKIES_PATH}/b1")
     await store.delete(f"{BOOKIES_PATH}/b2")
-    hung = encode_registration("10.0.0.1:3181", journal_stalled_s=3)
+    hung = encode_registration(
+        "10.0.0.1:3181", journal_stalled_s=3, problems={"disk of /d": "it has not answered for 3 s"}
+    )
     await store.create(f"{BOOKIES_PATH}/b2", hung)
     await store.delete(f"{BOOKIES_PATH}/b3")
     full = encode_registration("10.0.0.1:3181", read_only=True, read_only_reason="all disks are full")
@@ -72,6 +74,7 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
     assert found["problems"] == {
         "bookie b1": "it is lost: it has no session with the metadata store",
         "bookie b2": "its journal hangs, for 3 s",
+        "bookie b2, disk of /d": "it has not answered for 3 s",
         "bookie b3": "read-only: all disks are full",
         "broker h:1": "it is lost: it did not stop, and has no session with the metadata store",
         "broker h:2, subscription s of t": "message 1:2:3 came back 9 times",

@@ -77,6 +77,9 @@ class ProcessDiskWorker:
         self._waiting: dict[int, tuple[asyncio.Future[None], str, str, int]] = {}
         self._read_timeout_s = read_timeout_s
         self._reads: dict[str, _DirectoryReads] = {}
+        self._probes: dict[
+            str, tuple[asyncio.Future[None], float]
+        ] = {}  # of directories, and when each was asked
         self._next_id = 0
         self._buffer = b""
         # What the socket did not take; requests are small and bounded by their callers.
@@ -169,9 +172,24 @@ class ProcessDiskWorker:
             path=path,
         )
 
+    def probe(self, directory: str) -> None:
+        """See `DiskWorker`. A directory is synced: its disk flushes, whatever changed; in turn with its files."""
+        last = self._probes.get(directory)
+        if last is not None and not last[0].done():
+            return
+        assert self._loop is not None
+        with contextlib.suppress(MagnetarError):  # closed
+            asked = self._ask(SYNC, f"{directory}/.", _SYNCING)
+            asked.add_done_callback(asyncio.Future.exception)
+            self._probes[directory] = (asked, self._loop.time())
+
     def silent_directories(self) -> dict[str, float]:
         """See `DiskWorker`."""
-        return {path: reads.silent_s() for path, reads in self._reads.items()}
+        silent = {path: reads.silent_s() for path, reads in self._reads.items()}
+        for path, (asked, at) in self._probes.items():
+            if not asked.done() and self._loop is not None:
+                silent[path] = max(silent.get(path, 0.0), self._loop.time() - at)
+        return silent
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
         """See `DiskWorker`."""
