@@ -12,8 +12,7 @@ from magnetar.broker.cursors.core import redeliveries
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import describe, encode_acks, encode_redeliveries, encode_rewinds, replay
-from magnetar.broker.dispatch.subscription import POISON_REDELIVERIES
-from magnetar.broker.topics import registry
+from magnetar.broker.dispatch.subscription import POISON_REDELIVERIES, Subscription
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import DataDirectoryError
@@ -249,10 +248,12 @@ async def test_counts_of_many_scattered_messages_survive_a_restart_compactly() -
         assert len(deliveries) == 4  # each entry for each count, not one for each message
 
 
-async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registry, "_LOOK_S", 0.0)
+async def problems(broker: Broker) -> dict[str, str]:
+    await broker.look_for_problems()
+    return broker.problems()
+
+
+async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_broker() -> None:
     for type in ("shared", "exclusive"):
         async with running_broker() as broker:
             client = FakeClient(broker)
@@ -263,9 +264,9 @@ async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_br
             poison = client.messages[1]
             for _ in range(POISON_REDELIVERIES - 1):
                 await nack(client, poison.row())
-            assert broker.problems() == {}
+            assert await problems(broker) == {}
             await nack(client, poison.row())
-            ((subject, reason),) = broker.problems().items()
+            ((subject, reason),) = (await problems(broker)).items()
             assert subject == "subscription billing of persistent://public/default/orders"
             ledger, entry, index = poison.id
             assert reason.startswith(
@@ -273,4 +274,16 @@ async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_br
             )
             await client.ack(poison.row())
             await settle()
-            assert broker.problems() == {}
+            assert await problems(broker) == {}
+
+
+async def test_rule_41_a_defect_of_one_topic_costs_neither_the_problems_of_others_nor_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_broker() as broker:
+        await FakeClient(broker).consumer(topic="orders")
+        await FakeClient(broker).consumer(topic="bills")
+        names = iter(["it is stuck"])
+        monkeypatch.setattr(Subscription, "trouble", lambda _: next(names))  # the second look raises
+        assert list((await problems(broker)).values()) == ["it is stuck"]
+        assert list(broker.problems().values()) == ["it is stuck"]

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
 _LOADS_AT_ONCE = 64
 _UNLOADS_AT_ONCE = 16
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 _MAX_PROBLEMS = 20  # that a broker names
 _TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
 # Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
@@ -103,7 +103,6 @@ class Broker:
         self._name_prefix = ""
         self._names = 0
         self._closing = False
-        self._look_at = 0.0  # when `problems` are to be looked for
         self._problems: dict[str, str] = {}
 
     async def start(self) -> None:
@@ -114,6 +113,7 @@ class Broker:
         self._rounds = [
             LongTask("the maintenance of topics", self._maintain),
             LongTask("the expiry of messages", self._expire),
+            LongTask("the look for problems", self._follow_problems),
         ]
 
     def generate_name(self) -> str:
@@ -193,29 +193,30 @@ class Broker:
     # --- for ownership: see Host -------------------------------------------------------------------------------------
 
     def problems(self) -> dict[str, str]:
-        """See Host; also for /health. As of a few seconds ago: it looks at every topic."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_S
-            self._problems = self._find_problems()
+        """See Host; also for /health. As of a few seconds ago."""
         return self._problems
 
-    def _find_problems(self) -> dict[str, str]:
-        problems = {
+    async def look_for_problems(self) -> None:
+        """Looks at every topic, in turns of the loop."""
+        found = {
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
             for bookie in self._components.ledgers.suspects()
         }
-        if degraded := sum(topic.degraded for topic in self.topics.values()):
-            problems["topics"] = (
+        degraded = 0
+
+        def look(topic: Topic) -> None:
+            nonlocal degraded
+            degraded += topic.degraded
+            for name, subscription in topic.subscriptions.items():
+                if len(found) < _MAX_PROBLEMS and (trouble := subscription.trouble()):
+                    found[f"subscription {name} of {topic.name}"] = trouble
+
+        await self._for_all_topics("problems", look)
+        if degraded:
+            found["topics"] = (
                 f"{degraded} of them write fewer copies than their policy says: too few bookies are there"
             )
-        for topic in self.topics.values():
-            for name, subscription in topic.subscriptions.items():
-                if len(problems) >= _MAX_PROBLEMS:
-                    return problems
-                if trouble := subscription.trouble():
-                    problems[f"subscription {name} of {topic.name}"] = trouble
-        return problems
+        self._problems = found
 
     def loaded(self) -> list[TopicName]:
         """Those that are being closed, loaded, or being loaded; whoever uses one last comes last."""
@@ -380,6 +381,11 @@ class Broker:
         while True:
             await asyncio.sleep(self.settings.message_expiry_interval_s)
             await self._for_all_topics("expiry", Topic.expire)
+
+    async def _follow_problems(self) -> None:
+        while True:
+            await self.look_for_problems()
+            await asyncio.sleep(_LOOK_S)
 
     async def _for_all_topics(self, what: str, visit: Callable[[Topic], None]) -> None:
         """Those that are loaded, in turns of the loop."""
