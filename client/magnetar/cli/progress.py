@@ -61,13 +61,13 @@ class ProgressMeter:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
             columns = [
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[rate]}", markup=False),
             ]
             self._progress = Progress(
-                *columns, console=Console(stderr=True), auto_refresh=False, transient=True
+                *columns, console=Console(stderr=True, emoji=False), auto_refresh=False, transient=True
             )
             self._task = self._progress.add_task(self._label, total=self._total, rate="")
             self._progress.start()

@@ -43,12 +43,12 @@ class SparkWatch:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as progress:
             self._progress = progress
             self._task = progress.add_task("", total=None, detail="")
             try:

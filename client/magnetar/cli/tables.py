@@ -49,20 +49,22 @@ def _print(
 ) -> None:
     from rich.box import HEAVY_HEAD, SIMPLE_HEAD
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
-        title=title or None,
+        title=Text(title) if title else None,  # never markup: names are others' text
         title_justify="left",
         show_header=any(columns),
         box=HEAVY_HEAD if lines else SIMPLE_HEAD,
     )
     shown = [number for number in range(len(columns)) if not rows or any(row[number] for row in rows)]
     for number in shown:
-        table.add_column(columns[number], justify="right" if number in right else "left", overflow="fold")
+        table.add_column(
+            Text(columns[number]), justify="right" if number in right else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*[escape(row[number]) for number in shown])
+        table.add_row(*[Text(row[number]) for number in shown])
     # A file has no width to keep to, and paths and addresses are long.
     Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(table)
 

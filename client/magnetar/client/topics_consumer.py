@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -45,6 +45,8 @@ _log = logging.getLogger("magnetar.client")
 
 # Topics that are opened or closed side by side.
 TOPICS_AT_ONCE = 50
+# Topics that an error names; its details have all.
+MAX_NAMED = 10
 # What topics that left had of the receiver queue goes to the others so much later: many leave at a time.
 SHARE_OUT_S = 0.1
 
@@ -92,6 +94,25 @@ def checked_topics(topics: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(str(TopicName.parse(name)) for name in names))
 
 
+async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
+    """Awaits a call for each topic to its end. Raises what the only one that failed did, or one error for all of them.
+
+    It is of the kind of the first; its details have the errors by topic, as "failed".
+    """
+    ended = await asyncio.gather(*calls.values(), return_exceptions=True)
+    errors = {topic: error for topic, error in zip(calls, ended, strict=True) if error is not None}
+    for error in errors.values():
+        if not isinstance(error, MagnetarError):
+            raise error
+    failed = [(topic, error) for topic, error in errors.items() if isinstance(error, MagnetarError)]
+    if failed:
+        first = failed[0][1]
+        named = "; ".join(f"{topic}: {error.message}" for topic, error in failed[:MAX_NAMED])
+        text = named if len(calls) == 1 else f"{len(failed)} of {len(calls)} topics failed: {named}"
+        more = "; and so on" if len(failed) > MAX_NAMED else ""
+        raise type(first)(text + more, **{**first.details, "failed": dict(failed)}) from first
+
+
 NewConsumer = Callable[[str, Callable[[TopicConsumer], object]], TopicConsumer]
 
 
@@ -130,6 +151,7 @@ class TopicsConsumer:
         self._rules = discovery
         self.consumers: dict[str, TopicConsumer] = {}  # by topic; those that are open or being opened
         self.acknowledger = TopicsAcknowledger(what, self.consumers)
+        self._made = set[str]()  # again, perhaps, before their consumers have learned that they were deleted
         self._ready: dict[TopicConsumer, None] = {}  # may have something to hand out, in turn
         self._current: TopicConsumer | None = None  # whose delivery is open
         self._failures: list[MagnetarError] = []  # not raised yet
@@ -193,6 +215,8 @@ class TopicsConsumer:
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
         if self._rules is not None and isinstance(error, TopicNotFound):
             _log.info("%s: topic %s is gone", self.what, consumer.topic)
+            if consumer.topic in self._made:
+                self._rules.watch.note({consumer.topic: True})
         else:
             self._failures.append(error)
         self._remove(consumer)
@@ -227,13 +251,11 @@ class TopicsConsumer:
             if self._paused:
                 consumer.pause()
         self._share_queue()
-        opened = await asyncio.gather(*[open_one(consumer) for consumer in new], return_exceptions=True)
-        for error in opened:
-            if error is not None:
-                raise error
+        await all_of({consumer.topic: open_one(consumer) for consumer in new})
 
     def _remove(self, consumer: TopicConsumer) -> None:
         self.consumers.pop(consumer.topic, None)
+        self._made.discard(consumer.topic)
         self._ready.pop(consumer, None)
         if self._current is consumer:
             self._current = None
@@ -259,6 +281,7 @@ class TopicsConsumer:
                     self._leave([topic for topic in self.consumers if topic not in there])
                 else:
                     topics = rules.select(changes.made)
+                    self._made.update(topic for topic in topics if topic in self.consumers)
                     self._leave([topic for topic in changes.deleted if topic in self.consumers])
                 await self._open_topics(topics)
             except MagnetarError as error:
@@ -311,10 +334,10 @@ class TopicsConsumer:
 
     async def redeliver_unacknowledged(self) -> None:
         """See Consumer."""
-        await self._all([consumer.redeliver_unacknowledged() for consumer in self.consumers.values()])
+        await self._all(TopicConsumer.redeliver_unacknowledged)
 
     async def seek(self, start: SeekTarget) -> None:
-        """See Receiving. Raises the first error; topics that could be moved are."""
+        """See Receiving. Raises as `all_of`; topics that could be moved are."""
         if isinstance(start, Message):
             await self.acknowledger.consumer_of(start).seek(start)
             return
@@ -323,26 +346,34 @@ class TopicsConsumer:
                 f"{self.what} has several topics, and a message id does not name one: seek to a message, a time, or give "
                 "a function that returns where each topic is to go"
             )
-        await self._all([consumer.seek(start) for consumer in self.consumers.values()])
+        await self._all(lambda consumer: consumer.seek(start))
 
     async def skip(self, error: EntryUnreadable) -> None:
         """See Receiving. Raises AlreadyClosed if its topic has left."""
         await self._consumer_of_topic(error.topic).skip(error)
 
     async def unsubscribe(self) -> None:
-        """Deletes the subscription of each topic; the consumer is still to be closed."""
-        await self._all([consumer.unsubscribe() for consumer in self.consumers.values()])
+        """Deletes the subscription of each topic; the consumer is still to be closed.
 
-    async def _all(self, calls: list[Awaitable[None]]) -> None:
-        for error in await asyncio.gather(*calls, return_exceptions=True):
-            if error is not None:
-                raise error
+        Raises as `all_of`: then the topics that it names are consumed as before, and the others have left.
+        """
+        consumers = list(self.consumers.values())
+        try:
+            await self._all(lambda consumer: consumer.unsubscribe())
+        except MagnetarError as error:
+            for consumer in consumers:
+                if consumer.topic not in error.details.get("failed", ()):
+                    self._remove(consumer)
+            raise
+
+    async def _all(self, call: Callable[[TopicConsumer], Awaitable[None]]) -> None:
+        await all_of({topic: call(consumer) for topic, consumer in self.consumers.items()})
 
     async def close(self) -> None:
         """See Receiving. Cancelled, it does not wait for the broker."""
         self._end()
         try:
-            await self._all([consumer.close() for consumer in self.consumers.values()])
+            await self._all(TopicConsumer.close)
         finally:
             self.abandon()
 
@@ -400,14 +431,11 @@ class TopicsAcknowledger:
 
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
         """See Consumer.ack."""
-        calls = [
-            consumer.acknowledger.ack(mine, receipt=receipt) for consumer, mine in self._by_topic(messages)
-        ]
-        if receipt and len(calls) > 1:
-            await asyncio.gather(*calls)
+        shares = self._by_topic(messages)
+        if len(shares) == 1:
+            await shares[0][0].acknowledger.ack(shares[0][1], receipt=receipt)
         else:
-            for call in calls:
-                await call
+            await all_of({one.topic: one.acknowledger.ack(mine, receipt=receipt) for one, mine in shares})
 
     async def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
         """See Consumer.ack_cumulative."""

@@ -114,9 +114,14 @@ class TopicsWatch:
                 changes = _decode_changes(payload)
             except msgspec.MsgspecError as error:
                 raise MalformedFrame(f"TopicsChanged carries no map of topics: {error}") from None
-            for topic, exists in changes.items():
-                self._changes.pop(topic, None)
-                self._changes[topic] = exists
+            self.note(changes)
+        self._changed.set()
+
+    def note(self, changes: dict[str, bool]) -> None:
+        """Has `next` return changes, by topic: whether it exists."""
+        for topic, exists in changes.items():
+            self._changes.pop(topic, None)
+            self._changes[topic] = exists
         self._changed.set()
 
     def moved(self, _: MagnetarError) -> None:

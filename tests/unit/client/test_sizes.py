@@ -231,6 +231,18 @@ async def test_rule_47_what_a_batch_cannot_hold_is_divided_or_refused_by_the_cli
 # --- frames ----------------------------------------------------------------------------------------------------------
 
 
+async def test_rule_42_acknowledgements_fit_a_small_frame() -> None:
+    async with serving() as server, connect_to(server, max_message_bytes=1024) as client:
+        async with connect_to(server) as writer:
+            producer = await writer.create_producer("t")
+            await producer.send_many([b""] * 10_000)
+        async with client.subscribe("t", "s", type="shared", start="earliest") as consumer:
+            messages = await take(consumer, 10_000)
+            await consumer.ack(messages[::2], receipt=True)
+        subscription = (await client.topic_stats("t"))["subscriptions"]["s"]
+        assert subscription["backlog_messages"] == 5_000
+
+
 async def test_rule_50_a_frame_that_the_broker_refuses_fails_alone_and_is_not_sent_again() -> None:
     """A peer whose limit is smaller than what was negotiated: the connection ends once, and says what it ends for."""
     async with serving(max_message_bytes=LIMIT) as server, connect_to(server) as client:

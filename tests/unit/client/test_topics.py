@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -249,6 +250,36 @@ async def test_a_topic_that_fails_for_good_costs_itself_only() -> None:
         await consumer.ack(message, receipt=True)
 
 
+async def test_rule_48_a_call_to_several_topics_ends_for_the_others_and_names_what_failed() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(NAMES, "s")
+        members: Any = consumer._consumer
+        refusals = {full(name): InvalidArgument(f"not {name}") for name in "ac"}
+
+        async def refuse(topic: str) -> None:
+            raise refusals[topic]
+
+        for topic in refusals:
+            members.consumers[topic].unsubscribe = partial(refuse, topic)
+        with pytest.raises(
+            InvalidArgument, match=r"2 of 3 topics failed: .*/a: not a; .*/c: not c"
+        ) as failed:
+            await consumer.unsubscribe()
+        assert failed.value.details["failed"] == refusals
+        assert consumer.topics == list(refusals), "what is not consumed any more has left, nothing is deaf"
+        assert (await client.topic_stats("b"))["subscriptions"] == {}
+        for name in "ac":
+            async with client.create_producer(name) as producer:
+                await producer.send(name.encode())
+        messages = await take(consumer, 2)
+        assert by_topic(messages) == {"a": [b"a"], "c": [b"c"]}
+        for topic in refusals:
+            del members.consumers[topic].unsubscribe
+        await consumer.unsubscribe()
+        for name in NAMES:
+            assert (await client.topic_stats(name))["subscriptions"] == {}
+
+
 # --- patterns --------------------------------------------------------------------------------------------------------
 
 
@@ -348,6 +379,20 @@ async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once(
         await client.delete_topic("orders-1", force=True)
         await until(lambda: consumer.topics == [full("orders-2")])
         assert asyncio.get_running_loop().time() - began < 10.0
+
+
+@in_virtual_time
+async def test_a_topic_that_is_made_again_before_its_consumer_knows_of_its_end_is_consumed() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await client.create_topic("orders-1")
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", type="shared", discovery_interval=1e6)
+        members: Any = consumer._consumer
+        old = members.consumers[full("orders-1")]
+        members._rules.watch.note({full("orders-1"): True})  # deleted and made again: the last word counts
+        await until(lambda: full("orders-1") in members._made)
+        old.refused(TopicNotFound("orders-1 was deleted"))
+        await until(lambda: members.consumers.get(full("orders-1")) not in (None, old))
+        assert consumer.active
 
 
 @in_virtual_time
