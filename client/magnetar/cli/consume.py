@@ -177,12 +177,25 @@ async def consume(
 ) -> None:
     """Prints and acknowledges `count` messages, without a count all that come.
 
-    Until interrupted, until none came for `timeout` seconds, or (not `follow`) until the subscription has no backlog.
+    Until interrupted, until none came for `timeout` seconds, or (not `follow`) until the subscription has no backlog; then
+    a topic that does not exist is an error.
     """
-    async with (
-        connect(url) as client,
-        client.subscribe(topics, subscription, type=kind, start=start) as consumer,
-    ):
+    async with connect(url) as client, contextlib.AsyncExitStack() as stack:
+        new = (
+            []
+            if isinstance(topics, re.Pattern)
+            else await _without(client, topics, subscription, follow=follow)
+        )
+        consumer = await stack.enter_async_context(
+            client.subscribe(topics, subscription, type=kind, start=start)
+        )
+        for topic in new:
+            print(
+                f"magnetar: subscription {subscription} of {topic} is new; messages are kept for it until it is deleted "
+                "(magnetar subscriptions delete)",
+                file=sys.stderr,
+                flush=True,
+            )
         printer = Printer(consumer, encode)
         seen = 0
         try:
@@ -194,6 +207,20 @@ async def consume(
                 seen += 1
         finally:
             await printer.flush(receipt=True)
+
+
+async def _without(client: Client, topics: list[str], subscription: str, *, follow: bool) -> list[str]:
+    """Those without this subscription. Raises TopicNotFound unless it may `follow` a topic from its beginning."""
+    found: list[str] = []
+    for topic in topics:
+        try:
+            if subscription in (await client.topic_stats(topic))["subscriptions"]:
+                continue
+        except TopicNotFound:
+            if not follow:
+                raise
+        found.append(topic)
+    return found
 
 
 async def _next(

@@ -26,7 +26,7 @@ Start = Annotated[
     typer.Option(
         "--start",
         help="Where to begin: earliest, latest, a message id (ledger:entry:index) or a time: 2026-01-31T12:00:00 is "
-        "local time, 2026-01-31T12:00:00Z and +02:00 name a zone.",
+        "local time, 2026-01-31T12:00:00Z and +02:00 name a zone; -1h is an hour ago.",
         metavar="WHERE",
     ),
 ]

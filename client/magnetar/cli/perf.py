@@ -42,7 +42,9 @@ class Latencies:
         return self._samples[min(len(self._samples) - 1, int(len(self._samples) * percent / 100))]
 
     def as_ms(self) -> dict[str, float]:
-        """p50, p99 and p99.9 in milliseconds."""
+        """p50, p99 and p99.9 in milliseconds; nothing without samples."""
+        if not self._samples:
+            return {}
         return {f"p{percent:g}_ms": round(self.percentile(percent) * 1000, 3) for percent in (50, 99, 99.9)}
 
 
@@ -66,7 +68,7 @@ def report(
     )
     print(
         f"{what}: {figures['messages']:,} messages in {seconds:.2f} s = {figures['messages_per_s']:,}/s, "
-        f"{figures['mib_per_s']:.1f} MiB/s; {latency}"
+        f"{figures['mib_per_s']:.1f} MiB/s; {latency or 'no latency, since all were published before it began'}"
     )
 
 
@@ -159,14 +161,15 @@ async def _receive(
     what: str, source: Consumer | Reader, acknowledge: Consumer | None, messages: int | None, *, as_json: bool
 ) -> None:
     latencies = Latencies()
-    payload_bytes = 0
+    payload_bytes, began_ms = 0, time.time() * 1000
     watch = ProgressMeter(what, total=messages)
     with watch, contextlib.suppress(asyncio.CancelledError):
         batches: AsyncIterator[MessageBatch] = source.batches()
         async for batch in batches:
             if not watch.done:
                 watch.began = time.perf_counter()
-            latencies.add(time.time() - batch[-1].publish_time / 1000)
+            if batch[-1].publish_time >= began_ms:  # the age of a backlog is no latency
+                latencies.add(time.time() - batch[-1].publish_time / 1000)
             payload_bytes += sum(len(message.value or b"") for message in batch)
             if acknowledge is not None:
                 await acknowledge.ack(batch)

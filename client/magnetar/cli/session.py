@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -105,7 +106,9 @@ def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
 
 
 def start_of(text: str) -> Start:
-    """What `--start` means."""
+    """What `--start` means; `-1h`: an hour ago."""
+    if text.startswith("-"):
+        return max(round(time.time() * 1000) - milliseconds("--start", text[1:]), 0)
     return parsed("--start", parse_start, text)
 
 

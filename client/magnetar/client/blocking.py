@@ -22,7 +22,7 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -382,7 +382,15 @@ class TableView(_Facade[AsyncTableView]):
 
     def changes(self) -> Generator[tuple[str | bytes, bytes | None], None, None]:
         """Keys with their new values, None for one that was deleted, from now on; see magnetar.client.TableView."""
-        changes = self._inner.changes()
+
+        async def begin() -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
+            return self._inner.changes()
+
+        return self._follow(self._thread.wait(begin()))
+
+    def _follow(
+        self, changes: AsyncGenerator[tuple[str | bytes, bytes | None], None]
+    ) -> Generator[tuple[str | bytes, bytes | None], None, None]:
         try:
             while True:
                 try:

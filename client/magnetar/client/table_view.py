@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from magnetar.proto.errors import AlreadyClosed, FinalError, MagnetarError
@@ -110,8 +111,8 @@ class TableView(Member):
                         await self._changed.wait()
                 return
 
-    async def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
-        """Keys with their new values, None for one that was deleted, from now on. Ends when the view is closed.
+    def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
+        """Keys with their new values, None for one that was deleted, from this call on. Ends when the view is closed.
 
         Whoever is slow gets only the last value of a key that changed several times. Raises as `refresh`.
         """
@@ -121,6 +122,13 @@ class TableView(Member):
             pending[_as_bytes(key)] = (key, value)
 
         forget = self.listen(note)
+        changes = self._changes_of(pending, forget)
+        weakref.finalize(changes, forget)  # one that is never iterated runs no `finally`
+        return changes
+
+    async def _changes_of(
+        self, pending: dict[bytes, tuple[str | bytes, bytes | None]], forget: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
         try:
             while True:
                 while pending:

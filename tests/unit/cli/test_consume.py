@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from magnetar.cli import consume
+from magnetar.cli import consume, perf
 from magnetar.cli.app import app
 from magnetar.cli.consume import as_line, as_plain, encoder, topics_of
-from magnetar.client import InvalidArgument, MessageId
+from magnetar.cli.session import start_of
+from magnetar.client import InvalidArgument, MessageId, TopicNotFound
+from support.served_broker import connect_to, serving
 
 
 class Message:
@@ -158,3 +162,46 @@ def test_a_pattern_that_is_none_is_one_line_without_a_traceback(capsys: pytest.C
     with pytest.raises(SystemExit):
         app(["consume", "a(", "--pattern", "--subscription", "s"], standalone_mode=False)
     assert "not a regular expression: 'a('" in capsys.readouterr().err
+
+
+# --- beginnings and ends ---------------------------------------------------------------------------------------------
+
+
+def consuming(url: str, topic: str, *, follow: bool) -> Coroutine[Any, Any, None]:
+    return consume.consume(
+        url, [topic], "s", kind="exclusive", count=None, start="earliest", timeout=0.1, follow=follow, encode=as_plain
+    )  # fmt: skip
+
+
+async def test_no_follow_of_a_topic_that_does_not_exist_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with serving() as server, connect_to(server) as client:
+        url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+        with pytest.raises(TopicNotFound):
+            await consuming(url, "none", follow=False)
+        with pytest.raises(TopicNotFound):
+            await client.topic_stats("none")
+        await client.create_topic("some")
+        await consuming(url, "some", follow=False)
+        assert "subscription s of some is new; messages are kept for it" in capsys.readouterr().err
+        await consuming(url, "some", follow=True)
+        assert capsys.readouterr().err == "", "it is there already"
+
+
+def test_a_start_may_be_a_while_ago() -> None:
+    ago = start_of("-1h")
+    assert isinstance(ago, int)
+    assert abs(time.time() * 1000 - 3_600_000 - ago) < 600_000
+    with pytest.raises(SystemExit):
+        start_of("-1")
+
+
+async def test_the_age_of_a_backlog_is_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as server, connect_to(server) as client:
+        url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+        async with client.create_producer("t") as producer:
+            await producer.send_many([b""] * 10)
+        await asyncio.sleep(0.01)
+        await perf.tail(url, "t", start="earliest", messages=10, as_json=False)
+        assert "no latency, since all were published before it began" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Reading what compactions left, and table views: the real broker and listener on a port, over fake ledgers."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -117,6 +118,21 @@ async def test_changes_end_with_the_view_and_who_is_slow_gets_the_last_value(cli
         await asyncio.sleep(0)
     with pytest.raises(StopAsyncIteration):
         await last
+
+
+async def test_changes_begin_at_the_call_and_not_at_the_first_step(client: Client) -> None:
+    async with client.create_table_view("prices") as view:
+        changes, left = view.changes(), view.changes()
+        await send(client, ("a", b"1"))
+        await view.refresh()
+        assert await anext(changes) == ("a", b"1")
+        inner: Any = view
+        assert len(inner._listeners) == 2
+        del left
+        gc.collect()
+        assert len(inner._listeners) == 1, "what is never iterated leaves nothing behind"
+    with pytest.raises(AlreadyClosed):
+        await view.refresh()
 
 
 async def test_a_view_survives_a_restart_in_which_what_it_knows_is_deleted_and_compacted() -> None:
