@@ -78,18 +78,13 @@ class HttpPages:
     def warnings(self) -> Reasons:
         """What an operator should know."""
         started = self._running
-        return (
-            {}
-            if started is None
-            else {
-                **started.warnings(),
-                **{
-                    task.name: f"it has ended, and begins anew: {task.trouble}"
-                    for task in long_tasks()
-                    if task.trouble
-                },
-            }
-        )
+        if started is None:
+            return {}
+        ended = {task.name: task.trouble for task in long_tasks() if task.trouble}
+        return {
+            **started.warnings(),
+            **{name: f"it has ended, and begins anew: {reason}" for name, reason in ended.items()},
+        }
 
     def metrics(self) -> Metrics | None:
         """None while it starts or stops: its parts are not all there."""

@@ -184,9 +184,7 @@ class ZooKeeperMetadataStore:
         error, frame = await self._read(wire.exists(self._space.full(path)), path, fresh=True)
         if error:
             return []
-        zxid = wire.decode_stat(
-            frame
-        ).children_zxid  # read first: names that are newer are only read once more
+        zxid = wire.decode_stat(frame).children_zxid  # before the names: newer ones are only read once more
         known = self._paged.pop(path, None)
         if known is None or known[0] != zxid:
             known = zxid, await self._names(path)

@@ -79,9 +79,8 @@ _FRAME_HEADER = struct.Struct(">iii")
 _ANSWER_HEADER = struct.Struct(">iqi")
 _I32 = struct.Struct(">i")
 _VERSION_IN_STAT = 32
-_SIZES_IN_STAT = struct.Struct(
-    ">iiq"
-)  # length of the value, number of children, zxid of the last change of them
+# Length of the value, number of children, zxid of the last change of them.
+_SIZES_IN_STAT = struct.Struct(">iiq")
 _SIZES_OFFSET = 52
 _MULTI_HEADER = struct.Struct(">i?i")
 _MULTI_END = _MULTI_HEADER.pack(-1, True, -1)

@@ -82,9 +82,7 @@ class Staging:
         self._ledgers: dict[int, str] = {}
         self._transactions: dict[str, Transaction] = {}
         self._creating: dict[asyncio.Task[dict[str, Any]], str] = {}  # for which transaction
-        self._clearing = TaskSet(
-            "delete nodes of staged ledgers"
-        )  # deletions of nodes that mean nothing any more
+        self._clearing = TaskSet("delete nodes of staged ledgers")  # those that mean nothing any more
         self._stopped: MagnetarError | None = None
 
     def __len__(self) -> int:
@@ -122,7 +120,7 @@ class Staging:
         except DataDirectoryError as error:
             _log.warning("topic %s: staged ledger %d will be deleted: %s", self._name, stored_id, error)
             record = StagedRecord(f"damaged-{stored_id}", 0, 0)
-        self._register(stored_id, record.transaction, record.ttl_ms)
+        self._register(stored_id, record.transaction, max(record.ttl_ms, 0))
         return True
 
     def _register(self, stored_id: int, transaction: str, ttl_ms: int) -> None:

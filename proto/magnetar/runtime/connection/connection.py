@@ -100,9 +100,8 @@ class Connection:
             self._parser = FrameParser(options.max_frame_bytes)
         self._runs = 0
         self._requests = PendingRequests(options.max_pending_requests, transport.describe)
-        self._probe: asyncio.Future[None] | None = (
-            None  # resolved by the next Pong, or the end of the connection
-        )
+        # Resolved by the next Pong, or the end of the connection.
+        self._probe: asyncio.Future[None] | None = None
 
     # --- what the owner calls -----------------------------------------------------------------------------------------
 
