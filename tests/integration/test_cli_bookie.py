@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 import pytest
 
 from magnetar.client.blocking import connect
-from support.bookie_commands import Run
-from support.offline_kit import entry_logs, flip, trace_of
+from support.bookie_commands import Run, documented
+from support.offline_kit import entry_logs, flip, totals, trace_of, with_stopped
 from support.running_copy import copy_running
 from support.service import Service
 
 EXIT_CONFIG = 78
-PAGE = Path(__file__).parents[2] / "docs" / "bookie-operations.md"
 
 
 @pytest.fixture(scope="module")
@@ -49,64 +47,6 @@ def running_is_not_changed(directory: Path, pid: int) -> None:
         assert f"kill {pid}" in refused.complaint
 
 
-def ledger_ids(data: Path) -> list[int]:
-    """Those that have entries."""
-    return [row["ledger_id"] for row in Run("ledgers", "--json", data=data).lines if row["ranges"]]
-
-
-@pytest.mark.real
-def test_ledgers_and_their_messages(data: Path) -> None:
-    for directory in (data, data.with_name("killed")):
-        contents = list(contents_of(directory))
-        # Of the subscription as well, unless its cursor has just moved to metadata.
-        assert all(
-            content["kind"] == "messages" or content["kind"].startswith("cursor ") for content in contents
-        )
-        assert values(contents) == ["first", "second", "third"]
-
-
-def contents_of(data: Path) -> Iterator[dict[str, Any]]:
-    for row in Run("ledgers", "--json", data=data).lines:
-        if row["ranges"]:
-            for line in Run("read", row["ledger_id"], "--messages", "--json", data=data).lines:
-                yield line["content"]
-
-
-def values(contents: list[dict[str, Any]]) -> list[str]:
-    return [
-        message["value"]
-        for content in contents
-        if content["kind"] == "messages"
-        for message in content["messages"]
-    ]
-
-
-@pytest.mark.real
-def test_the_same_for_people(data: Path) -> None:
-    table = Run("ledgers", data=data)
-    assert table.code == 0
-    assert "last entry" in table.out
-    assert table.out.rstrip().endswith(" ledgers")
-    shown = "".join(Run("read", str(ledger), "--messages", data=data).out for ledger in ledger_ids(data))
-    assert "third" in shown
-    assert "digest good" in shown
-    detail = Run("ledgers", "--ledger", str(ledger_ids(data)[0]), data=data)
-    assert "last add confirmed" in detail.out
-
-
-@pytest.mark.real
-def test_payloads_as_hex_and_raw(data: Path, tmp_path: Path) -> None:
-    for ledger in ledger_ids(data):
-        raw = tmp_path / "raw"
-        text = Run("read", str(ledger), "--raw", raw, "--json", data=data)
-        assert raw.stat().st_size == sum(line["payload_bytes"] for line in text.lines)
-        hexed = b"".join(
-            bytes.fromhex(line["payload_hex"])
-            for line in Run("read", str(ledger), "--hex", "--json", data=data).lines
-        )
-        assert hexed == raw.read_bytes()
-
-
 @pytest.mark.real
 def test_info_verify_and_dumps(data: Path) -> None:
     info = Run("info", "--json", data=data).lines[0]
@@ -127,12 +67,6 @@ def test_info_verify_and_dumps(data: Path) -> None:
     assert "entries that the index has here" in Run("entrylog", "dump", log, "--summary", data=data).out
 
 
-def documented(command: str) -> set[str]:
-    """The keys that the page names for a command."""
-    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}` |"))
-    return set(re.findall(r"`(\w+)`", row.split("|")[2]))
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(
     "command",
@@ -142,8 +76,6 @@ def documented(command: str) -> set[str]:
         ["verify"],
         ["index rebuild", "--dry-run"],
         ["convert-to-read-only", "--undo"],
-        ["ledgers"],
-        ["read", "0"],
         ["journal dump"],
         ["entrylog dump", "1"],
     ],
@@ -161,8 +93,6 @@ def test_the_keys_of_json_are_the_documented_ones(data: Path, command: list[str]
         missing = known - found
         if name == "verify":
             missing -= {"position", "ledger_id", "entry_id", "text"}  # of findings, and there are none
-        elif name == "read":
-            missing -= {"payload", "payload_base64", "payload_hex", "content"}
         elif line.get("kind") in ("record", "gap"):  # the row has both
             missing = set()
             assert len(found) >= 8
@@ -173,12 +103,9 @@ def test_the_keys_of_json_are_the_documented_ones(data: Path, command: list[str]
 @pytest.mark.real
 def test_looking_leaves_no_trace(data: Path) -> None:
     before = trace_of(data / "bookie")
-    first = str(ledger_ids(data)[0])
     log = entry_logs(data / "bookie")[0].name
     for command in (
         ["info"],
-        ["ledgers"],
-        ["read", first],
         ["journal", "dump"],
         ["entrylog", "dump", log],
         ["verify"],
@@ -207,9 +134,6 @@ def test_damage_is_found_and_told_with_exit_code_1(data: Path) -> None:
         dumped = Run("entrylog", "dump", log.name, data=data)
         assert dumped.code == 1
         assert f"DAMAGE at byte {record['position']}" in dumped.out
-        read = Run("read", str(record["ledger_id"]), data=data)
-        assert read.code == 1
-        assert "DAMAGED" in read.out
     finally:
         flip(log, record["position"] + 70)
 
@@ -217,7 +141,9 @@ def test_damage_is_found_and_told_with_exit_code_1(data: Path) -> None:
 @pytest.mark.real
 def test_the_index_is_made_anew(data: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "copy"))
-    before = Run("ledgers", "--json", data=copy).lines
+    before = with_stopped(copy / "bookie", totals)
+    waiting = Run("journal", "dump", "--from-mark", "--json", data=copy).lines
+    assert not any(line.get("type") == "ADD" for line in waiting)
     shutil.rmtree(copy / "bookie" / "index")
     lost = Run("verify", data=copy)
     assert lost.code == 1
@@ -225,11 +151,25 @@ def test_the_index_is_made_anew(data: Path, tmp_path: Path) -> None:
     assert "say --yes" in Run("index", "rebuild", data=copy).complaint
     rebuilt = Run("index", "rebuild", "--yes", "--json", data=copy)
     assert rebuilt.code == 0
-    assert rebuilt.lines[0]["entries"] == sum(row["entries"] for row in before)
+    assert rebuilt.lines[0]["entries"] == sum(before.values())
     assert Run("verify", data=copy).code == 0
-    after = Run("ledgers", "--json", data=copy).lines
-    assert [row["ranges"] for row in after] == [row["ranges"] for row in before]
-    assert [row["state"] for row in after] == [row["state"] for row in before]
+    assert with_stopped(copy / "bookie", totals) == before
+
+
+def contents_of(data: Path) -> Iterator[dict[str, Any]]:
+    for row in Run("ledgers", "--json", data=data).lines:
+        if row["ranges"]:
+            for line in Run("read", row["ledger_id"], "--messages", "--json", data=data).lines:
+                yield line["content"]
+
+
+def values(contents: list[dict[str, Any]]) -> list[str]:
+    return [
+        message["value"]
+        for content in contents
+        if content["kind"] == "messages"
+        for message in content["messages"]
+    ]
 
 
 @pytest.mark.real
@@ -247,7 +187,11 @@ def test_rule_01_what_a_killed_service_acknowledged_is_there(tmp_path: Path) -> 
         service.stop()
     verified = Run("verify", "--json", data=service.data)
     assert verified.code == 0, verified.out
-    stored = values(list(contents_of(service.data)))
+    service.start()
+    try:
+        stored = values(list(contents_of(service.data)))
+    finally:
+        service.stop()
     assert stored[: len(acknowledged)] == acknowledged
 
 
@@ -273,10 +217,8 @@ def test_read_only_and_back(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["read", "987654"], 1, "nothing is known of ledger 987654"),
-        (["read", "1", "9-3"], 2, "not a range of entries: '9-3'"),
-        (["read", "1", "x"], 2, "not a range of entries: 'x'"),
-        (["read", "1", "--hex", "--messages"], 2, "exclude each other"),
+        (["ledgers"], 1, "is stopped, and only a running one lists its ledgers"),
+        (["read", "1"], 1, "start it, or see what `magnetar bookie entrylog dump`"),
         (["cookie", "--lost-directory", "/x", "--yes"], 1, "/x is no ledger directory"),
         (["cookie", "--lost-directory", "/x"], 2, "say --yes"),
         (["cookie", "--moved-directory", "x"], 2, "is not OLD=NEW"),

@@ -13,13 +13,13 @@ import pytest
 
 from magnetar.client.blocking import connect
 from magnetar.runtime.file_lock import lock_file
-from support.bookie_commands import Run
+from support.bookie_commands import Run, documented
 from support.service import Service, held_port
 
 pytestmark = pytest.mark.real
 
 
-READING = ("info", "cookie", "ledgers", "journal dump", "verify")
+READING = ("info", "cookie", "journal dump", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_running_bookie_is_asked(service: Service, by: str) -> None:
     assert (info["running"], info["problem"], info["read_only"]) == (True, "", False)
     assert info["data_directory"] == str(service.data / "bookie")
     assert messages(*where) == ["first", "second", "third"]
-    for command in READING:
+    for command in (*READING, "ledgers"):
         table = Run(*command.split(), *where)
         assert table.code == 0, (command, table.out, table.errors)
         assert table.out
@@ -72,6 +72,49 @@ def test_a_running_bookie_is_asked(service: Service, by: str) -> None:
     assert {"journal", "file", "record"} <= kinds
     refused = Run("read", "987654", *where)
     assert (refused.code, "987654" in refused.complaint) == (1, True)
+
+
+def test_ledgers_and_entries_for_people(service: Service, tmp_path: Path) -> None:
+    where = ("--data", service.data)
+    table = Run("ledgers", *where)
+    assert "last entry" in table.out
+    assert table.out.rstrip().endswith(" ledgers") or table.out.rstrip().endswith(" ledger")
+    ledgers = [row["ledger_id"] for row in Run("ledgers", "--json", *where).lines if row["ranges"]]
+    shown = "".join(Run("read", ledger, "--messages", *where).out for ledger in ledgers)
+    assert "third" in shown
+    assert "digest good" in shown
+    assert "last add confirmed" in Run("ledgers", "--ledger", ledgers[0], *where).out
+    for ledger in ledgers:
+        raw = tmp_path / "raw"
+        text = Run("read", ledger, "--raw", raw, "--json", *where)
+        assert raw.stat().st_size == sum(line["payload_bytes"] for line in text.lines)
+        lines = Run("read", ledger, "--hex", "--json", *where).lines
+        assert b"".join(bytes.fromhex(line["payload_hex"]) for line in lines) == raw.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["9-3"], "not a range of entries: '9-3'"),
+        (["x"], "not a range of entries: 'x'"),
+        (["--hex", "--messages"], "exclude each other"),
+    ],
+)
+def test_wrong_ranges_and_forms_are_one_clear_line(
+    service: Service, arguments: list[str], complaint: str
+) -> None:
+    refused = Run("read", "1", *arguments, "--data", service.data)
+    assert (refused.code, complaint in refused.complaint) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["ledgers", "read 0"])
+def test_the_keys_of_ledgers_and_entries_are_the_documented_ones(service: Service, command: str) -> None:
+    lines = Run(*command.split(), "--json", "--data", service.data).lines
+    known = documented(command.split()[0])
+    assert lines
+    for line in lines:
+        assert set(line) <= known
+        assert known - set(line) <= {"payload", "payload_base64", "payload_hex", "content"}
 
 
 def test_the_keys_are_those_of_a_stopped_one(service: Service) -> None:
@@ -83,7 +126,6 @@ def test_the_keys_are_those_of_a_stopped_one(service: Service) -> None:
         for command in READING:
             stopped = Run(*command.split(), "--json", "--data", service.data).lines[0]
             assert set(stopped) == set(running[command]), command
-        assert messages("--data", service.data) == ["first", "second", "third"]
         logs = Run("info", "--json", "--data", service.data).lines[0]["entry_logs"]
         assert logs
     finally:

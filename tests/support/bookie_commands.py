@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,15 @@ from typer.testing import CliRunner
 
 from magnetar.cli.app import app
 
-__all__ = ["Run"]
+__all__ = ["Run", "documented"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "bookie-operations.md"
+
+
+def documented(command: str) -> set[str]:
+    """The keys that the page names for a command."""
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}` |"))
+    return set(re.findall(r"`(\w+)`", row.split("|")[2]))
 
 
 class Run:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from magnetar.bookie import Bookie, BookieSettings
-from magnetar.bookie.offline import StoppedBookie
+from magnetar.bookie.index.walks import location_pages
+from magnetar.bookie.offline import JournalRecord, StoppedBookie, walk_journals
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import KIB, add_all, entry, open_real, small_settings
 from support.running_copy import copy_running
@@ -83,6 +86,14 @@ def with_stopped(directory: Path, work: Callable[[StoppedBookie], T], **changes:
             return work(bookie)
 
     return asyncio.run(main())
+
+
+def totals(bookie: StoppedBookie) -> dict[int, int]:
+    """How many entries of each ledger are here: those that the index has, and those that a start would replay."""
+    found = {row[:2] for row in chain.from_iterable(location_pages(bookie.index))}
+    replayed = (item for item in walk_journals(bookie, from_mark=True) if isinstance(item, JournalRecord))
+    found |= {(item.ledger_id, item.entry_id) for item in replayed if item.type == "ADD"}
+    return Counter(ledger_id for ledger_id, _ in found)
 
 
 def trace_of(directory: Path) -> dict[str, tuple[str, int]]:

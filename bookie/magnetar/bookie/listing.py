@@ -7,22 +7,26 @@ slices of the loop: what changes meanwhile may or may not be in them.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
 from .entry_ids import EntryIds
-from .index import LocationIndex
+from .index import LedgerRecord, LocationIndex
+from .index.walks import locations_of_ledger
 from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
 
-__all__ = ["EntryRange", "Listing", "StoredLedger"]
+__all__ = ["EntryRange", "LedgerSummary", "Listing", "StoredLedger"]
 
 _MAX_LEDGERS = 10_000
 _MAX_RANGES = 10_000
 # Locations looked at for one page, and in one slice of the loop (0.4 ms).
 _MAX_SCANNED = 100_000
 _SLICE = 1000
+_MAX_ID = (1 << 63) - 1
 
 
 class StoredLedger(NamedTuple):
@@ -40,6 +44,30 @@ class EntryRange(NamedTuple):
 
     first: int
     last: int
+
+
+class LedgerSummary(NamedTuple):
+    """All that is here of one ledger. Ids are -1 for none; bytes are those of the entries with their 40-byte headers."""
+
+    ledger_id: int
+    # "open", "fenced" or "deleted" (a tombstone); "unknown": entries are here, but no record of the ledger.
+    state: str
+    # The disk of a part of it was lost: a missing entry is not said not to exist (rule 8).
+    unknown: bool
+    deleted_at_ms: int
+    last_entry: int
+    last_add_confirmed: int
+    explicit_lac: int
+    # In entry logs, by the index.
+    entries: int
+    bytes: int
+    # Of those that only journals and write cache have: the next checkpoint puts them into entry logs.
+    journaled_entries: int
+    journaled_bytes: int
+    # Ids of the entry logs that hold a part of it.
+    logs: list[int]
+    # (first, last) of what is here, entry logs and write cache together.
+    ranges: list[tuple[int, int]]
 
 
 class Listing:
@@ -103,3 +131,47 @@ class Listing:
         if len(ranges) > count:
             return ranges[:count], ranges[count].first
         return ranges, -1 if whole else after + 1
+
+    def next_ledger(self, after: int, unsaved: Sequence[int]) -> int | None:
+        """The lowest ledger above `after` that anything is known of. `unsaved`: sorted, what memory has beside the index."""
+        located = self._index.walk((after, _MAX_ID) if after >= 0 else None, 1)
+        ids = [row[0] for row in located] + [row[0] for row in self._index.list_ledgers(after, 1)]
+        ids += unsaved[bisect_right(unsaved, after) :][:1]
+        return min(ids, default=None)
+
+    async def summary(self, ledger_id: int) -> LedgerSummary:
+        """All that is here of a ledger, a deleted one as well. LedgerNotFound when nothing is known of it."""
+        ids, size, logs = EntryIds(), 0, dict[int, None]()
+        for number, (entry_id, location) in enumerate(locations_of_ledger(self._index, ledger_id), 1):
+            ids.add(entry_id)
+            size += location.length
+            logs[location.log_id] = None
+            if not number % _SLICE:
+                await asyncio.sleep(0)
+        entries, cached_bytes = len(ids), 0
+        for entry_id in self._cache.entry_ids(ledger_id):
+            if ids.add(entry_id):
+                cached_bytes += len(self._cache.get(ledger_id, entry_id) or b"")
+        state = self._ledgers.by_id.get(ledger_id) or LedgerDescriptor(self._index.get_ledger(ledger_id))
+        if not state.known and not len(ids):
+            raise LedgerNotFound(
+                f"nothing is known of ledger {ledger_id} here; `magnetar bookie ledgers` lists what is",
+                ledger_id=ledger_id,
+            )
+        known = state.record() if state.known else LedgerRecord()
+        name = "deleted" if known.deleted_at_ms else "fenced" if known.fenced else "open"
+        return LedgerSummary(
+            ledger_id,
+            name if state.known else "unknown",
+            known.unknown,
+            known.deleted_at_ms,
+            known.last_entry,
+            known.last_add_confirmed,
+            known.explicit_lac,
+            entries,
+            size,
+            len(ids) - entries,
+            cached_bytes,
+            sorted(logs),
+            ids.ranges(),
+        )

@@ -5,8 +5,8 @@ runs in slices of the loop, and the disk worker brings its file into the page ca
 may not be in the answer: the newest bytes of a journal or of a current entry log look torn. Journals that a checkpoint
 releases while they are read are not taken for damaged ones: who asks is told to ask again.
 
-What the next start would replay from the journals is in memory here; `verify` does not read everything again but tells what
-the scrub has verified, and when.
+Ledgers are listed and entries read only here, not of a stopped bookie. `verify` does not read everything again but tells
+what the scrub has verified, and when.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
     InvalidArgument,
+    LedgerNotFound,
     MagnetarError,
     ServiceNotReady,
 )
@@ -34,9 +35,7 @@ from .index import LocationIndex
 from .offline.entries import StoredEntry, stored_entry
 from .offline.entry_logs import find_log, walk_entry_log
 from .offline.identity import describe, describe_cookie
-from .offline.journaled import Journaled, JournaledLedger
 from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk_journals
-from .offline.ledgers import walk_ledgers
 from .offline.stopped import LogFile
 from .offline.verify import DAMAGE, SOUND, WAITING, Verification, VerifiedPart
 
@@ -86,28 +85,17 @@ class BookieShell:
 
     async def _ledgers(self, arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         ledger_id = _number(arguments, "ledger", None)
-        waiting = await self._in_memory()
-        for summary in walk_ledgers(self._data, waiting, ledger_id):
-            if summary is None:
-                await asyncio.sleep(0)
-            else:
-                yield _fields(summary)
-
-    async def _in_memory(self) -> Journaled:
-        """What the next checkpoint puts into entry logs and index."""
-        found = Journaled()
-        bookie = self._bookie
-        for number, ledger_id in enumerate(list(bookie.ledgers.unsaved()), 1):
-            state = bookie.ledgers.by_id.get(ledger_id)
-            if state is not None:
-                ledger = found.ledgers[ledger_id] = JournaledLedger(0)
-                ledger.record = state.record()
-                for entry_id in sorted(bookie.cache.entry_ids(ledger_id)):
-                    if ledger.ids.add(entry_id) and bookie.index.get(ledger_id, entry_id) is None:
-                        ledger.bytes += len(bookie.cache.get(ledger_id, entry_id) or b"")
-            if not number % _SLICE_ITEMS:
-                await asyncio.sleep(0)
-        return found
+        listing = self._bookie.listing
+        if ledger_id is not None:
+            yield _fields(await listing.summary(ledger_id))
+            return
+        unsaved = sorted(self._bookie.ledgers.unsaved())
+        following = listing.next_ledger(-1, unsaved)
+        while following is not None:
+            with contextlib.suppress(LedgerNotFound):  # it was forgotten since
+                yield _fields(await listing.summary(following))
+            await asyncio.sleep(0)
+            following = listing.next_ledger(following, unsaved)
 
     async def _read(self, arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         ledger_id = _number(arguments, "ledger", 0)

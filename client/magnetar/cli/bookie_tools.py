@@ -73,7 +73,7 @@ def ledgers(
     assignments: Set = None,
     as_json: JsonLines = False,
 ) -> None:
-    """What each ledger has here: state, last entry, last add confirmed, entries, bytes, entry logs."""
+    """What each ledger has here, if the bookie runs: state, last entry, last add confirmed, entries, bytes, entry logs."""
     from . import bookie_tools_ledgers as work
 
     work.ledgers(Target(data, config, assignments, bookie), ledger=ledger, as_json=as_json)
@@ -99,7 +99,7 @@ def read(
     assignments: Set = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Entries of a ledger: header, digest check, payload. Damage is said to be damage; exit code 1 then."""
+    """Entries of a ledger, if the bookie runs: header, digest check, payload. Exit code 1 if one is damaged."""
     from . import bookie_tools_read as work
 
     work.read(

@@ -1,4 +1,4 @@
-"""`magnetar bookie ledgers`: what a bookie has of each ledger."""
+"""`magnetar bookie ledgers`: what a running bookie has of each ledger."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from magnetar.bookie.offline import LedgerSummary
+from magnetar.bookie.listing import LedgerSummary
 
 from .bookie_target import Target
-from .bookie_tools_open import Meter, number, print_table, with_tool
-from .bookie_tools_running import Tool
+from .bookie_tools_open import number, print_table, with_running
+from .bookie_tools_running import RunningTool
 from .session import print_json
 from .tables import counted
 
@@ -27,9 +27,8 @@ def ledgers(
 ) -> None:
     """Every ledger, a row or a line of JSON each; or one of them in detail."""
 
-    def work(tool: Tool) -> None:
-        with Meter(quiet=as_json) as meter:
-            found = tool.ledgers(ledger, meter)
+    def work(tool: RunningTool) -> None:
+        found = tool.ledgers(ledger)
         if as_json:
             for summary in found:
                 print_json(as_record(summary))
@@ -39,7 +38,7 @@ def ledgers(
             count = print_table("", _COLUMNS, map(_row, found), right=(0, 2, 3, 4, 5, 6, 7))
             print(counted(count, "ledger", "ledgers"))
 
-    with_tool(target, work)
+    with_running(target, work)
 
 
 def as_record(summary: LedgerSummary) -> dict[str, Any]:

@@ -75,6 +75,20 @@ def with_tool(target: Target, work: Callable[[Tool], int | None]) -> None:
     _run(main())
 
 
+def with_running(target: Target, work: Callable[[RunningTool], int | None]) -> None:
+    """Like `with_tool`; for a stopped bookie it ends the process with what to do instead."""
+
+    def ask(tool: Tool) -> int | None:
+        if isinstance(tool, StoppedTool):
+            fail(
+                f"the bookie in {tool.root} is stopped, and only a running one lists its ledgers and reads their entries: "
+                "start it, or see what `magnetar bookie entrylog dump` and `magnetar bookie journal dump` show"
+            )
+        return work(tool)
+
+    with_tool(target, ask)
+
+
 def _running(files: Files, layout: DataLayout, locked: DataDirectoryError) -> RunningTool:
     """The bookie that runs on this directory, if it is certain that it is the one. Raises DataDirectoryError."""
     address = read_http_address(files, layout)

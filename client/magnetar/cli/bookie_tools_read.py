@@ -1,4 +1,4 @@
-"""`magnetar bookie read`: entries of a ledger, with their payload as text, hex, bytes or the messages in them."""
+"""`magnetar bookie read`: entries of a ledger of a running bookie, as text, hex, bytes or the messages in them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from magnetar.bookie.offline import StoredEntry
-from magnetar.bookie.offline.journals import no_progress
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .bookie_target import Target
-from .bookie_tools_open import Meter, with_tool
-from .bookie_tools_running import Tool
+from .bookie_tools_open import with_running
+from .bookie_tools_running import RunningTool
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
 from .tables import counted
 
@@ -43,9 +42,8 @@ def read(
     if as_hex + messages > 1:
         fail("--hex and --messages exclude each other", EXIT_USAGE)
 
-    def work(tool: Tool) -> int:
-        with Meter(quiet=as_json) as meter:
-            found = tool.entries(ledger, first, last, meter)
+    def work(tool: RunningTool) -> int:
+        found = tool.entries(ledger, first, last)
         shown = damaged = 0
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(_open_output(raw)) if raw is not None else None
@@ -65,7 +63,7 @@ def read(
             print(counted(shown, "entry", "entries") + (f", {damaged:,} of them damaged" if damaged else ""))
         return EXIT_FAILED if damaged else 0
 
-    with_tool(target, work)
+    with_running(target, work)
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
@@ -89,9 +87,9 @@ def _open_output(path: str) -> IO[bytes]:
         raise InvalidArgument(f"cannot write {path}: {error.strerror}") from None
 
 
-def _explain_nothing(tool: Tool, ledger: int, first: int, last: int | None) -> None:
+def _explain_nothing(tool: RunningTool, ledger: int, first: int, last: int | None) -> None:
     """Raises LedgerNotFound for a ledger that is not known here, EntryNotFound else."""
-    summary = next(tool.ledgers(ledger, no_progress))
+    summary = next(tool.ledgers(ledger))
     here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
     if last == first:
         wanted = f"no entry {first}"

@@ -1,6 +1,8 @@
 """A running bookie as the operator's commands see it: they ask it over HTTP (WIRE.md), and get what the offline tools find.
 
-`StoppedTool` and `RunningTool` answer the same questions with the same types, so that a command prints them alike.
+What it alone answers is what its ledgers and entries are.
+
+`StoppedTool` answers the other questions with the same types, so that a command prints them alike. Errors are MagnetarError.
 """
 
 from __future__ import annotations
@@ -8,22 +10,20 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from magnetar.bookie.listing import LedgerSummary
 from magnetar.bookie.mark import JournalPosition
 from magnetar.bookie.offline import (
     Finding,
     JournalDirectory,
-    Journaled,
     JournalFileReport,
     JournalGap,
     JournalRecord,
-    LedgerSummary,
     LogBroken,
     LogEnd,
     LogHeader,
@@ -36,8 +36,6 @@ from magnetar.bookie.offline import (
     describe,
     describe_cookie,
     find_log,
-    list_ledgers,
-    read_entries,
     verify,
     walk_entry_log,
     walk_journals,
@@ -55,46 +53,6 @@ Progress = Callable[[str, int, int], None]
 _TIMEOUT_S = 60.0
 
 
-class Tool(Protocol):
-    """What the read-only half of the commands asks. Errors are MagnetarError."""
-
-    running: bool
-
-    def info(self) -> dict[str, Any]:
-        """See `offline.describe`."""
-        ...
-
-    def cookie(self) -> dict[str, Any]:
-        """See `offline.describe_cookie`."""
-        ...
-
-    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
-        """See `offline.list_ledgers`."""
-        ...
-
-    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
-        """See `offline.read_entries`."""
-        ...
-
-    def journal(
-        self, journal: int | None, file: str, from_mark: bool, progress: Progress
-    ) -> Iterator[JournalItem]:
-        """See `offline.walk_journals`."""
-        ...
-
-    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
-        """See `offline.walk_entry_log`."""
-        ...
-
-    def verify(self, progress: Progress) -> Verification:
-        """See `offline.verify`; of a running bookie, what its scrub has verified."""
-        ...
-
-    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
-        """Sets the operator's marker, or clears it: "bookie_id", "read_only", "read_only_reason"."""
-        ...
-
-
 class StoppedTool:
     """From the files of a stopped bookie."""
 
@@ -102,46 +60,32 @@ class StoppedTool:
 
     def __init__(self, bookie: StoppedBookie) -> None:
         self._bookie = bookie
+        self.root = bookie.layout.root
 
     def info(self) -> dict[str, Any]:
-        """See Tool."""
+        """As `offline.describe`."""
         return describe(self._bookie, running=False)
 
     def cookie(self) -> dict[str, Any]:
-        """See Tool."""
+        """As `offline.describe_cookie`."""
         return describe_cookie(self._bookie, self._bookie.cookie)
-
-    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
-        """See Tool. What the journals cannot tell is on standard error."""
-        return list_ledgers(self._bookie, self._journaled(None, progress), ledger)
-
-    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
-        """See Tool, and `ledgers`."""
-        places = self._journaled(ledger, progress).places
-        return read_entries(self._bookie, places, ledger, first, last)
-
-    def _journaled(self, ledger: int | None, progress: Progress) -> Journaled:
-        journaled = Journaled.read(self._bookie, places_of=ledger, progress=progress)
-        for warning in journaled.warnings:
-            print(f"magnetar: {warning}", file=sys.stderr)
-        return journaled
 
     def journal(
         self, journal: int | None, file: str, from_mark: bool, progress: Progress
     ) -> Iterator[JournalItem]:
-        """See Tool."""
+        """As `offline.walk_journals`."""
         return walk_journals(self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress)
 
     def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
-        """See Tool."""
+        """As `offline.walk_entry_log`."""
         return walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress)
 
     def verify(self, progress: Progress) -> Verification:
-        """See Tool."""
+        """As `offline.verify`."""
         return verify(self._bookie, progress)
 
     def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
-        """See Tool."""
+        """Sets the operator's marker, or clears it: "bookie_id", "read_only", "read_only_reason"."""
         files, layout = self._bookie.files, self._bookie.layout
         bookie_id = self._bookie.cookie.bookie_id  # nothing is written into what is not a bookie's directory
         if undo:
@@ -163,26 +107,26 @@ class RunningTool:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def info(self) -> dict[str, Any]:
-        """See Tool."""
+        """See StoppedTool."""
         return next(self._ask("info"))
 
     def cookie(self) -> dict[str, Any]:
-        """See Tool."""
+        """See StoppedTool."""
         return next(self._ask("cookie"))
 
-    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
-        """See Tool. "In journals" is what is in memory."""
+    def ledgers(self, ledger: int | None) -> Iterator[LedgerSummary]:
+        """All ledgers, or this one. "In journals" is what is in memory."""
         return (_made(LedgerSummary, fields) for fields in self._ask("ledgers", ledger=ledger))
 
-    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
-        """See Tool."""
+    def entries(self, ledger: int, first: int, last: int | None) -> Iterator[StoredEntry]:
+        """Those of `first` to `last` (None: the end) that are here; a damaged one is returned as such."""
         for fields in self._ask("read", ledger=ledger, first=first, last=last):
             yield _made(StoredEntry, fields | {"data": base64.b64decode(fields["data"])})
 
     def journal(
         self, journal: int | None, file: str, from_mark: bool, progress: Progress
     ) -> Iterator[JournalItem]:
-        """See Tool."""
+        """See StoppedTool."""
         kinds: dict[str, Callable[..., JournalItem]] = {
             kind.__name__: kind for kind in (JournalDirectory, JournalFileReport, JournalRecord, JournalGap)
         }
@@ -192,7 +136,7 @@ class RunningTool:
             yield _made(kinds[fields["kind"]], fields)
 
     def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
-        """See Tool."""
+        """See StoppedTool."""
         kinds: dict[str, Callable[..., LogItem]] = {
             kind.__name__: kind for kind in (LogHeader, LogRecord, LogBroken, LogEnd)
         }
@@ -203,7 +147,7 @@ class RunningTool:
             yield _made(kinds[fields["kind"]], fields)
 
     def verify(self, progress: Progress) -> Verification:
-        """See Tool."""
+        """What the scrub has verified so far."""
         fields = next(self._ask("verify"))
         result = Verification()
         result.damage_found = fields["damage_found"]
@@ -212,7 +156,7 @@ class RunningTool:
         return result
 
     def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
-        """See Tool."""
+        """See StoppedTool."""
         return next(self._ask("convert-to-read-only", method="POST", undo=undo or None, reason=reason))
 
     def _ask(self, command: str, *, method: str = "GET", **arguments: Any) -> Iterator[dict[str, Any]]:
@@ -250,3 +194,7 @@ def _error(fields: dict[str, Any]) -> MagnetarError:
 
 def _made(kind: Callable[..., T], fields: dict[str, Any]) -> T:
     return kind(**{name: value for name, value in fields.items() if name != "kind"})
+
+
+# What both answer alike.
+Tool = StoppedTool | RunningTool

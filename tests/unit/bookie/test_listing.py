@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
+from magnetar.bookie.entry_ids import EntryIds
+from magnetar.bookie.listing import LedgerSummary
 from magnetar.proto.errors import LedgerNotFound
 from support.bookie_kit import add, add_all, entry, open_inline
 from support.index_model import ModelStorage
@@ -96,3 +98,60 @@ async def test_ledgers_that_are_not_here_have_no_entries_to_list(bookie: Bookie)
     await bookie.delete_ledger(1)
     with pytest.raises(LedgerNotFound):
         await bookie.list_entries(1)
+
+
+async def summaries(bookie: Bookie) -> dict[int, LedgerSummary]:
+    found: dict[int, LedgerSummary] = {}
+    unsaved = sorted(bookie.ledgers.unsaved())
+    ledger_id = bookie.listing.next_ledger(-1, unsaved)
+    while ledger_id is not None:
+        found[ledger_id] = await bookie.listing.summary(ledger_id)
+        ledger_id = bookie.listing.next_ledger(ledger_id, unsaved)
+    return found
+
+
+async def test_every_ledger_is_summed_up_with_all_that_is_known(bookie: Bookie) -> None:
+    await add_all(bookie, [entry(1, number) for number in range(5)])
+    await add_all(bookie, [entry(2, number) for number in (0, 1, 4)])
+    await add(bookie, entry(7, 0))
+    await bookie.fence(3)
+    await bookie.write_last_confirmed(4, 17)
+    await bookie.checkpoint()
+    await bookie.delete_ledger(7)
+    bookie.index.delete_ledger(2)  # its record was lost
+    bookie.ledgers.by_id.pop(2)
+    await add_all(bookie, [entry(1, number) for number in range(5, 8)])
+    await add(bookie, entry(9, 6))
+    found = await summaries(bookie)
+    assert {ledger_id: row.state for ledger_id, row in found.items()} == {
+        1: "open",
+        2: "unknown",
+        3: "fenced",
+        4: "open",
+        7: "deleted",
+        9: "open",
+    }
+    assert list(found) == sorted(found)
+    size = len(entry(1, 0))
+    assert (found[1].entries, found[1].bytes, found[1].ranges) == (5, 5 * size, [(0, 7)])
+    assert (found[1].journaled_entries, found[1].journaled_bytes) == (3, 3 * size)
+    assert (found[2].entries, found[2].ranges) == (3, [(0, 1), (4, 4)])
+    assert (found[4].explicit_lac, found[4].ranges) == (17, [])
+    assert (found[9].entries, found[9].last_entry, found[9].logs) == (0, 6, [])
+    assert found[7].deleted_at_ms
+    with pytest.raises(LedgerNotFound):
+        await bookie.listing.summary(99)
+
+
+def test_entry_ids_against_a_set() -> None:
+    ids, model = EntryIds(), set[int]()
+    for number in range(400):
+        entry_id = number * 7919 % 97
+        assert ids.add(entry_id) == (entry_id not in model)
+        model.add(entry_id)
+        assert (entry_id in ids, len(ids)) == (True, len(model))
+        flat = [one for first, last in ids.ranges() for one in range(first, last + 1)]
+        assert flat == sorted(model)
+        assert all(
+            last + 1 < first for (_, last), (first, _) in zip(ids.ranges(), ids.ranges()[1:], strict=False)
+        )

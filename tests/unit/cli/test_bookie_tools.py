@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from magnetar.bookie.offline import StoredEntry
 from magnetar.broker.cursors.core.acks import acked_numbers
 from magnetar.broker.cursors.entries import encode_acks
-from magnetar.cli.bookie_tools_read import decode_payload, parse_range
+from magnetar.cli import bookie_tools_read
+from magnetar.cli.bookie_target import Target
+from magnetar.cli.bookie_tools_read import decode_payload, parse_range, read
 from magnetar.cli.flags import UsageError, parse_flags
 from magnetar.cli.main import BOOKIE_COMMANDS
 from magnetar.proto.batch import encode_batch
@@ -26,6 +32,29 @@ def test_what_is_no_range(text: str, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         parse_range(text)
     assert "not a range of entries" in capsys.readouterr().err
+
+
+class Damaged:
+    """A running bookie with one entry, whose record is damaged."""
+
+    def entries(self, ledger: int, first: int, last: int | None) -> Iterator[StoredEntry]:
+        yield StoredEntry(ledger, 0, "entry log", "log", 64, -1, -1, b"", "the record is damaged")
+
+
+def test_rule_08_a_damaged_entry_is_shown_as_damaged_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+
+    def ask(_: Target, work: Any) -> None:
+        codes.append(work(Damaged()))
+
+    monkeypatch.setattr(bookie_tools_read, "with_running", ask)
+    read(Target(), ledger=1, entries="", as_hex=False, messages=False, raw=None, as_json=False)
+    assert codes == [1]
+    out = capsys.readouterr().out
+    assert "1:0  DAMAGED: the record is damaged" in out
+    assert "1 of them damaged" in out
 
 
 def test_messages_of_an_entry() -> None:

@@ -4,7 +4,7 @@ Results are typed, and nothing is printed. `StoppedBookie.open` takes the bookie
 StoppedBookie. Inspection changes nothing: no byte and no name below the bookie's directories, the lock file apart.
 """
 
-from .entries import StoredEntry, read_entries
+from .entries import StoredEntry
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogLedger, LogRecord, find_log, walk_entry_log
 from .identity import (
     DirectoryReport,
@@ -17,7 +17,6 @@ from .identity import (
     inspect_directories,
 )
 from .index_rebuild import rebuild
-from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
     JournalFileReport,
@@ -27,7 +26,6 @@ from .journals import (
     read_mark,
     walk_journals,
 )
-from .ledgers import LedgerSummary, list_ledgers
 from .stopped import BookieData, LogFile, StoppedBookie
 from .verify import Finding, Verification, VerifiedPart, verify
 
@@ -38,11 +36,7 @@ __all__ = [
     "JournalDirectory",
     "JournalFileReport",
     "JournalGap",
-    "JournalPlace",
     "JournalRecord",
-    "Journaled",
-    "JournaledLedger",
-    "LedgerSummary",
     "LogBroken",
     "LogEnd",
     "LogFile",
@@ -62,8 +56,6 @@ __all__ = [
     "find_log",
     "inspect_directories",
     "journal_directories",
-    "list_ledgers",
-    "read_entries",
     "read_mark",
     "rebuild",
     "verify",

@@ -1,8 +1,8 @@
-"""Reads entries of a ledger of a stopped bookie, from entry logs or from journals that were not replayed yet."""
+"""One stored entry with what is wrong with it, as the operator's commands show it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from magnetar.proto.errors import EntryDamaged, MagnetarError
@@ -10,13 +10,9 @@ from magnetar.proto.ledger_entry import decode_ledger_entry_header, verify_ledge
 
 from ..entry_log.records import RECORD_HEADER_BYTES, record_entry
 from ..index import Location
-from ..index.walks import locations_of_ledger
-from ..journal.records import RECORD_HEADER_BYTES as JOURNAL_HEADER_BYTES
-from .journaled import JournalPlace
-from .log_file_cache import LogFileCache
-from .stopped import BookieData
+from .stopped import StoppedBookie
 
-__all__ = ["StoredEntry", "read_entries", "stored_entry"]
+__all__ = ["StoredEntry", "read_located", "stored_entry"]
 
 
 class StoredEntry(NamedTuple):
@@ -24,7 +20,7 @@ class StoredEntry(NamedTuple):
 
     ledger_id: int
     entry_id: int
-    # "entry log" or "journal"; the file, and where in it the record starts.
+    # "entry log" or "write cache"; the file, and where in it the record starts ("" and -1 of the cache).
     source: str
     path: str
     position: int
@@ -35,45 +31,7 @@ class StoredEntry(NamedTuple):
     damage: str
 
 
-def read_entries(
-    bookie: BookieData,
-    places: dict[int, JournalPlace],
-    ledger_id: int,
-    first: int = 0,
-    last: int | None = None,
-) -> Iterator[StoredEntry]:
-    """What is here of `first` to `last` (None: the end), ascending. One entry is held at a time.
-
-    `places`: entries that are in journals (`Journaled.places`), which are newer than those in entry logs. Raises
-    StorageFailed when the index is damaged; a damaged entry is returned as such.
-    """
-    files = LogFileCache(bookie.files)
-    waiting = iter(
-        sorted(item for item in places.items() if first <= item[0] and (last is None or item[0] <= last))
-    )
-    journaled = next(waiting, None)
-    try:
-        for entry_id, location in locations_of_ledger(bookie.index, ledger_id, first):
-            if last is not None and entry_id > last:
-                break
-            while journaled is not None and journaled[0] < entry_id:
-                yield _from_journal(files, ledger_id, *journaled)
-                journaled = next(waiting, None)
-            if journaled is not None and journaled[0] == entry_id:
-                yield _from_journal(files, ledger_id, *journaled)
-                journaled = next(waiting, None)
-            else:
-                yield read_located(bookie, files, ledger_id, entry_id, location)
-        while journaled is not None:
-            yield _from_journal(files, ledger_id, *journaled)
-            journaled = next(waiting, None)
-    finally:
-        files.close()
-
-
-def read_located(
-    bookie: BookieData, files: LogFileCache, ledger_id: int, entry_id: int, location: Location
-) -> StoredEntry:
+def read_located(bookie: StoppedBookie, ledger_id: int, entry_id: int, location: Location) -> StoredEntry:
     """The entry that the index says to be at `location`; damage is in the result, not raised."""
     path = bookie.log_path(location.log_id)
     if path is None:
@@ -81,7 +39,8 @@ def read_located(
         return stored_entry(ledger_id, entry_id, "entry log", "", location.offset, b"", missing)
     length = RECORD_HEADER_BYTES + location.length
     try:
-        data = files.read_at(path, location.offset, length)
+        with closing(bookie.files.open(path, read_only=True)) as file:
+            data = file.read_at(location.offset, length)
         entry = record_entry(data, 0, location.log_id, ledger_id, entry_id, location.length)
     except EntryDamaged:
         return stored_entry(
@@ -90,14 +49,6 @@ def read_located(
     except MagnetarError as error:
         return stored_entry(ledger_id, entry_id, "entry log", path, location.offset, b"", error.message)
     return stored_entry(ledger_id, entry_id, "entry log", path, location.offset, entry, "")
-
-
-def _from_journal(files: LogFileCache, ledger_id: int, entry_id: int, place: JournalPlace) -> StoredEntry:
-    try:
-        data = files.read_at(place.path, place.position + JOURNAL_HEADER_BYTES, place.length)
-    except MagnetarError as error:
-        return stored_entry(ledger_id, entry_id, "journal", place.path, place.position, b"", error.message)
-    return stored_entry(ledger_id, entry_id, "journal", place.path, place.position, data, "")
 
 
 def stored_entry(
