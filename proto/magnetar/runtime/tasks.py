@@ -184,9 +184,10 @@ class TaskSet:
         return task
 
     def add(self, task: asyncio.Task[T], ended: _Ended[T] | None = None) -> None:
-        """Takes over a task that has begun already."""
-        self._tasks[task] = ended or report
-        task.add_done_callback(self._leave)
+        """Takes over a task that has begun already; one that it has stays as it is."""
+        if task not in self._tasks:
+            self._tasks[task] = ended or report
+            task.add_done_callback(self._leave)
 
     def _leave(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task)(task)

@@ -282,6 +282,30 @@ async def test_nacked_messages_come_again_with_their_count(type: str) -> None:
 
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])
+@pytest.mark.parametrize("kind", ["redeliver", "handed out", "ack"])
+async def test_rule_48_a_row_that_ends_before_it_begins_is_refused(kind: str, type: str) -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        answer = await client.producer()
+        client.publish_batch(numbers(10), epoch=answer["epoch"])
+        await client.consumer(type=type)
+        await client.received(10)
+        ledger, entry = client.messages[0].id[:2]
+        payload = c.encode_rows(c.ACK_ROW, [(ledger, entry, 5, 3)])
+        if kind == "handed out":
+            client.frame(c.HandedOut(0, 1, 0), payload)  # nobody is answered
+        else:
+            with pytest.raises(InvalidArgument):
+                await client.ask(c.Redeliver if kind == "redeliver" else c.Ack, 1, payload=payload)
+        await settle()
+        core = topic_of(broker).subscriptions["billing"].dispatcher.core
+        core.tracker.check(core.consumers)
+        client.frame(c.Redeliver(0, 1))
+        await settle()
+        assert client.values[10:] == numbers(10)
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
 async def test_a_nack_of_everything(type: str) -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)

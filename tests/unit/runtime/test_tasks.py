@@ -176,3 +176,15 @@ async def test_tasks_of_a_set_end_with_it_and_one_of_them_may_end_it() -> None:
     await asyncio.sleep(0)
     assert ended == ["wait", "close", "request"]
     await tasks.close()
+
+
+async def test_a_task_that_is_handed_over_twice_leaves_once() -> None:
+    tasks, loop = TaskSet("work"), asyncio.get_running_loop()
+    failures: list[object] = []
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    work = loop.create_task(asyncio.sleep(0))
+    tasks.add(work)
+    tasks.add(work)
+    await tasks.wait()
+    await asyncio.sleep(0)
+    assert (len(tasks), failures) == (0, [])

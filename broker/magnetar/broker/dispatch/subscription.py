@@ -286,9 +286,7 @@ class Subscription:
         unknown: dict[EntryKey, None] = {}
         log, counts = self._log, self.dispatcher.core.message_counts
         known: EntryKey | None = None
-        for ledger, entry, first, last in rows:
-            if last < first:
-                raise InvalidArgument(f"an acknowledgement of messages {first} to {last} is empty")
+        for ledger, entry, _, last in _checked(rows):
             key = (ledger, entry)
             if key == known:
                 continue
@@ -402,8 +400,8 @@ class Subscription:
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
         if not consumer.closed:
+            nacked = _checked(list(rows))
             self._hold_back()
-            nacked = list(rows)
             self.epoch += not nacked
             self.dispatcher.handle(Nacked(consumer, nacked, counted, self.epoch))
 
@@ -413,7 +411,7 @@ class Subscription:
         """What counts if the consumer's connection is lost; of another epoch it means nothing any more."""
         if not consumer.closed and epoch == consumer.epoch:
             # Nothing can be delivered for it.
-            self.dispatcher.core.handle(HandedOut(consumer, list(rows), taken_back))
+            self.dispatcher.core.handle(HandedOut(consumer, _checked(list(rows)), taken_back))
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 
@@ -501,3 +499,11 @@ def check_consumer(type: str, hash_ranges: Sequence[Range], *, read_compacted: b
     if hash_ranges and type != "key_shared":
         raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {type} one")
     check_hash_ranges(hash_ranges, ())
+
+
+def _checked(rows: list[AckRange]) -> list[AckRange]:
+    """Raises InvalidArgument for a row without messages, which would leave ranges that overlap."""
+    for _, _, first, last in rows:
+        if last < first:
+            raise InvalidArgument(f"a row of messages {first} to {last} has none")
+    return rows
