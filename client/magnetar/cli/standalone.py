@@ -168,7 +168,7 @@ class Standalone:
         )
         repair_queue.start(bookie.cookie.bookie_id)
         identities = await introduce_bookie(bookie, metadata, bookie.cookie.cluster)
-        bookie_server = await serve_bookie(bookie, self.settings, self._stops)
+        bookie_server = await serve_bookie(bookie, self.settings, self._stops, "--bookie-port")
         name = bookie.cookie.bookie_id
         transport = self._components.transport(name, bookie, self.settings.ledger)
         self._stops.push_async_callback(transport.close)
@@ -276,11 +276,16 @@ async def start_bookie(
     return bookie
 
 
-async def serve_bookie(bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack) -> BookieServer:
+async def serve_bookie(
+    bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack, port_flag: str = "--port"
+) -> BookieServer:
     """The bookie protocol on TCP. ServiceNotReady when the port is taken."""
     daemon = settings.daemon
     options = ConnectionOptions(
-        name="bookie", max_message_bytes=settings.bookie.max_entry_bytes, port_setting="bookie_port"
+        name="bookie",
+        max_message_bytes=settings.bookie.max_entry_bytes,
+        port_setting="bookie_port",
+        port_flag=port_flag,
     )
     server = await BookieServer.start(bookie, daemon.host, daemon.bookie_port, options)
     stops.push_async_callback(server.close, daemon.drain_s / 4)
@@ -322,9 +327,7 @@ async def start_broker(
     except BaseException:
         await broker.close()
         raise
-    options = ConnectionOptions(
-        name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"
-    )
+    options = ConnectionOptions(name="broker", max_message_bytes=daemon.max_message_bytes)
     try:
         server = await start_server(daemon.host, daemon.port, listener(broker), options)
     except BaseException:

@@ -10,7 +10,8 @@ from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
-from magnetar.broker.topics.backlog import AcknowledgedBeyond, find_skip, peek, skip
+from magnetar.broker.topics.backlog import AcknowledgedBeyond, CountingReads, find_skip, peek, skip
+from magnetar.broker.topics.topic import Topic
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, encode_rows
@@ -276,15 +277,23 @@ async def test_what_is_acknowledged_one_by_one_is_counted_exactly_with_bounded_r
         for message in rng.sample(messages, rng.randrange(len(messages))):
             acknowledge(log, state, message)
         wanted = sum(message >= state.mark_delete for message in messages) - len(unacked(log, state))
-        assert await AcknowledgedBeyond(log, state, log.read_entry, lambda key: True).count() == wanted
+        assert await AcknowledgedBeyond(log, state, log.read_entry).count() == wanted
         log.reads = 0
         with monkeypatch.context() as patch:
             patch.setattr(backlog, "MAX_COUNTING_READS", 1)
-            count = await AcknowledgedBeyond(log, state, log.read_entry, lambda key: None).count()
+            count = await AcknowledgedBeyond(
+                log, state, CountingReads(log, log.read_entry, lambda key: None)
+            ).count()
         assert 0 <= count <= wanted
         assert log.reads <= 1
         log.damaged = {key for key in log.entries if rng.random() < 0.2}
-        assert 0 <= await AcknowledgedBeyond(log, state, log.read_entry, lambda key: None).count() <= wanted
+        assert (
+            0
+            <= await AcknowledgedBeyond(
+                log, state, CountingReads(log, log.read_entry, lambda key: None)
+            ).count()
+            <= wanted
+        )
 
 
 async def test_the_backlog_is_without_what_was_acknowledged_one_by_one() -> None:
@@ -299,3 +308,28 @@ async def test_the_backlog_is_without_what_was_acknowledged_one_by_one() -> None
         assert stats["backlog_messages"] == 30 - 13
         await consumer.ack(messages, receipt=True)
         assert (await client.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_rule_54_the_figures_of_a_topic_have_one_budget_of_reads_for_all_subscriptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        for _ in range(6):
+            await producer.send_many([b"%d" % number for number in range(10)])
+        for name in ("a", "b", "c", "d"):
+            consumer = await client.subscribe("t", name, type="shared", start="earliest")
+            messages = [await consumer.receive(10.0) for _ in range(60)]
+            await consumer.ack([*messages[10:20], *messages[30:40]], receipt=True)
+        monkeypatch.setattr(Topic, "cached", lambda topic, key: None)
+        monkeypatch.setattr(backlog, "MAX_COUNTING_READS", 3)
+        reads, read_entry = [], Topic.read_entry
+
+        async def counted(topic: Topic, key: Any) -> Any:
+            reads.append(key)
+            return await read_entry(topic, key)
+
+        monkeypatch.setattr(Topic, "read_entry", counted)
+        stats = (await client.topic_stats("t"))["subscriptions"]
+        assert len(reads) <= 3
+        assert all(40 <= stats[name]["backlog_messages"] <= 60 for name in stats)

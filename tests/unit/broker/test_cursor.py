@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
+from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.cursor import NO_LEDGER
 from magnetar.broker.dispatch.subscription import Subscription
 from magnetar.broker.log.records import CursorRecord, cursor_path
@@ -15,6 +16,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     NotEnoughBookies,
+    ServiceNotReady,
     TopicNotServed,
     VersionConflict,
 )
@@ -105,6 +107,32 @@ async def test_rule_34_a_receipt_comes_only_after_the_change_is_durable() -> Non
         assert not second.done()  # it missed the snapshot that was being written
         ledgers.confirm()
         await second
+
+
+async def test_rule_47_receipts_that_wait_for_a_cursor_that_cannot_be_written_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor_module, "MAX_WAITING_RECEIPTS", 2)
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await publish(client, 5)
+        await client.consumer()
+        await client.received(5)
+        ledgers.hold = True
+        receipts = [client.ack(client.messages[0].row())]
+        await settle()
+        for message in client.messages[1:]:
+            receipts.append(client.ack(message.row()))
+            await settle()
+        assert [receipt.done() for receipt in receipts] == [False, False, False, True, True]
+        with pytest.raises(ServiceNotReady, match="2 receipts wait"):
+            await receipts[4]
+        ledgers.hold = False
+        ledgers.confirm()
+        await settle()
+        await asyncio.gather(*receipts[:3])
+        await client.ack(client.messages[4].row())
 
 
 async def test_a_receipt_does_not_wait_for_the_deletion_of_what_the_cursor_had_before() -> None:

@@ -202,8 +202,8 @@ async def test_closing_does_not_wait_for_a_peer_that_hangs() -> None:
 async def test_a_port_in_use_is_one_clear_error() -> None:
     async with serving() as service:
         host, port = service.address
-        options = replace(SERVER, port_setting="broker.port")
-        with pytest.raises(ServiceNotReady, match=rf"port {port} .* is in use .* 'broker.port'"):
+        options = replace(SERVER, port_setting="broker.port", port_flag="--at")
+        with pytest.raises(ServiceNotReady, match=rf"port {port} .* is in use .* --at N .* 'broker.port'"):
             await start_server(host, port, RecordingHandler, options)
         with pytest.raises(InvalidSetting, match=r"cannot listen on 203\.0\.113\.1"):
             await start_server("203.0.113.1", 0, RecordingHandler, options)

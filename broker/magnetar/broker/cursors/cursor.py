@@ -68,6 +68,8 @@ _log = logging.getLogger(__name__)
 NO_LEDGER = -1
 # Redelivery counts that rise faster than they can be written: then a snapshot takes the place of the changes.
 _MAX_COUNT_ROWS = 20_000
+# Receipts that wait for the next write. Nothing but a cursor that cannot be written for long lets so many pile up.
+MAX_WAITING_RECEIPTS = 50_000
 # Rows of deltas behind a snapshot: replaying one takes 2 us, of a snapshot 0.3 us. At least so many, or a share of the
 # ranges that stand.
 _MIN_DELTA_ROWS = 20_000
@@ -318,6 +320,9 @@ class Cursor:
         if not self._dirty and self._task is None:
             if done is not None:
                 done(None)
+            return
+        if done is not None and len(self._waiting) >= MAX_WAITING_RECEIPTS:
+            done(ServiceNotReady(f"{len(self._waiting)} receipts wait for a write of the cursor already"))
             return
         if len(self.redeliveries.changed_rows) > _MAX_COUNT_ROWS:
             self.redeliveries.clear_changes()

@@ -8,14 +8,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import EntryNotFound, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import LedgerInfo
-from ..topics.backlog import AcknowledgedBeyond
+from ..topics.backlog import AcknowledgedBeyond, CountingReads
 from ..topics.producers import SessionState
 from ..topics.topic import Topic
 from .results import (
@@ -34,7 +34,7 @@ MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the met
 
 
 async def topic_stats(topic: Topic) -> TopicStats:
-    """Reads few entries per subscription, to tell its backlog (`AcknowledgedBeyond`); of an archived ledger none."""
+    """Reads few entries, however many subscriptions there are, to tell their backlogs (`CountingReads`)."""
     ledger = topic.ledger.list
     total = ledger.message_count
     kept, archived = ledger.ledgers, ledger.archived_ledgers
@@ -105,7 +105,7 @@ def _open_ledger_stats(ledger: ManagedLedger[Any]) -> OpenLedgerStats | None:
 async def backlog(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Offset:
     """What is not acknowledged; `size`: of what lies behind the mark-delete position. Reads few entries."""
     ledgers, state = topic.ledger.list, subscription.cursor.state
-    beyond = AcknowledgedBeyond(ledgers, state, topic.read_entry, topic.cached)
+    beyond = AcknowledgedBeyond(ledgers, state, offsets.read_entry)
     mark = ledgers.normalise(state.mark_delete)
     before = await offsets.of(mark, subscription.dispatcher.core.source.get(mark[:2]))
     left = offsets.end.messages - before.messages - await beyond.count()
@@ -163,7 +163,10 @@ class Offset(NamedTuple):
 
 
 class TopicOffsets:
-    """Where positions lie in a topic, as of the moment when this was made: one pass over its ledgers serves all."""
+    """Where positions lie in a topic, as of the moment when this was made: one pass over its ledgers serves all.
+
+    So does one budget of reads, `read_entry`.
+    """
 
     def __init__(self, topic: Topic) -> None:
         ledgers = topic.ledger.list
@@ -171,17 +174,20 @@ class TopicOffsets:
         self._infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
         self._sizes = list(accumulate((info.size for info in self._infos), initial=0))
         self.end = Offset(ledgers.message_count, self._sizes[-1])
+        self.read_entry = CountingReads(ledgers, topic.read_entry, topic.cached)
 
     async def of(self, position: Position, entry: Entry | None = None) -> Offset:
         """`entry`: the one that the position is in, if that is in memory.
 
-        Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger
-        the offset is estimated: no figure is worth a process that starts or a wait for a distant file.
+        Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Beyond the budget, and
+        within an archived ledger, the offset is estimated: no figure is worth a wait for a distant file.
         """
-        ledger, key = self._topic.ledger.list, position[:2]
-        if entry is None and ledger.is_confirmed(*key) and ledger.archived(key[0]) is None:
+        key = position[:2]
+        if entry is None and self._topic.ledger.list.is_confirmed(*key):
             try:
-                entry = await self._topic.read_entry(key)
+                entry = await self.read_entry(key)
+            except EntryNotFound:
+                pass
             except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
                 position = (key[0], 0, 0)
         return self.estimate(position, entry)

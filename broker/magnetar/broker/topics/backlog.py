@@ -97,21 +97,35 @@ async def find_skip(ledgers: LedgerList, state: AckState, read_entry: ReadEntry,
     return Skip(position, count - left)
 
 
-class AcknowledgedBeyond:
-    """What is acknowledged beyond the mark-delete position when this is made; `count` tells how many messages it is.
+class CountingReads:
+    """Reads entries to tell figures: those in memory, and MAX_COUNTING_READS others in all, none of an archived ledger."""
 
-    Exact within entries and where entries are in memory. Of what is not, at most MAX_COUNTING_READS entries are read, none
-    of an archived ledger, and MAX_COUNTED_RANGES of a ledger are looked at; what is unknown counts as not acknowledged.
-    """
-
-    def __init__(self, ledgers: LedgerList, state: AckState, read_entry: ReadEntry, cached: IsCached) -> None:
+    def __init__(self, ledgers: LedgerList, read_entry: ReadEntry, cached: IsCached) -> None:
         self._ledgers = ledgers
         self._read_entry = read_entry
         self._cached = cached
         self._reads = 0
+
+    async def __call__(self, key: EntryKey) -> Entry:
+        """EntryNotFound also for one that is not worth the read."""
+        if not self._cached(key):
+            if self._reads == MAX_COUNTING_READS or self._ledgers.archived(key[0]) is not None:
+                raise EntryNotFound(f"{key} is not read to count")
+            self._reads += 1
+        return await self._read_entry(key)
+
+
+class AcknowledgedBeyond:
+    """What is acknowledged beyond the mark-delete position when this is made; `count` tells how many messages it is.
+
+    Exact within entries and where `read_entry` finds the entries. MAX_COUNTED_RANGES of a ledger are looked at; what is
+    unknown counts as not acknowledged.
+    """
+
+    def __init__(self, ledgers: LedgerList, state: AckState, read_entry: ReadEntry) -> None:
         self._rows = [
             (
-                _GapCounter(state, self._read, ledger, info.entries, info.messages),
+                _GapCounter(state, read_entry, ledger, info.entries, info.messages),
                 list(islice(ranges, MAX_COUNTED_RANGES)),
             )
             for ledger, ranges in state.acked.by_ledger.items()
@@ -128,13 +142,6 @@ class AcknowledgedBeyond:
                 if number % _RANGES_PER_TURN == 0:
                     await asyncio.sleep(0)
         return found
-
-    async def _read(self, key: EntryKey) -> Entry:
-        if not self._cached(key):
-            if self._reads == MAX_COUNTING_READS or self._ledgers.archived(key[0]) is not None:
-                raise EntryNotFound(f"{key} is not read to count")
-            self._reads += 1
-        return await self._read_entry(key)
 
 
 class _GapCounter:

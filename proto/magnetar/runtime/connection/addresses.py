@@ -16,12 +16,12 @@ def format_address(peername: Any) -> str:
     return str(peername) if peername else "an unknown address"
 
 
-def listen_error(error: OSError, host: str, port: int, setting: str) -> MagnetarError:
+def listen_error(error: OSError, host: str, port: int, setting: str, flag: str = "") -> MagnetarError:
     """The error for an operator when listening fails; ServiceNotReady if the port may be free at the next start."""
     if error.errno == errno.EADDRINUSE:
         return ServiceNotReady(
             f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another port: "
-            f"--{setting.replace('_', '-')} N (the setting {setting!r})",
+            f"{flag or '--' + setting.replace('_', '-')} N (the setting {setting!r})",
             setting=setting,
         )
     return InvalidSetting(

@@ -37,6 +37,7 @@ class TransportOptions:
     max_connections: int = 16_384
     # What an operator changes when the port is taken; for the error message.
     port_setting: str = "port"
+    port_flag: str = ""  # "": named after the setting
 
 
 @dataclass(frozen=True)

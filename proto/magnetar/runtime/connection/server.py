@@ -53,7 +53,7 @@ class FramedServer:
                 backlog=_BACKLOG,
             )
         except OSError as error:
-            raise listen_error(error, host, port, options.port_setting) from error
+            raise listen_error(error, host, port, options.port_setting, options.port_flag) from error
         self.addresses = [sock.getsockname()[:2] for sock in self._server.sockets]
         return self
 
