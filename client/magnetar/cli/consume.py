@@ -18,6 +18,7 @@ from magnetar.client import (
     Client,
     Consumer,
     InvalidArgument,
+    MagnetarError,
     Message,
     Reader,
     ReceiveTimeout,
@@ -216,9 +217,11 @@ async def _without(client: Client, topics: list[str], subscription: str, *, foll
         try:
             if subscription in (await client.topic_stats(topic))["subscriptions"]:
                 continue
-        except TopicNotFound:
+        except MagnetarError as error:
             if not follow:
                 raise
+            if not isinstance(error, TopicNotFound):
+                continue  # what is not known is not said: subscribing tells what is wrong
         found.append(topic)
     return found
 
