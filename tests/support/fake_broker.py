@@ -32,6 +32,7 @@ from magnetar.proto.commands import (
     SendDelayed,
     SendFailed,
     Subscribe,
+    TopicStats,
     Unsubscribe,
     decode_command,
     decode_rows,
@@ -289,6 +290,8 @@ class FakeBroker:
                 return {"partitions": 0}
             case ListTopics():
                 return {"topics": sorted(self.topics), "more": False}
+            case TopicStats():
+                return {"subscriptions": dict.fromkeys(self.topic(command.topic).start)}
             case CreateProducer():
                 name = command.name or f"producer-{command.producer_id}"
                 handler.producers[command.producer_id] = (self.topic(command.topic), name, command.epoch)
