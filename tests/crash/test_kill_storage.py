@@ -79,20 +79,27 @@ async def run_and_kill(directory: Path, mode: str, victim: str, generation: int,
 
 
 async def check(bookie: Bookie, said: Said) -> Counter[str]:
-    """Everything acknowledged is there, unless its ledger was to be deleted; then it is right, or deleted as a whole."""
+    """Everything acknowledged is there, unless its ledger was to be deleted; then it is right, or deleted as a whole.
+
+    Garbage is collected meanwhile, so a ledger may be there at first and deleted then, but not the other way round.
+    """
     found: Counter[str] = Counter()
-    deleted: dict[int, bool] = {}
+    deleted: set[int] = set()
     for ledger_id, number in said.acked:
         try:
             entries, _ = await bookie.read(ledger_id, number, number)
         except LedgerNotFound:
             assert ledger_id in said.deleted, f"ledger {ledger_id} is lost"
-            assert deleted.setdefault(ledger_id, True)
+            deleted.add(ledger_id)
             found["deleted"] += 1
             continue
         assert entries == [entry(ledger_id, number, payload(ledger_id, number))]
-        assert not deleted.setdefault(ledger_id, False), f"ledger {ledger_id} is deleted in part"
+        assert ledger_id not in deleted, f"ledger {ledger_id} is deleted in part"
         found["there"] += 1
+    for ledger_id, number in said.acked:
+        if ledger_id in deleted:
+            with pytest.raises(LedgerNotFound):
+                await bookie.read(ledger_id, number, number)
     for ledger_id in said.fenced:
         assert await add(bookie, entry(ledger_id, 9999)) == LedgerFenced.code
     return found
