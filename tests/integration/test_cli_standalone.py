@@ -410,7 +410,8 @@ def test_on_a_terminal_a_message_is_shown_with_its_id_and_key(service: Service) 
                 shown += block
         os.close(ours)
     assert consuming.returncode == 0
-    text = re.sub(r"\x1b\[[02]m", "", shown.decode())
+    told, text = re.sub(r"\x1b\[[02]m", "", shown.decode()).split("\r\n", 1)
+    assert told.startswith("magnetar: subscription s of tty is new; ")
     assert re.fullmatch(r"\d+:0:0  \d{4}-\d\d-\d\d [\d:.]{12}  key=AA  \\x1b\[2J\\xff\r\n", text)
 
 
