@@ -285,19 +285,19 @@ async def _init(address: str, wait_s: float) -> None:
     print(f"cluster {cluster:016x} at {address.rpartition('@')[2]}")
 
 
-async def _remove(address: str, bookie: str) -> None:
+async def _remove(address: str, name: str) -> None:
     from magnetar.broker.ownership.records import broker_path
     from magnetar.ledger.replication import remove_bookie
 
     async with open_store(address, 0.0) as store:
-        known_broker = f"{KNOWN_BROKERS_PATH}/{bookie}"
-        if await store.get(known_broker) is not None and await store.get(broker_path(bookie)) is None:
+        known_broker = f"{KNOWN_BROKERS_PATH}/{name}"
+        if await store.get(known_broker) is not None and await store.get(broker_path(name)) is None:
             await store.delete(known_broker)
-            print(f"broker {bookie} is forgotten")
+            print(f"broker {name} is forgotten")
             return
-        await _check_known(store, bookie)
-        await remove_bookie(store, bookie)
-    print(f"{bookie} is forgotten; another bookie may have its name")
+        await _check_known(store, name)
+        await remove_bookie(store, name)
+    print(f"{name} is forgotten; another bookie may have its name")
 
 
 async def _recover(address: str, bookie: str | None) -> None:

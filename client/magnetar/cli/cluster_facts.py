@@ -102,12 +102,15 @@ class ClusterHealth:
     """What is wrong with the cluster of a daemon, as its metadata say: `problems` is read anew every few seconds."""
 
     def __init__(self, store: MetadataStore) -> None:
+        from magnetar.broker.ownership.records import BROKERS_PATH
+        from magnetar.ledger.directory import BOOKIES_PATH
+
         self.problems: dict[str, str] = {}
         self.looks = 0
         self._store = store
         self._changed = asyncio.Event()
         self._watches = [
-            store.watch(path, lambda _: self._changed.set()) for path in ("/bookies", "/brokers")
+            store.watch(path, lambda _: self._changed.set()) for path in (BOOKIES_PATH, BROKERS_PATH)
         ]
         self._task = LongTask("the look at the health of the cluster", self._follow)
 

@@ -128,8 +128,7 @@ async def run_bookie(
     registered = Registration(metadata, path, registration, settings.daemon.session_timeout_s)
     await registered.start()
     stops.push_async_callback(registered.close)
-    health = ClusterHealth(metadata)
-    stops.push_async_callback(health.close)
+    health = _cluster_health(metadata, stops)
     if not (settings.repair.auditor or settings.repair.workers):
         return bookie, server.addresses[0], None, registered, health
     repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
@@ -182,14 +181,19 @@ async def run_broker(
     )
 
     await _note_broker(metadata, settings.broker.name, stops)
-    health = ClusterHealth(metadata)
-    stops.push_async_callback(health.close)
+    health = _cluster_health(metadata, stops)
 
     def reasons() -> Mapping[str, str]:
         writable = len(directory.writable())
         return broker_reasons(settings, writable, session=ownership.valid, state=ownership.state)
 
     return broker, server.addresses[0], reasons, lambda: {**health.problems, **broker.problems()}
+
+
+def _cluster_health(metadata: MetadataStore, stops: AsyncExitStack) -> ClusterHealth:
+    health = ClusterHealth(metadata)
+    stops.push_async_callback(health.close)
+    return health
 
 
 async def _note_broker(metadata: MetadataStore, name: str, stops: AsyncExitStack) -> None:
@@ -214,8 +218,7 @@ async def run_autorecovery(
     owner = f"autorecovery at {socket.gethostname()}, process {os.getpid()}"
     repairs = await open_repairs(settings, components, metadata, owner, stops)
     await repairs.start()
-    health = ClusterHealth(metadata)
-    stops.push_async_callback(health.close)
+    health = _cluster_health(metadata, stops)
     return repairs, health
 
 

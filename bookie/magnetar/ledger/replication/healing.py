@@ -11,7 +11,7 @@ never deleted, and it is said loudly once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.ledger.core.metadata import LedgerMetadata
@@ -60,28 +60,27 @@ class Healer:
         registered: Mapping[str, None],
     ) -> Healed:
         """Reads each of these entries at the bookie, and writes what is bad again."""
-        healed = Healed()
+        request = _Request(ledger_id, metadata, registered)
         for part in _parts(metadata, bookie):
             for first, last in part.clipped(ranges):
-                await self._heal_part(ledger_id, metadata, part, first, last, registered, healed)
-        return healed
+                await self._heal_part(request, part, first, last)
+        return request.healed
 
     async def complete(
         self, ledger_id: int, metadata: LedgerMetadata, bookie: str, registered: Mapping[str, None]
     ) -> Healed:
         """Asks the bookie for the list of its entries, and writes those that it lacks again."""
-        healed = Healed()
+        request = _Request(ledger_id, metadata, registered)
         try:
             missing = await self._missing(ledger_id, metadata, bookie)
         except MagnetarError as error:
-            healed.postponed = error.message
-            return healed
+            return Healed(postponed=error.message)
         for part in _parts(metadata, bookie):
             for first, last in part.clipped(missing):
                 for at in range(first, last + 1, _AT_ONCE):
                     end = min(last, at + _AT_ONCE - 1)
-                    await self._write(ledger_id, metadata, part, at, end, registered, healed)
-        return healed
+                    await self._write(request, part, at, end)
+        return request.healed
 
     async def _missing(self, ledger_id: int, metadata: LedgerMetadata, bookie: str) -> list[tuple[int, int]]:
         """Ranges without any entry at the bookie, in which the record gives it some."""
@@ -107,45 +106,23 @@ class Healer:
         gap(expected, end)
         return missing
 
-    async def _heal_part(
-        self,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        part: _Part,
-        first: int,
-        last: int,
-        registered: Mapping[str, None],
-        healed: Healed,
-    ) -> None:
+    async def _heal_part(self, request: _Request, part: _Part, first: int, last: int) -> None:
         """Reads what the bookie has, and writes what is bad again, some entries at a time."""
         bad: list[int] = []
-        following = part.next(first)
-        while following <= last and not healed.postponed:
-            good = await self._read_own(ledger_id, part, following, last)
-            if isinstance(good, str):
-                healed.postponed = good
-                return
-            if good:
-                following = part.after(following, good, last)
-            else:
-                bad.append(following)
-                following = part.next(following + 1)
-            if len(bad) == _AT_ONCE or following > last:
-                for run in part.runs(bad):
-                    await self._write(ledger_id, metadata, part, *run, registered, healed)
+        async for entry_id in self._bad(request, part, first, last):
+            bad.append(entry_id)
+            if len(bad) == _AT_ONCE:
+                await self._write_runs(request, part, bad)
                 bad.clear()
+        await self._write_runs(request, part, bad)
 
-    async def _write(
-        self,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        part: _Part,
-        first: int,
-        last: int,
-        registered: Mapping[str, None],
-        healed: Healed,
-    ) -> None:
+    async def _write_runs(self, request: _Request, part: _Part, entries: Sequence[int]) -> None:
+        for first, last in part.runs(entries):
+            await self._write(request, part, first, last)
+
+    async def _write(self, request: _Request, part: _Part, first: int, last: int) -> None:
         """Copies these entries to the bookie, and reads them there."""
+        healed = request.healed
         if healed.postponed:
             return
         unreadable: dict[int, None] = {}
@@ -164,22 +141,27 @@ class Healer:
         targets = {part.position: part.bookie}
         try:
             healed.written += await self._copier.copy(
-                ledger_id, metadata, fragment, targets, registered, passes_over
+                request.ledger_id, request.metadata, fragment, targets, request.registered, passes_over
             )
         except (TargetFailed, SourceFailed) as error:
             healed.postponed = str(error)
             return
-        following = part.next(first)
-        while following <= last:
-            good = await self._read_own(ledger_id, part, following, last)
-            if isinstance(good, str):
-                healed.postponed = good
-                return
-            if not good and following not in unreadable:
+        async for entry_id in self._bad(request, part, first, last):
+            if entry_id not in unreadable:
                 healed.postponed = (
-                    f"entry {following} was written again at bookie {part.bookie}, and is not good yet"
+                    f"entry {entry_id} was written again at bookie {part.bookie}, and is not good yet"
                 )
+
+    async def _bad(self, request: _Request, part: _Part, first: int, last: int) -> AsyncIterator[int]:
+        """Those that the bookie lacks, or has damaged. It ends early where that is not known: the request is postponed then."""
+        following = part.next(first)
+        while following <= last and not request.healed.postponed:
+            good = await self._read_own(request.ledger_id, part, following, last)
+            if isinstance(good, str):
+                request.healed.postponed = good
                 return
+            if not good:
+                yield following
             following = part.after(following, max(good, 1), last)
 
     async def _read_own(self, ledger_id: int, part: _Part, first: int, last: int) -> int | str:
@@ -192,6 +174,16 @@ class Healer:
             if error.retryable:
                 return error.message
             return 0  # damaged, missing, or the bookie does not know
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is healed, and what becomes of it."""
+
+    ledger_id: int
+    metadata: LedgerMetadata
+    registered: Mapping[str, None]
+    healed: Healed = field(default_factory=Healed)
 
 
 class _Part:
