@@ -153,7 +153,7 @@ class Healer:
                 )
 
     async def _bad(self, request: _Request, part: _Part, first: int, last: int) -> AsyncIterator[int]:
-        """Those that the bookie lacks, or has damaged. It ends early where that is not known: the request is postponed then."""
+        """Those that the bookie lacks, or has damaged. Where that is not known it ends, and the request is postponed."""
         following = part.next(first)
         while following <= last and not request.healed.postponed:
             good = await self._read_own(request.ledger_id, part, following, last)

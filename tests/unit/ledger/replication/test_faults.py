@@ -10,7 +10,8 @@ import pytest
 from magnetar.ledger import LedgerSettings, LedgerState
 from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.audit_pass import records_naming
-from magnetar.ledger.replication.copying import EntryCopier
+from magnetar.ledger.replication.copying import EntryCopier, Throttle
+from magnetar.ledger.replication.healing import Healer
 from magnetar.ledger.replication.queue import LOCKS_PATH
 from magnetar.metadata.damage import add_ranges, damaged_path
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
@@ -488,6 +489,33 @@ async def test_a_bookie_that_is_completed_is_read_and_written_many_entries_at_a_
         await cluster.until(lambda: not repair.progress().repairing)
         assert round_trips < 40, shape
     assert repair.figures()["healed_entries_total"] >= 600 + 400
+    await cluster.close()
+
+
+@in_virtual_time
+async def test_rule_08_what_was_written_again_and_is_not_good_at_the_bookie_is_not_healed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bookie that confirms an add and has it not: the request stays, and is tried again."""
+    cluster = await RepairCluster.start("b1", "b2", "b3")
+    ledger = await cluster.closed_ledger(3, ensemble_size=3, write_quorum=3)
+    record = await cluster.record(ledger)
+    emptied = record.ensembles[0].bookies[1]
+    cluster.bookies[emptied].entries.clear()
+    components = (await cluster.client()).components
+    copier = EntryCopier(components, Throttle(1 << 30), 1 << 20, lambda *_: None)
+    healer = Healer(components.transport, copier)
+    real = EntryCopier.copy
+
+    async def copy(self: EntryCopier, *args: Any) -> int:
+        copied = await real(self, *args)
+        cluster.bookies[emptied].entries.clear()
+        return copied
+
+    monkeypatch.setattr(EntryCopier, "copy", copy)
+    healed = await healer.heal(ledger, record, emptied, [(0, 2)], {})
+    assert not healed.whole
+    assert f"entry 0 was written again at bookie {emptied}" in healed.postponed
     await cluster.close()
 
 
