@@ -49,7 +49,8 @@ async def test_it_serves_comes_back_and_leaves_nothing(tmp_path: Path) -> None:
     output = local.output()
     assert "did not stop" not in output
     # What stands on another stops before it.
-    ends = [output.index(f"{name} stopped (rc=0)") for name in ("broker.1", "bookie.1", "zookeeper.1")]
+    ends = [output.find(f"{name} stopped (rc=0)") for name in ("broker.1", "bookie.1", "zookeeper.1")]
+    assert -1 not in ends, output
     assert ends == sorted(ends)
 
 
