@@ -22,28 +22,14 @@ python -m bench subscriptions    consumers of every type, fail-over, many topics
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
+import importlib
 import sys
 import time
 from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
-from bench.balance import main as bench_balance
-from bench.bookie.main import main as bench_bookie
-from bench.catchup import main as bench_catchup
-from bench.cluster import main as bench_cluster
-from bench.compare.main import main as bench_compare
-from bench.cursors import main as bench_cursors
-from bench.dispatch import main as bench_dispatch
-from bench.failover import main as bench_failover
-from bench.ledger.main import main as bench_ledger
-from bench.metadata import main as bench_metadata
-from bench.million import main as bench_million
-from bench.replicated import main as bench_replicated
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
-from bench.subscriptions import main as bench_subscriptions
-from bench.takeover import main as bench_takeover
-from bench.topics import main as bench_topics
 
 WORKLOADS = "abcdefghi"
 
@@ -76,40 +62,21 @@ def main() -> int:
     return 0
 
 
-def bench_spark(arguments: Sequence[str]) -> int:
-    """Needs PySpark, which the others do without."""
-    from bench.spark.main import main as run
-
-    return run(arguments)
-
-
-def bench_archive(arguments: Sequence[str]) -> int:
-    """Needs PySpark as well."""
-    from bench.archive import main as run
-
-    return run(arguments)
+PACKAGES = ("bookie", "ledger", "spark", "compare")
+MODULES = (
+    *("archive", "dispatch", "catchup", "cursors", "metadata", "topics", "million", "cluster"),
+    *("takeover", "failover", "replicated", "balance", "subscriptions"),
+)
 
 
-_PARTS = {
-    "bookie": bench_bookie,
-    "ledger": bench_ledger,
-    "spark": bench_spark,
-    "archive": bench_archive,
-    "dispatch": bench_dispatch,
-    "catchup": bench_catchup,
-    "cursors": bench_cursors,
-    "metadata": bench_metadata,
-    "topics": bench_topics,
-    "million": bench_million,
-    "cluster": bench_cluster,
-    "takeover": bench_takeover,
-    "failover": bench_failover,
-    "replicated": bench_replicated,
-    "balance": bench_balance,
-    "subscriptions": bench_subscriptions,
-    "compare": bench_compare,
-}
+def run_part(name: str, arguments: Sequence[str]) -> int:
+    """Imports what this part needs and no other's: PySpark, or what an older revision of the product lacks."""
+    part = importlib.import_module(f"bench.{name}.main" if name in PACKAGES else f"bench.{name}")
+    code: int = part.main(arguments)
+    return code
+
 
 if __name__ == "__main__":
-    part = _PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    sys.exit(main() if part is None else part(sys.argv[2:]))
+    if len(sys.argv) > 1 and sys.argv[1] in (*PACKAGES, *MODULES):
+        sys.exit(run_part(sys.argv[1], sys.argv[2:]))
+    sys.exit(main())
