@@ -7,16 +7,9 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
-python -m bench catchup          readers far behind and stuck consumers beside a tail (bench/catchup.py)
-python -m bench cursors          a cursor with 200,000 holes, 1,000 cursors of a topic (bench/cursors.py)
-python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
-python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
-python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
-python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
 python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
-python -m bench takeover         ledgers made and opened; a broker takes over 10,000 topics (bench/takeover.py)
 python -m bench balance          bundles over brokers in virtual time: a day, 1,000 brokers (bench/balance.py)
 python -m bench subscriptions    consumers of every type, fail-over, many topics, moving keys (bench/subscriptions.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
@@ -63,10 +56,7 @@ def main() -> int:
 
 
 PACKAGES = ("bookie", "ledger", "spark", "compare")
-MODULES = (
-    *("archive", "dispatch", "catchup", "cursors", "metadata", "topics", "million", "cluster"),
-    *("takeover", "failover", "replicated", "balance", "subscriptions"),
-)
+MODULES = ("balance", "cluster", "dispatch", "failover", "replicated", "subscriptions")
 
 
 def run_part(name: str, arguments: Sequence[str]) -> int:
