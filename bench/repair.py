@@ -25,8 +25,9 @@ from bench.percentiles import percentiles
 from bench.service_process import ServiceProcess
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, RegisteredBookies, TcpTransport
 from magnetar.ledger.directory import encode_registration
-from magnetar.ledger.replication import AutoRecovery, RepairSettings
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.core.fragments import fragments_of
+from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Session

@@ -12,8 +12,7 @@ from pathlib import Path
 from members import BOOKIES, Cluster
 
 from magnetar.cli.cluster_facts import bookie_facts, broker_facts
-from magnetar.cli.cluster_store import open_store
-from magnetar.cli.production import system_rng
+from magnetar.cli.cluster_store import open_store, system_rng
 from magnetar.cli.tables import print_table
 from magnetar.metadata.identity import cluster_instance
 from magnetar.proto.errors import MagnetarError

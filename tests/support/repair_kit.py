@@ -16,10 +16,11 @@ from typing import Any
 
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
-from magnetar.ledger.replication import AutoRecovery, RepairSettings
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.core.request import Request
 from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path

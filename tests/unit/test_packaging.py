@@ -61,6 +61,30 @@ def test_client_loads_no_server_library() -> None:
     assert not loaded & {*SERVER_LIBRARIES, *SERVER_ROOMS}
 
 
+CLUSTER_STATUS = """
+import asyncio, contextlib, sys
+import magnetar.cli.app, magnetar.metadata.zookeeper
+from magnetar.cli import cluster
+from magnetar.metadata.memory import MemoryMetadataStore
+
+@contextlib.asynccontextmanager
+async def open_store(*_):
+    yield MemoryMetadataStore()
+
+cluster.open_store = open_store
+asyncio.run(cluster._status("zk://x", 0.0, 0, as_json=False))
+print(*sys.modules)
+"""
+
+
+@pytest.mark.real
+def test_the_status_of_a_cluster_loads_no_room_as_a_whole() -> None:
+    """Regression: 0.7 s of CPU, and seconds on a machine in trouble, for the imports of the broker."""
+    loaded = set(python(CLUSTER_STATUS).split())
+    assert "magnetar.broker.ownership.cluster_view" in loaded
+    assert not loaded & {"magnetar.bookie", "magnetar.broker.public", "magnetar.ledger.public"}
+
+
 @pytest.mark.real
 def test_command_without_the_server_extra_names_the_cure() -> None:
     # -S leaves out site-packages, as an environment without typer would; the sources are put on the path.

@@ -2,67 +2,17 @@
 
 `core` decides without I/O; `client`, `writer`, `reader` and `recover` are its asyncio shells; `transport` is the seam to
 bookies, `tcp_transport` and `local_transport` implement it.
+
+The names are those of `public`, which is imported when the first of them is asked for: a command that needs one record of
+this room does not pay for all of it.
 """
 
-from .bookie_info_reader import BookieInfoReader
-from .client import LedgerClient
-from .core.metadata import Ensemble, LedgerMetadata, LedgerState
-from .deferred_writer import DeferredLedgerWriter
-from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
-from .health import BookieHealth
-from .identities import AnyBookie, BookieIdentities, GivenIdentities, StoredIdentities
-from .local_transport import LocalTransport
-from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
-from .reader import LedgerReader
-from .settings import LedgerSettings
-from .tail import LedgerTail
-from .tcp_transport import TcpTransport
-from .transport import (
-    AddCallback,
-    BookieTransport,
-    EntryPage,
-    LastConfirmed,
-    LedgerPage,
-    ListedLedger,
-    LongPollAnswer,
-    ReadResult,
-)
-from .writer import ConfirmCallback, LedgerWriter
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AddCallback",
-    "AnyBookie",
-    "BookieDirectory",
-    "BookieFacts",
-    "BookieHealth",
-    "BookieIdentities",
-    "BookieInfoReader",
-    "BookieTransport",
-    "Candidates",
-    "ConfirmCallback",
-    "DeferredLedgerWriter",
-    "Ensemble",
-    "EntryPage",
-    "GivenIdentities",
-    "Labels",
-    "LastConfirmed",
-    "LedgerClient",
-    "LedgerMetadata",
-    "LedgerPage",
-    "LedgerReader",
-    "LedgerSettings",
-    "LedgerState",
-    "LedgerTail",
-    "LedgerWriter",
-    "ListedLedger",
-    "LocalTransport",
-    "LongPollAnswer",
-    "Placement",
-    "RandomPlacement",
-    "ReadResult",
-    "RegisteredBookies",
-    "SpreadPlacement",
-    "StaticBookies",
-    "StoredIdentities",
-    "TcpTransport",
-]
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403 - the table of names stands there
+else:
+
+    def __getattr__(name: str) -> object:
+        return getattr(import_module(".public", __name__), name)

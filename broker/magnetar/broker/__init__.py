@@ -1,8 +1,15 @@
-"""Broker: managed ledgers, cursors, topics, subscriptions, dispatch, and the listener of the native protocol."""
+"""Broker: managed ledgers, cursors, topics, subscriptions, dispatch, and the listener of the native protocol.
 
-from .listeners.native.connection import ClientConnection, listener
-from .settings import BrokerSettings
-from .topics.registry import Broker
-from .topics.topic import Topic
+The names are those of `public`, which is imported when the first of them is asked for: a command that needs one record of
+this room does not pay for all of it.
+"""
 
-__all__ = ["Broker", "BrokerSettings", "ClientConnection", "Topic", "listener"]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403 - the table of names stands there
+else:
+
+    def __getattr__(name: str) -> object:
+        return getattr(import_module(".public", __name__), name)

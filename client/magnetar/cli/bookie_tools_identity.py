@@ -18,7 +18,7 @@ from .admin import confirm
 from .bookie_target import Target
 from .bookie_tools_open import bookie_settings, number, print_table, with_stopped, with_tool
 from .bookie_tools_running import Tool
-from .production import system_rng
+from .cluster_store import system_rng
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json, run
 
 _ROLE_COLUMNS = ("role", "directory", "files", "bytes", "in cookie", "in settings", "copy of the cookie")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cluster_facts import KNOWN_BROKERS_PATH, bookie_facts, broker_facts, cluster_facts
-from .cluster_store import open_store
+from .cluster_facts import bookie_facts, broker_facts, cluster_facts
+from .cluster_store import open_store, system_rng
 from .options import Json, Yes
 from .tables import counted, print_table, text
 
@@ -75,6 +75,11 @@ def status(
     run(_status(metadata, wait, bookies, as_json=json))
 
 
+Kind = Annotated[
+    str, typer.Option("--kind", help="broker or bookie, where one of each has the name.", metavar="KIND")
+]
+
+
 @cluster_app.command()
 def drain(
     metadata: Metadata,
@@ -84,10 +89,7 @@ def drain(
     zone: Annotated[
         str, typer.Option("--zone", help="Instead: all brokers and bookies of a zone.", metavar="ZONE")
     ] = "",
-    kind: Annotated[
-        str,
-        typer.Option("--kind", help="broker or bookie, where one of each has the name.", metavar="KIND"),
-    ] = "",
+    kind: Kind = "",
     undo: Annotated[
         bool, typer.Option("--undo", help="Take it back; what was moved stays where it is.")
     ] = False,
@@ -112,11 +114,15 @@ Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", met
 
 
 @cluster_app.command()
-def remove(metadata: Metadata, bookie: Bookie) -> None:
+def remove(
+    metadata: Metadata,
+    name: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="NAME")],
+    kind: Kind = "",
+) -> None:
     """Forget a stopped bookie that no ledger names any more, or a broker that is lost."""
     from .session import run
 
-    run(_remove(metadata, bookie))
+    run(_remove(metadata, name, kind))
 
 
 @cluster_app.command()
@@ -278,26 +284,33 @@ async def _rolling_restart(
 async def _init(address: str, wait_s: float) -> None:
     from magnetar.metadata.identity import cluster_instance
 
-    from .production import system_rng
-
     async with open_store(address, wait_s, make_root=True) as store:
         cluster = await cluster_instance(store, system_rng())
     print(f"cluster {cluster:016x} at {address.rpartition('@')[2]}")
 
 
-async def _remove(address: str, name: str) -> None:
+async def _remove(address: str, name: str, kind: str) -> None:
+    from magnetar.broker.ownership.draining import BOOKIE, BROKER, ClusterMember, choose
     from magnetar.broker.ownership.records import broker_path
-    from magnetar.ledger.replication import remove_bookie
+    from magnetar.ledger.replication.operations import remove_bookie
+    from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
+    from magnetar.proto.errors import InvalidArgument
 
     async with open_store(address, 0.0) as store:
-        known_broker = f"{KNOWN_BROKERS_PATH}/{name}"
-        if await store.get(known_broker) is not None and await store.get(broker_path(name)) is None:
-            await store.delete(known_broker)
+        known = [
+            ClusterMember(kind_of_these, one, "", False)
+            for kind_of_these, path in ((BROKER, KNOWN_BROKERS_PATH), (BOOKIE, COOKIES_PATH))
+            for one in await store.children(path)
+        ]
+        (member,) = choose(known, name, kind=kind)
+        if member.kind == BOOKIE:
+            await remove_bookie(store, name)
+            print(f"{name} is forgotten; another bookie may have its name")
+        elif await store.get(broker_path(name)) is not None:
+            raise InvalidArgument(f"broker {name!r} is registered; stop it first")
+        else:
+            await store.delete(known_broker_path(name))
             print(f"broker {name} is forgotten")
-            return
-        await _check_known(store, name)
-        await remove_bookie(store, name)
-    print(f"{name} is forgotten; another bookie may have its name")
 
 
 async def _recover(address: str, bookie: str | None) -> None:

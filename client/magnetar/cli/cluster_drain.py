@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from .cluster_store import open_store
+from .cluster_store import open_store, system_rng
 
 if TYPE_CHECKING:
     from magnetar.broker.ownership.draining import ClusterMember, Draining
@@ -24,17 +24,15 @@ async def drain(address: str, name: str, *, zone: str, kind: str, undo: bool, wa
     """`wait_s`: how long the command may take; None: until all has moved. InvalidArgument."""
     from magnetar.broker.ownership.cluster_view import ClusterView
     from magnetar.broker.ownership.draining import Draining, choose
+    from magnetar.runtime.clock import SystemClock
 
-    from .production import broker_components
     from .settings import SettingSources, service_settings
 
-    settings, components = service_settings(SettingSources.of_process({})), broker_components()
+    settings = service_settings(SettingSources.of_process({}))
     async with open_store(address, 0.0) as store:
         view = ClusterView(store, settings.broker.default_bundles, lambda: None)
         try:
-            draining = Draining(
-                store, view, settings.balance, settings.ledger, components.rng, components.clock
-            )
+            draining = Draining(store, view, settings.balance, settings.ledger, system_rng(), SystemClock())
             chosen = choose(await draining.members(), name, zone=zone, kind=kind)
             if undo:
                 await draining.undo(chosen)

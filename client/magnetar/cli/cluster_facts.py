@@ -6,6 +6,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from magnetar.metadata.paths import (
+    AUDITOR_PATH,
+    COOKIES_PATH,
+    DRAINING_BOOKIES_PATH,
+    INSTANCE_PATH,
+    KNOWN_BROKERS_PATH,
+)
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.tasks import LongTask
 
@@ -13,7 +20,6 @@ if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
 __all__ = [
-    "KNOWN_BROKERS_PATH",
     "ClusterHealth",
     "bookie_facts",
     "broker_facts",
@@ -21,8 +27,6 @@ __all__ = [
     "ledgers_to_repair",
 ]
 
-# Its children are the brokers that registered and did not stop since: who is not registered any more was killed.
-KNOWN_BROKERS_PATH = "/known-brokers"
 _TIMEOUT_S = 10.0
 _POLL_S = 1.0  # between two looks of a daemon at its cluster
 # At least, times the square of its members: each reads all, and together they make 3,000 reads a second at most.
@@ -37,9 +41,7 @@ async def cluster_facts(store: MetadataStore, *, count: bool = True) -> dict[str
     `problems`: what is wrong, by who or what it is about; empty if all is well.
     """
     from magnetar.broker.ownership.records import BALANCER_PATH
-    from magnetar.ledger.replication.auditor import AUDITOR_PATH
     from magnetar.metadata.ledgers import StoredLedgers
-    from magnetar.metadata.paths import INSTANCE_PATH
 
     instance, balancer = await store.get(INSTANCE_PATH), await store.get(BALANCER_PATH)
     auditor = await store.get(AUDITOR_PATH)
@@ -160,11 +162,9 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
     "unreadable": its registration is damaged. `reason`: why it takes no new entries.
     """
     from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
-    from magnetar.ledger.replication.cluster_watch import DRAINING_PATH
     from magnetar.metadata.damage import DAMAGED_PATH
-    from magnetar.metadata.paths import COOKIES_PATH
 
-    draining = await store.children(DRAINING_PATH)
+    draining = await store.children(DRAINING_BOOKIES_PATH)
     bookies = []
     for name in sorted({*await store.children(COOKIES_PATH), *await store.children(BOOKIES_PATH)}):
         node = await store.get(f"{BOOKIES_PATH}/{name}")

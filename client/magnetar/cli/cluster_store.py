@@ -1,27 +1,48 @@
-"""The metadata of a cluster, as the commands of `magnetar cluster` open it."""
+"""The metadata that a cluster shares, as its daemons and the commands of `magnetar cluster` open it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from magnetar.metadata.paths import INSTANCE_PATH
+from magnetar.proto.errors import InvalidSetting, ServiceNotReady
+from magnetar.runtime.clock import elapsed_s
+
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
-__all__ = ["open_store"]
+__all__ = ["open_shared_metadata", "open_store", "system_rng"]
+
+
+def system_rng() -> random.Random:
+    """Seeded from the system."""
+    return random.Random(random.SystemRandom().getrandbits(128))
+
+
+async def open_shared_metadata(
+    address: str, rng: random.Random, stops: AsyncExitStack, *, make_root: bool = False
+) -> MetadataStore:
+    """The store on ZooKeeper; closed by `stops`. ServiceNotReady; InvalidSetting without a cluster, unless `make_root`."""
+    from magnetar.metadata.zookeeper import open_zookeeper_store
+
+    metadata = await open_zookeeper_store(address, rng=rng, clock=elapsed_s, make_root=make_root)
+    stops.push_async_callback(metadata.close)
+    if not make_root and await metadata.get(INSTANCE_PATH) is None:
+        raise InvalidSetting(
+            f"setting metadata: there is no cluster at {address.rpartition('@')[2]}; correct the root, or make a cluster "
+            "there: magnetar cluster init"
+        )
+    return metadata
 
 
 @contextlib.asynccontextmanager
 async def open_store(address: str, wait_s: float, *, make_root: bool = False) -> AsyncIterator[MetadataStore]:
     """The metadata. ServiceNotReady when no server has come up in `wait_s`."""
-    from magnetar.proto.errors import ServiceNotReady
-
-    from .production import system_rng
-    from .shared_metadata import open_shared_metadata
-
     deadline = asyncio.get_running_loop().time() + wait_s
     async with AsyncExitStack() as stops:
         store: MetadataStore | None = None

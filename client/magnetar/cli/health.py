@@ -24,7 +24,7 @@ from .settings import ServiceSettings, bookies_needed
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
-    from magnetar.ledger.replication import AutoRecovery
+    from magnetar.ledger.replication.auto_recovery import AutoRecovery
     from magnetar.runtime.http import Command
     from magnetar.runtime.lifecycle import Daemon
     from magnetar.runtime.metrics import Metrics

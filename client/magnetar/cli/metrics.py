@@ -10,7 +10,7 @@ from magnetar.bookie.entry_log import DirectoryState
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.broker import Broker
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
-from magnetar.ledger.replication import AutoRecovery
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.runtime.metrics import Family, Metrics
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 from magnetar.bookie.components import BookieComponents, os_components
 from magnetar.broker import BrokerSettings
@@ -12,6 +11,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import OsFiles
 
+from .cluster_store import system_rng
 from .standalone import BrokerComponents, ServiceComponents
 
 # For crash tests: the journal writer then loses what was not synced when it dies, as a power failure would.
@@ -58,8 +58,3 @@ def open_embedded(directory: str) -> MetadataStore:
     from magnetar.metadata.embedded import EmbeddedMetadataStore
 
     return EmbeddedMetadataStore(directory)
-
-
-def system_rng() -> random.Random:
-    """Seeded from the system."""
-    return random.Random(random.SystemRandom().getrandbits(128))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.settings import BookieSettings
     from magnetar.broker.ownership.balance import BalanceSettings
     from magnetar.broker.settings import BrokerSettings
-    from magnetar.ledger.replication import RepairSettings
+    from magnetar.ledger.replication.settings import RepairSettings
     from magnetar.ledger.settings import LedgerSettings
 
 T = TypeVar("T")

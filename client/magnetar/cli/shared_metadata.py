@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -25,20 +24,20 @@ from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
 from magnetar.broker.settings import UNNAMED
 from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
-from magnetar.ledger.replication import AutoRecovery
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
 from magnetar.ledger.replication.leftovers import AssignedEntries, StoredAssignments, UnassignedEntries
 from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.paths import INSTANCE_PATH
-from magnetar.proto.errors import AlreadyExists, InvalidSetting, MagnetarError
-from magnetar.runtime.clock import elapsed_s
+from magnetar.metadata.paths import known_broker_path
+from magnetar.proto.errors import AlreadyExists, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 
 from .bookie_identity import introduce_bookie, refuse_emptied
-from .cluster_facts import KNOWN_BROKERS_PATH, ClusterHealth
+from .cluster_facts import ClusterHealth
+from .cluster_store import open_shared_metadata
 from .health import broker_reasons
 from .production import bookie_components, broker_components
 from .registration import Registration
@@ -48,29 +47,12 @@ from .standalone import Address, BrokerComponents, lock_data, serve_bookie, star
 __all__ = [
     "open_ledgers",
     "open_repairs",
-    "open_shared_metadata",
     "run_autorecovery",
     "run_bookie",
     "run_broker",
 ]
 
 Failure = Callable[[MagnetarError], None]
-
-
-async def open_shared_metadata(
-    address: str, rng: random.Random, stops: AsyncExitStack, *, make_root: bool = False
-) -> MetadataStore:
-    """The store on ZooKeeper; closed by `stops`. ServiceNotReady; InvalidSetting without a cluster, unless `make_root`."""
-    from magnetar.metadata.zookeeper import open_zookeeper_store
-
-    metadata = await open_zookeeper_store(address, rng=rng, clock=elapsed_s, make_root=make_root)
-    stops.push_async_callback(metadata.close)
-    if not make_root and await metadata.get(INSTANCE_PATH) is None:
-        raise InvalidSetting(
-            f"setting metadata: there is no cluster at {address.rpartition('@')[2]}; correct the root, or make a cluster "
-            "there: magnetar cluster init"
-        )
-    return metadata
 
 
 async def run_bookie(
@@ -198,7 +180,7 @@ def _cluster_health(metadata: MetadataStore, stops: AsyncExitStack) -> ClusterHe
 
 async def _note_broker(metadata: MetadataStore, name: str, stops: AsyncExitStack) -> None:
     """Until it stops: whoever does not find it registered knows that it was killed."""
-    path = f"{KNOWN_BROKERS_PATH}/{name}"
+    path = known_broker_path(name)
     with contextlib.suppress(AlreadyExists):
         await metadata.create(path, b"")
 

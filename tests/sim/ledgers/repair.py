@@ -15,9 +15,10 @@ from typing import Any
 from magnetar.ledger import LedgerMetadata, RegisteredBookies, StoredIdentities
 from magnetar.ledger.core.metadata import LedgerState
 from magnetar.ledger.directory import BOOKIES_PATH
-from magnetar.ledger.replication import AutoRecovery, RepairSettings
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
+from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import MagnetarError
 from sim.deliveries import Violation

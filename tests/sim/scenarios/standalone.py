@@ -20,7 +20,7 @@ from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
-from magnetar.ledger.replication import RepairSettings
+from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.key_value import KeyValue, ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed

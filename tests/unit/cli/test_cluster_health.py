@@ -8,14 +8,13 @@ import pytest
 
 from magnetar.broker.ownership.records import BrokerLoad, BrokerRecord, broker_path
 from magnetar.cli.cluster import _print_status
-from magnetar.cli.cluster_facts import KNOWN_BROKERS_PATH, ClusterHealth, cluster_facts
+from magnetar.cli.cluster_facts import ClusterHealth, cluster_facts
 from magnetar.cli.health import HttpPages, Started
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
-from magnetar.ledger.replication.auditor import AUDITOR_PATH
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import RepairQueue
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import cookie_path
+from magnetar.metadata.paths import AUDITOR_PATH, cookie_path, known_broker_path
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.lifecycle import Daemon
 from magnetar.runtime.metrics import Metrics
@@ -37,7 +36,7 @@ async def store() -> MemoryMetadataStore:
 async def broker(store: MemoryMetadataStore, name: str, problems: dict[str, str]) -> None:
     record = BrokerRecord(f"magnetar://{name}", "", "", "ready", 5, "0", BrokerLoad(), problems)
     await store.create(broker_path(name), record.encode())
-    await store.create(f"{KNOWN_BROKERS_PATH}/{name}", b"")
+    await store.create(known_broker_path(name), b"")
 
 
 @pytest.fixture

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.ownership.records import broker_path
 from magnetar.cli import cluster
 from magnetar.cli.cluster_members import obstacles, read_members
-from magnetar.cli.shared_metadata import open_shared_metadata
+from magnetar.cli.cluster_store import open_shared_metadata
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata import zookeeper
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import InvalidSetting
+from magnetar.metadata.paths import cookie_path, known_broker_path
+from magnetar.proto.errors import InvalidArgument, InvalidSetting
 
 
 @pytest.fixture
@@ -85,3 +87,34 @@ async def test_rule_54_a_root_without_a_cluster_is_an_error_and_no_empty_cluster
         store = await open_shared_metadata("zk://zk1:2181/wrong", rng, stops, make_root=True)
         await cluster_instance(store, rng)
         assert await open_shared_metadata("zk://zk1:2181/wrong", rng, stops) is opened
+
+
+async def cluster_of_two_with_one_name(store: MemoryMetadataStore) -> None:
+    await store.create(cookie_path("one"), b"")
+    await store.create(known_broker_path("one"), b"")
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("broker", cookie_path("one")), ("bookie", known_broker_path("one"))]
+)
+async def test_remove_forgets_the_kind_that_is_meant(
+    store: MemoryMetadataStore, kind: str, left: str
+) -> None:
+    """Regression: a lost broker was forgotten where its operator meant the bookie of the same name."""
+    await cluster_of_two_with_one_name(store)
+    with pytest.raises(InvalidArgument, match="kind"):
+        await cluster._remove("zk://x", "one", "")
+    assert await store.get(cookie_path("one")) is not None
+    assert await store.get(known_broker_path("one")) is not None
+    await cluster._remove("zk://x", "one", kind)
+    found = [
+        path for path in (cookie_path("one"), known_broker_path("one")) if await store.get(path) is not None
+    ]
+    assert found == [left]
+
+
+async def test_a_broker_that_runs_is_not_forgotten(store: MemoryMetadataStore) -> None:
+    await store.create(known_broker_path("one"), b"")
+    await store.create(broker_path("one"), b"")
+    with pytest.raises(InvalidArgument, match="stop it first"):
+        await cluster._remove("zk://x", "one", "")

@@ -4,25 +4,3 @@
 and who does it, stands in the metadata store: `queue`, `cluster_watch`, and `metadata.damage`. `leftovers` is the other end:
 how a bookie drops copies that no record names any more.
 """
-
-from .auto_recovery import AutoRecovery, RepairProgress
-from .cluster_watch import ClusterWatch, PlacedBookies
-from .leftovers import StoredAssignments
-from .operations import DrainProgress, begin_drain, cancel_drain, drain_progress, remove_bookie
-from .queue import RepairQueue
-from .settings import RepairSettings
-
-__all__ = [
-    "AutoRecovery",
-    "ClusterWatch",
-    "DrainProgress",
-    "PlacedBookies",
-    "RepairProgress",
-    "RepairQueue",
-    "RepairSettings",
-    "StoredAssignments",
-    "begin_drain",
-    "cancel_drain",
-    "drain_progress",
-    "remove_bookie",
-]

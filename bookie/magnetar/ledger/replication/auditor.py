@@ -20,6 +20,7 @@ import msgpack
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.election import elected
+from magnetar.metadata.paths import AUDITOR_PATH
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
@@ -41,9 +42,8 @@ from .core.audit import (
 from .core.request import Reason
 from .settings import RepairSettings
 
-__all__ = ["AUDITOR_PATH", "AUDIT_PATH", "Auditor"]
+__all__ = ["AUDIT_PATH", "Auditor"]
 
-AUDITOR_PATH = "/auditor"
 AUDIT_PATH = "/audit"
 _FORMAT = 1
 _log = logging.getLogger(__name__)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 import msgpack
 
 from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
 from magnetar.ledger.metadata_wait import metadata_in_time
-from magnetar.metadata.paths import COOKIES_PATH
+from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import DataDirectoryError
@@ -22,14 +21,13 @@ from magnetar.runtime.tasks import LongTask, on_change
 
 from .core.repair import ClusterView
 
-__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies", "encode_drain", "zone_of_drain"]
+__all__ = ["ClusterWatch", "PlacedBookies", "encode_drain", "zone_of_drain"]
 
-DRAINING_PATH: Final = "/draining"
 _FORMAT = 1
 _RETRY_MAX_S = 4.0
 # Without a change that the store reports: a watch that was lost with a connection is made up for.
 _POLL_S = 30.0
-_PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_PATH)
+_PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_BOOKIES_PATH)
 
 
 def encode_drain(zone: str) -> bytes:

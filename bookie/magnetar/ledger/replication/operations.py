@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.paths import cookie_path
+from magnetar.metadata.paths import DRAINING_BOOKIES_PATH, cookie_path
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
 from .audit_pass import LedgerAudit, records_naming
-from .cluster_watch import DRAINING_PATH, ClusterWatch, encode_drain
+from .cluster_watch import ClusterWatch, encode_drain
 from .core.request import Reason
 from .queue import RepairQueue
 
@@ -44,7 +44,7 @@ async def begin_drain(store: MetadataStore, bookie: str, zone: str = "") -> bool
             f"no bookie {bookie!r} was ever registered; `magnetar cluster status` shows their names"
         )
     try:
-        await store.create(f"{DRAINING_PATH}/{bookie}", encode_drain(zone))
+        await store.create(f"{DRAINING_BOOKIES_PATH}/{bookie}", encode_drain(zone))
     except AlreadyExists:
         return False
     return True
@@ -53,7 +53,7 @@ async def begin_drain(store: MetadataStore, bookie: str, zone: str = "") -> bool
 async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
     """Ledgers that are still there stay, and new ones come. False if it was not drained."""
     try:
-        await store.delete(f"{DRAINING_PATH}/{bookie}")
+        await store.delete(f"{DRAINING_BOOKIES_PATH}/{bookie}")
     except NotFoundInStore:
         return False
     return True
@@ -62,7 +62,7 @@ async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
 async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: Clock) -> DrainProgress:
     """Looks through all records, and queues what a client with an old view has placed on drained ones since."""
     ledgers, queue = StoredLedgers(store), RepairQueue(store, _TIMEOUT_S)
-    draining = set(await store.children(DRAINING_PATH))
+    draining = set(await store.children(DRAINING_BOOKIES_PATH))
     replaced = {bookie: Reason.DRAINING for bookie in bookies if bookie in draining}
     if replaced:
         await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run(replaced)
@@ -96,7 +96,7 @@ async def remove_bookie(store: MetadataStore, bookie: str) -> None:
             f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0][0]} among them; drain it, or recover it first"
             + (f"; {len(unreadable)} records that may name it: {unreadable[0]}" if unreadable else "")
         )
-    for path in (cookie_path(bookie), f"{DRAINING_PATH}/{bookie}"):
+    for path in (cookie_path(bookie), f"{DRAINING_BOOKIES_PATH}/{bookie}"):
         try:
             await store.delete(path)
         except NotFoundInStore:

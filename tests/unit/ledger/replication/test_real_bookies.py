@@ -12,8 +12,10 @@ from typing import Any
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
-from magnetar.ledger.replication import AutoRecovery, RepairSettings, StoredAssignments
+from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.core.fragments import fragments_of
+from magnetar.ledger.replication.leftovers import StoredAssignments
+from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path

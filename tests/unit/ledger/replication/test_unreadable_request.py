@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from magnetar.ledger.replication import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.audit_pass import LedgerAudit
 from magnetar.ledger.replication.core.request import Reason, Request
+from magnetar.ledger.replication.operations import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH
 from magnetar.ledger.replication.work_list import Task
 from magnetar.ledger.replication.worker import Worker

@@ -1,0 +1,64 @@
+"""The public names of magnetar.ledger."""
+
+from .bookie_info_reader import BookieInfoReader
+from .client import LedgerClient
+from .core.metadata import Ensemble, LedgerMetadata, LedgerState
+from .deferred_writer import DeferredLedgerWriter
+from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
+from .health import BookieHealth
+from .identities import AnyBookie, BookieIdentities, GivenIdentities, StoredIdentities
+from .local_transport import LocalTransport
+from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
+from .reader import LedgerReader
+from .settings import LedgerSettings
+from .tail import LedgerTail
+from .tcp_transport import TcpTransport
+from .transport import (
+    AddCallback,
+    BookieTransport,
+    EntryPage,
+    LastConfirmed,
+    LedgerPage,
+    ListedLedger,
+    LongPollAnswer,
+    ReadResult,
+)
+from .writer import ConfirmCallback, LedgerWriter
+
+__all__ = [
+    "AddCallback",
+    "AnyBookie",
+    "BookieDirectory",
+    "BookieFacts",
+    "BookieHealth",
+    "BookieIdentities",
+    "BookieInfoReader",
+    "BookieTransport",
+    "Candidates",
+    "ConfirmCallback",
+    "DeferredLedgerWriter",
+    "Ensemble",
+    "EntryPage",
+    "GivenIdentities",
+    "Labels",
+    "LastConfirmed",
+    "LedgerClient",
+    "LedgerMetadata",
+    "LedgerPage",
+    "LedgerReader",
+    "LedgerSettings",
+    "LedgerState",
+    "LedgerTail",
+    "LedgerWriter",
+    "ListedLedger",
+    "LocalTransport",
+    "LongPollAnswer",
+    "Placement",
+    "RandomPlacement",
+    "ReadResult",
+    "RegisteredBookies",
+    "SpreadPlacement",
+    "StaticBookies",
+    "StoredIdentities",
+    "TcpTransport",
+]
