@@ -12,11 +12,12 @@ from magnetar.broker.cursors.core import redeliveries
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import describe, encode_acks, encode_redeliveries, encode_rewinds, replay
+from magnetar.broker.dispatch.core.lost_consumers import WINDOW_MS, LostConsumers
 from magnetar.broker.dispatch.subscription import POISON_REDELIVERIES, Subscription
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import DataDirectoryError
-from support.broker_kit import FakeClient, running_broker, settle
+from support.broker_kit import FakeClient, Message, running_broker, settle
 from support.dispatch_kit import FakeTopic, read_back
 from support.fake_ledger import FakeLedgers
 from unit.broker.test_cursor import crash, publish, subscription
@@ -275,6 +276,62 @@ async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_br
             await client.ack(poison.row())
             await settle()
             assert await problems(broker) == {}
+
+
+async def lost_consumer(broker: Broker, type: str, *acked: int, close: bool = False) -> list[Message]:
+    """A consumer that gets what is there, acknowledges these of it, and ends."""
+    client = FakeClient(broker)
+    await client.consumer(type=type)
+    await settle()
+    for number in acked:
+        await client.ack(client.messages[number].row())
+    if close:
+        await client.ask(c.CloseConsumer, 1)
+    client.close()
+    await settle()
+    return client.messages
+
+
+@pytest.mark.parametrize("type", ["shared", "exclusive"])
+async def test_rule_54_a_message_that_ends_its_consumers_is_named_without_a_dead_letter_policy(
+    type: str,
+) -> None:
+    async with running_broker() as broker:
+        await publish(FakeClient(broker), 4)
+        poison = (await lost_consumer(broker, type, 0))[1]
+        for number in range(POISON_REDELIVERIES - 2):
+            assert (await lost_consumer(broker, type, *[2] * (number == 0)))[0].id == poison.id
+        assert await problems(broker) == {}
+        await lost_consumer(broker, type)
+        ((subject, reason),) = (await problems(broker)).items()
+        assert subject == "subscription billing of persistent://public/default/orders"
+        assert reason.startswith(f"the connections of {POISON_REDELIVERIES} consumers were lost")
+        assert "message {}:{}:{} first".format(*poison.id) in reason
+        await lost_consumer(broker, type, 0)
+        assert await problems(broker) == {}
+
+
+async def test_consumers_that_close_or_have_nothing_are_not_ended_by_a_message() -> None:
+    async with running_broker() as broker:
+        for _ in range(POISON_REDELIVERIES):
+            await lost_consumer(broker, "exclusive")
+        await publish(FakeClient(broker), 2)
+        for _ in range(POISON_REDELIVERIES):
+            await lost_consumer(broker, "exclusive", close=True)
+        assert await problems(broker) == {}
+
+
+def test_losses_are_forgotten_after_a_while_and_bounded() -> None:
+    state, lost = AckState(FakeTopic(), (1, 0, 0)), LostConsumers()
+    for number in range(4):
+        lost.lost((1, 0, 0), number * WINDOW_MS)
+    assert lost.worst(state, 4 * WINDOW_MS) == (4, (1, 0, 0))
+    lost.lost((1, 0, 0), 5 * WINDOW_MS)
+    assert lost.worst(state, 5 * WINDOW_MS) == (1, (1, 0, 0))
+    assert lost.worst(state, 6 * WINDOW_MS + 1) == (0, (0, 0, 0))
+    for entry in range(1000):
+        lost.lost((1, entry, 0), 0)
+    assert len(lost._losses) <= 100
 
 
 async def test_rule_41_a_defect_of_one_topic_costs_neither_the_problems_of_others_nor_the_session(

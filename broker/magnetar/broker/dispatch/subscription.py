@@ -55,6 +55,7 @@ from .core.events import (
     Resumed,
     by_entry,
 )
+from .core.lost_consumers import LostConsumers
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
 from .dispatcher import Dispatcher
@@ -64,7 +65,7 @@ _log = logging.getLogger(__name__)
 # Acknowledgements that wait for a lookup: rows, over all requests.
 MAX_LOOKUP_ROWS = 100_000
 LOOKUPS_AT_ONCE = 32  # entries
-# So often a message comes back before it counts as one that its consumers cannot take.
+# So often a message comes back, or is the first in hand of a lost consumer, before it is named.
 POISON_REDELIVERIES = 5
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
 WHOLE_ENTRY = (0, MAX_MESSAGES_PER_ENTRY - 1)
@@ -135,6 +136,7 @@ class Subscription:
         self._lookup_task: asyncio.Task[None] | None = None
         self._dropped_acks = 0  # requests without a receipt, since the last lookup ended
         self._seeking = False
+        self._lost_consumers = LostConsumers()
         self._closed: MagnetarError | None = None
         self.acked_messages = 0
 
@@ -153,9 +155,15 @@ class Subscription:
         for (ledger, entry), failure in self.dispatcher.core.source.unreadable.items():
             return f"entry {ledger}:{entry} cannot be read: {failure.error}"
         count, (ledger, entry), index = self.cursor.redeliveries.most(self.cursor.state.mark_delete)
-        if count < POISON_REDELIVERIES:
-            return ""
-        return f"message {ledger}:{entry}:{index} came back {count} times and is not acknowledged: do its consumers end?"
+        if count >= POISON_REDELIVERIES:
+            return f"message {ledger}:{entry}:{index} came back {count} times and is not acknowledged: do its consumers end?"
+        lost, (ledger, entry, index) = self._lost_consumers.worst(self.cursor.state, self.dispatcher.now_ms())
+        if lost >= POISON_REDELIVERIES:
+            return (
+                f"the connections of {lost} consumers were lost one after another, each with message "
+                f"{ledger}:{entry}:{index} first, which is not acknowledged: does it, or one behind it, end them?"
+            )
+        return ""
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -208,10 +216,12 @@ class Subscription:
         self.dispatcher.handle(ConsumerAdded(consumer, type, self.dispatcher.now_ms()))
         return consumer
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer left: what it had not acknowledged goes to others, or to the next one."""
+    def remove_consumer(self, consumer: Consumer, *, lost: bool = False) -> None:
+        """A consumer left: what it had not acknowledged goes to others, or to the next one. `lost`: with its connection."""
         if consumer.closed:
             return
+        if lost and (first := self.dispatcher.core.first_owed(consumer)) is not None:
+            self._lost_consumers.lost(first, self.dispatcher.now_ms())
         self._hold_back()
         self.dispatcher.handle(ConsumerLeft(consumer))
         if not self.consumers:

@@ -111,6 +111,17 @@ class DispatchCore:
         """Failover: the consumer that gets everything."""
         return None if self._selector is None else self._selector.active
 
+    def first_owed(self, consumer: Consumer) -> Position | None:
+        """The first message that was delivered to a consumer and is not acknowledged."""
+        if self.tracker.individual_acks:
+            if not consumer.pending_acks:
+                return None
+            key = min(consumer.pending_acks)
+            return (*key, min(ranges.starts[0] for ranges in consumer.pending_acks[key].by_count.values()))
+        mark = self._log.normalise(self._state.mark_delete)
+        held = consumer.delivered_messages and self.active in (None, consumer) and mark < self.read_position
+        return mark if held else None
+
     def to_notify(self, key: EntryKey) -> list[tuple[Consumer, MagnetarError, bool]]:
         """Consumers that wait for an unreadable entry and are to be notified now: why, and whether it is lost."""
         failure = self.source.failures.get(key)

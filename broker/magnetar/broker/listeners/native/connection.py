@@ -327,7 +327,7 @@ class ClientConnection:
         self._link.answer(command.request_id, started(opened, opened.consumer.epoch, opened.trimmed))
 
     def _release_consumer(self, opened: ConsumerOpened) -> None:
-        opened.subscription.remove_consumer(opened.consumer)
+        opened.subscription.remove_consumer(opened.consumer, lost=self._closed)
 
     def _consumer_closed(self, port: ConsumerPort) -> None:
         """The topic ended the consumer."""
