@@ -32,7 +32,7 @@ TOPIC_METRICS: Final[Mapping[str, tuple[str, tuple[str, ...], bool]]] = {
     ),
     "topic_published_entries": (f"Entries of the topic whose producers have their receipts, {_SINCE}", _TOPIC, True),
     "subscription_backlog_messages": (
-        "Messages behind the mark-delete position, those acknowledged one by one included; estimated within an entry log",
+        "Messages behind the mark-delete position, those acknowledged one by one included; estimated within a ledger",
         _BOTH, False,
     ),
     "subscription_backlog_bytes": ("Bytes that are stored behind the mark-delete position; estimated", _BOTH, False),
