@@ -32,6 +32,7 @@ _POLL_S = 1.0  # between two looks of a daemon at its cluster
 # At least, times the square of its members: each reads all, and together they make 3,000 reads a second at most.
 _PAUSE_S = 0.001
 _MOST_PAGES = 10  # of the queue of repairs, with 1,000 ledgers each at most, that a daemon counts
+_MOST_DAMAGED = 1000  # ledgers of a bookie that a daemon counts
 _MOST_NOTES = 5
 
 
@@ -49,7 +50,7 @@ async def cluster_facts(store: MetadataStore, *, count: bool = True) -> dict[str
         "cluster": "" if instance is None else instance.value.hex(),
         "brokers": await broker_facts(store),
         "balancer": "" if balancer is None else balancer.value.decode("utf-8", "replace"),
-        "bookies": await bookie_facts(store),
+        "bookies": await bookie_facts(store, count=count),
         "ledgers": sum([len(page) async for page in StoredLedgers(store).pages()]) if count else 0,
         "under_replicated_ledgers": await ledgers_to_repair(store, 0 if count else _MOST_PAGES),
         "auditor": "" if auditor is None else auditor.value.decode("utf-8", "replace"),
@@ -68,7 +69,9 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
         for subject, reason in bookie["problems"].items():
             problems[f"bookie {bookie['id']}, {subject}"] = reason
         if damaged := bookie["damaged_ledgers"]:
-            problems[f"damage at bookie {bookie['id']}"] = f"copies of {damaged} ledgers are damaged there"
+            problems[f"damage at bookie {bookie['id']}"] = (
+                f"copies of {damaged:,} ledgers or more are damaged there"
+            )
     for broker in found["brokers"]:
         if broker["state"] == "lost":
             problems[f"broker {broker['name']}"] = (
@@ -156,13 +159,13 @@ async def broker_facts(store: MetadataStore) -> list[dict[str, Any]]:
     return [msgspec.to_builtins(brokers[name]) for name in sorted(brokers)]
 
 
-async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
+async def bookie_facts(store: MetadataStore, *, count: bool = True) -> list[dict[str, Any]]:
     """All that ever registered, by id. `state`: writable, read-only, stalled, draining, or lost: not registered now.
 
-    "unreadable": its registration is damaged. `reason`: why it takes no new entries.
+    "unreadable": its registration is damaged. `reason`: why it takes no new entries. `count`: as in `cluster_facts`.
     """
     from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
-    from magnetar.metadata.damage import DAMAGED_PATH
+    from magnetar.metadata.damage import damaged_ledgers
 
     draining = await store.children(DRAINING_BOOKIES_PATH)
     bookies = []
@@ -189,7 +192,7 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
                 "group": facts.labels.group,
                 "free_bytes": facts.free_bytes,
                 "incarnation": fields.get("incarnation", 0),  # another one at each start
-                "damaged_ledgers": len(await store.children(f"{DAMAGED_PATH}/{name}")),
+                "damaged_ledgers": len(await damaged_ledgers(store, name, 0 if count else _MOST_DAMAGED)),
             }
         )
     return bookies
