@@ -69,8 +69,9 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
         for subject, reason in bookie["problems"].items():
             problems[f"bookie {bookie['id']}, {subject}"] = reason
         if damaged := bookie["damaged_ledgers"]:
+            more = " or more" if damaged == _MOST_DAMAGED else ""
             problems[f"damage at bookie {bookie['id']}"] = (
-                f"copies of {damaged:,} ledgers or more are damaged there"
+                f"copies of {damaged:,} ledgers{more} are damaged there"
             )
     for broker in found["brokers"]:
         if broker["state"] == "lost":
@@ -165,7 +166,7 @@ async def bookie_facts(store: MetadataStore, *, count: bool = True) -> list[dict
     "unreadable": its registration is damaged. `reason`: why it takes no new entries. `count`: as in `cluster_facts`.
     """
     from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
-    from magnetar.metadata.damage import damaged_ledgers
+    from magnetar.metadata.damage import DAMAGED_PATH
 
     draining = await store.children(DRAINING_BOOKIES_PATH)
     bookies = []
@@ -192,7 +193,12 @@ async def bookie_facts(store: MetadataStore, *, count: bool = True) -> list[dict
                 "group": facts.labels.group,
                 "free_bytes": facts.free_bytes,
                 "incarnation": fields.get("incarnation", 0),  # another one at each start
-                "damaged_ledgers": len(await damaged_ledgers(store, name, 0 if count else _MOST_DAMAGED)),
+                "damaged_ledgers": len(
+                    # Behind a name, so that a store need not list all of them at each look.
+                    await store.children(
+                        f"{DAMAGED_PATH}/{name}", after="/", limit=0 if count else _MOST_DAMAGED
+                    )
+                ),
             }
         )
     return bookies

@@ -59,14 +59,8 @@ async def test_rule_54_the_lag_of_a_subscription_is_in_the_metrics_and_no_entry_
         labels = f'subscription="billing",topic="{NAME}"'
         assert f"magnetar_subscription_backlog_messages{{{labels}}} 0.0" in text
         assert "# HELP magnetar_subscription_oldest_unacknowledged_seconds Seconds since" in text
-        assert (
-            "messages_in_total Messages that producers sent, over all topics of this broker, since the process"
-            in text
-        )
-        assert (
-            "# HELP magnetar_broker_publish_queue_bytes Publish queue bytes, over all topics of this broker, now\n"
-            in text
-        )
+        assert "messages_in_total Messages that producers sent, over all topics of this broker, since" in text
+        assert "publish_queue_bytes Publish queue bytes, over all topics of this broker, now\n" in text
 
 
 async def test_topics_beyond_the_bound_are_summed_in_one_row() -> None:

@@ -13,6 +13,7 @@ from magnetar.cli.health import HttpPages, Started
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.metadata.damage import damaged_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import AUDITOR_PATH, cookie_path, known_broker_path
 from magnetar.proto.errors import ConnectionLost
@@ -104,6 +105,16 @@ async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
     assert b"magnetar_degraded 1.0\n" in metrics.render()
     reason = b"it is lost: it has no session with the metadata store"
     assert b'magnetar_problem{reason="' + reason + b'",subject="bookie b1"} 1.0\n' in metrics.render()
+
+
+async def test_rule_44_a_look_at_the_cluster_reads_a_bounded_part_of_its_damage(
+    store: MemoryMetadataStore,
+) -> None:
+    for ledger_id in range(1002):
+        await store.create(damaged_path("b1", ledger_id), b"")
+    found = await cluster_facts(store, count=False)
+    assert found["problems"]["damage at bookie b1"] == "copies of 1,000 ledgers or more are damaged there"
+    assert (await cluster_facts(store))["bookies"][0]["damaged_ledgers"] == 1002
 
 
 async def test_rule_54_a_problem_whose_figures_move_is_one_series() -> None:

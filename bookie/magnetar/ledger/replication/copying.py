@@ -55,6 +55,7 @@ class SourceFailed(Exception):
     def __init__(self, entry_id: int, error: MagnetarError) -> None:
         super().__init__(f"no good copy of entry {entry_id} can be read: {error.message}")
         self.entry_id = entry_id
+        self.reason = error
         self.lost = not isinstance(error, SILENT) and not error.retryable
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.replicas import SILENT
 from magnetar.ledger.transport import BookieTransport
-from magnetar.proto.errors import LedgerNotFound, MagnetarError, UnknownLedgerState
+from magnetar.proto.errors import EntryNotFound, LedgerNotFound, MagnetarError, UnknownLedgerState
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .copying import EntryCopier, SourceFailed, TargetFailed
@@ -107,12 +107,19 @@ class Healer:
         return missing
 
     async def _heal_part(self, request: _Request, part: _Part, first: int, last: int) -> None:
-        """Reads what the bookie has, and writes what is bad again, some entries at a time."""
+        """Reads what the bookie has, and writes what is bad again, some entries at a time.
+
+        Of an open ledger the end is not known, and a report may name any: nothing is behind a thousand that no bookie has.
+        """
         bad: list[int] = []
+        at_once = _AT_ONCE if part.last is not None else _LIST
         async for entry_id in self._bad(request, part, first, last):
             bad.append(entry_id)
-            if len(bad) == _AT_ONCE:
+            if len(bad) == at_once:
+                absent = request.absent
                 await self._write_runs(request, part, bad)
+                if request.absent - absent == at_once:
+                    return
                 bad.clear()
         await self._write_runs(request, part, bad)
 
@@ -128,12 +135,12 @@ class Healer:
         unreadable: dict[int, None] = {}
 
         def passes_over(error: SourceFailed) -> bool:
-            # The writer of an open ledger may not have written it yet.
-            if part.last is not None:
-                if not error.lost:
-                    return False
-                if len(healed.lost) < _MAX_LOST:
-                    healed.lost.append(error.entry_id)
+            if not error.lost:
+                return False
+            if part.last is None:  # the writer of an open ledger may not have written it yet
+                request.absent += isinstance(error.reason, EntryNotFound)
+            elif len(healed.lost) < _MAX_LOST:
+                healed.lost.append(error.entry_id)
             unreadable[error.entry_id] = None
             return True
 
@@ -176,7 +183,7 @@ class Healer:
             return 0  # damaged, missing, or the bookie does not know
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
     """What is healed, and what becomes of it."""
 
@@ -184,6 +191,7 @@ class _Request:
     metadata: LedgerMetadata
     registered: Mapping[str, None]
     healed: Healed = field(default_factory=Healed)
+    absent: int = 0  # entries of an open ledger that no bookie has
 
 
 class _Part:

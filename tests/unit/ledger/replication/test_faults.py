@@ -520,6 +520,49 @@ async def test_rule_08_what_was_written_again_and_is_not_good_at_the_bookie_is_n
 
 
 @in_virtual_time
+async def test_rule_47_a_report_of_damage_with_any_end_in_an_open_ledger_is_looked_through_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await RepairCluster.start("b1", "b2", "b3")
+    writer = await (await cluster.client()).create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    confirmed = Confirmations()
+    for entry_id in range(2000):
+        writer.append(payload(entry_id), confirmed)
+    await cluster.until(lambda: len(confirmed.ids) == 2000)
+    record = await cluster.record(writer.ledger_id)
+    damaged = record.ensembles[0].bookies[1]
+    cluster.bookies[damaged].entries.clear()
+    components = (await cluster.client()).components
+    healer = Healer(
+        components.transport, EntryCopier(components, Throttle(1 << 30), 1 << 20, lambda *_: None)
+    )
+    reads = 0
+    real = EntryCopier.read_copy
+
+    async def read_copy(*args: Any) -> list[bytes]:
+        nonlocal reads
+        reads += 1
+        assert reads < 20_000, "it goes on behind the end of the ledger"
+        return await real(*args)
+
+    monkeypatch.setattr(EntryCopier, "read_copy", read_copy)
+    healed = await healer.heal(writer.ledger_id, record, damaged, [(0, 1 << 62)], {})
+    assert (healed.written, healed.whole) == (2000, True)
+    assert all((writer.ledger_id, entry_id) in cluster.bookies[damaged].entries for entry_id in range(2000))
+
+    async def silent(self: EntryCopier, bookie: str, *args: Any) -> list[bytes]:
+        if bookie == damaged:
+            return await real(self, bookie, *args)
+        raise BookieUnavailable("no answer")
+
+    monkeypatch.setattr(EntryCopier, "read_copy", silent)
+    cluster.bookies[damaged].entries.clear()
+    healed = await healer.heal(writer.ledger_id, record, damaged, [(0, 9)], {})
+    assert healed.postponed, "whoever has them may answer later"
+    await cluster.close()
+
+
+@in_virtual_time
 async def test_a_long_repair_does_not_delay_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await RepairCluster.start(*SEVEN)
     long, _ = await lost_ledger(cluster)
