@@ -1,11 +1,11 @@
 """The names that other rooms may use."""
 
-import magnetar.ledger
+import magnetar.ledger.public
 import magnetar.metadata
 
 
 def test_public_names_of_the_ledger() -> None:
-    assert set(magnetar.ledger.__all__) == set(
+    assert set(magnetar.ledger.public.__all__) == set(
         "AddCallback AnyBookie BookieDirectory BookieFacts BookieHealth BookieIdentities BookieInfoReader"
         " BookieTransport Candidates ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
@@ -14,7 +14,7 @@ def test_public_names_of_the_ledger() -> None:
         " Placement RandomPlacement ReadResult"
         " GivenIdentities RegisteredBookies SpreadPlacement StaticBookies StoredIdentities TcpTransport".split()
     )
-    assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.__all__)
+    assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.public.__all__)
 
 
 def test_public_names_of_the_metadata() -> None:
