@@ -242,7 +242,7 @@ class ServiceProcess:
 
 _SCRIPTS: dict[bytes, Role] = {
     b"writer_process.py": "journal-writer",
-    b"archive_process.py": "archive-reader",
+    b"archive/process.py": "archive-reader",
 }
 
 

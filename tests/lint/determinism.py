@@ -116,10 +116,14 @@ ALLOWED: tuple[Allow, ...] = (
         "runs inside Spark's executors, outside the simulation",
     ),
     _allow(
-        "client/magnetar/spark/archive_process.py",
-        "file thread",
+        "broker/magnetar/archive/process.py",
+        "file thread network",
         "a helper process: a thread of it waits for the end of its broker",
     ),
+    _allow(
+        "broker/magnetar/archive/reader.py", "network", "hands the helper process its end of a socket pair"
+    ),
+    _allow("broker/magnetar/archive/files.py", "chance", "draws the names of files that are not whole yet"),
     _allow("client/magnetar/spark/jobs/folders.py", "file", "looks at folders that Spark is going to write"),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
     _allow(

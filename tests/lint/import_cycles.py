@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import grimp
 
-ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "spark", "cli")
+ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "archive", "spark", "cli")
 
 Graph = Mapping[str, Iterable[str]]  # module -> the modules that it imports
 

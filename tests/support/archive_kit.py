@@ -8,11 +8,11 @@ from typing import Any
 
 import msgpack
 
+from magnetar.archive.files import ArchivedFile, ArchiveFolder
 from magnetar.broker import Broker
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range, TopicLedger

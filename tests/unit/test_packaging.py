@@ -13,7 +13,14 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOTS = ("proto", "bookie", "broker", "client")
 SERVER_LIBRARIES = ("aiohttp", "aiozk", "prometheus_client", "rich", "rocksdict", "structlog", "typer")
-SERVER_ROOMS = ("magnetar.metadata", "magnetar.ledger", "magnetar.bookie", "magnetar.broker", "magnetar.cli")
+SERVER_ROOMS = (
+    "magnetar.metadata",
+    "magnetar.ledger",
+    "magnetar.bookie",
+    "magnetar.broker",
+    "magnetar.archive",
+    "magnetar.cli",
+)
 
 
 def pyproject() -> dict[str, Any]:

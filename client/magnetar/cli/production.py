@@ -48,7 +48,7 @@ def broker_components() -> BrokerComponents:
 
 def archive_processes(settings: BrokerSettings) -> ArchiveReader:
     """Helper processes over Parquet files, started when an archived ledger is read."""
-    from magnetar.spark.archive_reader import ArchiveProcesses
+    from magnetar.archive.reader import ArchiveProcesses
 
     return ArchiveProcesses(settings)
 

@@ -2,10 +2,8 @@
 
     spark.read.format("magnetar").option("service_url", "magnetar://127.0.0.1:7650").load("orders")
 
-Spark finds the data source by itself (`pyspark_magnetar`). Needs the extra `magnetar[spark]`.
-
-What a broker needs to read archived ledgers is here as well (`archive_reader`). It needs the extra `magnetar[archive]`,
-which has no PySpark: so the data source is imported only when somebody asks for it.
+Spark finds the data source by itself (`pyspark_magnetar`). Needs the extra `magnetar[spark]`, and is imported only when
+somebody asks for it: in most of the processes that Spark starts nobody does.
 """
 
 from typing import TYPE_CHECKING, Any

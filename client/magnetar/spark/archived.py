@@ -18,9 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from magnetar.proto.errors import InvalidArgument, MessageLost
-
-from .archive_files import (
+from magnetar.archive.files import (
     MANIFESTS_AT_ONCE,
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -28,6 +26,8 @@ from .archive_files import (
     ArchiveFolder,
     LedgerManifest,
 )
+from magnetar.proto.errors import InvalidArgument, MessageLost
+
 from .columns import ROWS_PER_RECORD_BATCH
 from .plan import Position, Range, TopicLedger
 from .schema import COLUMNS
@@ -146,18 +146,17 @@ def read_archived(piece: ArchivedSlice, columns: Sequence[str]) -> Iterator[pa.R
     for one, first_offset in piece.files:
         path = folder.data_path(piece.topic, piece.ledger.position_id, one.name)
         bounds = bounds_of(piece.wanted, piece.ledger, one, first_offset)
-        with _told(piece.topic, piece.ledger, path), folder.open(path) as source:
-            yield from _read_file(piece, one, source, bounds, columns)
+        with _told(piece.topic, piece.ledger, path):
+            file = folder.open_rows(piece.topic, piece.ledger.position_id, one, pre_buffer=True)
+            try:
+                yield from _read_file(piece, file, bounds, columns)
+            finally:
+                file.close(force=True)
 
 
 def _read_file(
-    piece: ArchivedSlice, one: ArchivedFile, source: Any, bounds: list[Bound], columns: Sequence[str]
+    piece: ArchivedSlice, file: pq.ParquetFile, bounds: list[Bound], columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    if source.size() != one.bytes:
-        raise OSError(f"it has {source.size()} bytes, and its manifest says {one.bytes}")
-    file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
-    if file.metadata.num_rows != one.rows:
-        raise OSError(f"it has {file.metadata.num_rows} rows, and its manifest says {one.rows}")
     number, parts = piece.part
     borders = [file.num_row_groups * at // parts for at in (number, number + 1)]
     groups = [group for group in range(*borders) if _wanted_group(file, group, bounds)]
@@ -274,10 +273,10 @@ def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[_Lost]:
         yield lost
     except FileNotFoundError:
         raise lost("it is not there") from None
-    except (OSError, pa.ArrowException) as error:
-        raise lost(str(error).splitlines()[0]) from error
     except InvalidArgument as error:
         raise lost(error.message.partition("; ")[0]) from None  # what helps is said below
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise lost(str(error).splitlines()[0]) from error
 
 
 __all__ = [

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from magnetar.archive.files import BATCH_COLUMNS
 from magnetar.proto.batch import (
     BATCH_HEADER_BYTES,
     FLAG_COMPRESSION_SHIFT,
@@ -39,7 +40,6 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 from magnetar.proto.message_rules import MAX_TIME_MS
 
-from .archive_files import BATCH_COLUMNS
 from .plan import Range
 from .schema import COLUMNS
 

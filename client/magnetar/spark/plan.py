@@ -11,38 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from magnetar.archive.ledgers import TopicLedger
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 
 Position = tuple[int, int, int]  # position id of the ledger, entry, index in the entry
 FIRST: Position = (0, 0, 0)
 PAST_ALL: Position = (1 << 63, 0, 0)
 _PAST_ALL_INT = 1 << 62
-
-
-class TopicLedger(NamedTuple):
-    """A ledger of a topic, field by field as TOPIC_LEDGERS tells of it. Times in ms, size in payload bytes."""
-
-    position_id: int
-    stored_id: int
-    first_offset: int
-    entries: int
-    messages: int
-    size: int
-    first_append_ms: int
-    last_append_ms: int
-    closed: bool
-    metadata: bytes
-    archive: str = ""  # where its messages are if they are not at the bookies
-
-    @property
-    def append_ms(self) -> int:
-        """When all its messages became part of the topic; 0 if each entry says so itself, as the broker wrote it."""
-        return self.last_append_ms if self.stored_id != self.position_id else 0
-
-    @property
-    def end_offset(self) -> int:
-        """Topic-wide index after its last message."""
-        return self.first_offset + self.messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.ids import MessageId
-from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.jobs import archive, trim
 from support.service import Service
 from support.spark_kit import topic_frame

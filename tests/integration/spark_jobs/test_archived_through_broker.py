@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from magnetar.archive.files import ArchiveFolder
 from magnetar.client import Client, EntryUnreadable, connect
 from magnetar.proto.ids import MessageId
-from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.jobs import archive
 from support.pages import blocks_of
 from support.service import Service
@@ -99,7 +99,7 @@ def reader_pids(service: Service) -> list[int]:
     """Helper processes that read archives, one for each, oldest first."""
     children = Path(f"/proc/{service.daemon_pid}/task/{service.daemon_pid}/children").read_text().split()
     return [
-        int(pid) for pid in children if b"archive_process.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid) for pid in children if b"archive/process.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

@@ -1,6 +1,6 @@
 """Archived ledgers are ledgers like others to whoever reads through the broker: starts, seeks, acknowledgements, figures.
 
-The archive is in memory (`support.archives`); what the real one adds is in tests/unit/spark/test_archive_reader.py.
+The archive is in memory (`support.archives`); what the real one adds is in tests/unit/archive/test_reader.py.
 """
 
 from __future__ import annotations

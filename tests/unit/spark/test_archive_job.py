@@ -13,10 +13,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.commands import ArchiveLedgers, KeepLedgers, TopicLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.files import OsFile, OsFiles
-from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.archived import archived_slices, read_archived
 from magnetar.spark.jobs import trim
 from magnetar.spark.plan import LedgerSlice, Range, TopicLedger
@@ -183,7 +183,7 @@ def topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topic:
 
         monkeypatch.setattr(ArchiveFolder, name, call)
 
-    # Thousands of them, and no test of what is on disk (test_archive_files has that).
+    # Thousands of them, and no test of what is on disk (unit/archive/test_files has that).
     monkeypatch.setattr(OsFile, "sync", lambda _file: None)
     monkeypatch.setattr(OsFiles, "sync_directory", lambda _files, _path: None)
     for module in (job, trim):

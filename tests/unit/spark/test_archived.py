@@ -15,15 +15,15 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from magnetar.archive import files as archive_files
+from magnetar.archive.files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.files import OsFile, OsFiles
-from magnetar.spark import archive_files
 from magnetar.spark import archived as archived_module
-from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.spark.archived import archived_slices, bounds_of, first_archived, read_archived
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of

@@ -11,7 +11,7 @@ from .records import ArchivedLedger
 
 
 class ArchiveReader(Protocol):
-    """Implemented by `magnetar.spark.archive_reader` over Parquet files, and in memory for tests."""
+    """Implemented by `magnetar.archive.reader` over Parquet files, and in memory for tests."""
 
     async def read(
         self, topic: str, archived: ArchivedLedger, first: int, last: int, *, max_bytes: int

@@ -3,7 +3,7 @@
 Tasks read a piece of a ledger from the bookies and write a file of its rows with pyarrow: rows never pass through the JVM.
 A ledger's manifest is written when all of its files are there and hold as many rows as the topic says it has. So the job
 may be killed and started again at any time: ledgers whose manifest stands are passed over, the others are archived anew,
-over what was left of them. One job at a time writes to an archive. The layout stands in `archive_files`.
+over what was left of them. One job at a time writes to an archive. The layout stands in `magnetar.archive.files`.
 
 With `trim` archived ledgers leave the bookies: the topic goes on naming them, and `spark.read` of it reads the files.
 Without it they stay; a later run with `trim` reads the files again before it lets go of the ledgers, and writes nothing.
@@ -22,11 +22,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from magnetar.archive.files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.client import Client
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
-from ..archive_files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
 from ..batch_source import read_slices
 from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions

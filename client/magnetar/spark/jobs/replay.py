@@ -24,10 +24,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
+from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
-from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
 from ..options import AtOffset, Place, ReadOptions
 from .archive import read_archive

@@ -18,11 +18,11 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql import SparkSession
 
+from magnetar.archive.files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.client import Client
 from magnetar.proto.commands import ArchiveLedgers
 from magnetar.proto.errors import InvalidArgument
 
-from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from ..leases import keep
 from ..options import ReadOptions
 from ..plan import TopicLedger

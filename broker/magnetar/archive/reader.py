@@ -30,8 +30,8 @@ from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, MagnetarErro
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 from magnetar.runtime.tasks import TaskSet, awaited
 
-from . import archive_process
-from .archive_process import LENGTH
+from . import process
+from .process import LENGTH
 
 if TYPE_CHECKING:
     from magnetar.broker import BrokerSettings
@@ -209,7 +209,7 @@ class _ReaderProcess:
         with theirs:
             try:
                 self._process = spawn_helper(
-                    archive_process.__file__,
+                    process.__file__,
                     [str(theirs.fileno()), json.dumps(self._paths)],
                     [theirs.fileno()],
                     # All of it: object stores find their credentials there.

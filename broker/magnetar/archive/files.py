@@ -16,6 +16,7 @@ acknowledge its end. HDFS has a closed file in the memory of its datanodes, as `
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ import pyarrow.parquet as pq
 from magnetar.proto.errors import InvalidArgument
 from magnetar.runtime.files import OsFiles
 
-from .plan import TopicLedger
+from .ledgers import TopicLedger
 
 FORMAT: Final = 1
 MANIFESTS_AT_ONCE: Final = 16  # an object store answers each in 10 to 50 ms
@@ -186,9 +187,24 @@ class ArchiveFolder:
         """As the file system knows it."""
         return f"{self.root}/{_data_folder(topic, ledger)}/{name}"
 
-    def open(self, path: str) -> pa.NativeFile:
-        """To read anywhere in it."""
-        return self._fs.open_input_file(path)
+    def open_rows(
+        self, topic: str, ledger: int, one: ArchivedFile, *, pre_buffer: bool = False
+    ) -> pq.ParquetFile:
+        """To read rows of, with the checksums of its pages; `close(force=True)` it.
+
+        Raises ValueError for a size or a count of rows that its manifest does not have, and what the file system does.
+        """
+        source = self._fs.open_input_file(self.data_path(topic, ledger, one.name))
+        try:
+            if source.size() != one.bytes:
+                raise ValueError(f"it has {source.size()} bytes, and its manifest says {one.bytes}")
+            file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=pre_buffer)
+            if file.metadata.num_rows != one.rows:
+                raise ValueError(f"it has {file.metadata.num_rows} rows, and its manifest says {one.rows}")
+        except BaseException:
+            source.close()
+            raise
+        return file
 
     def is_there(self) -> bool:
         """Whether there is an archive at all: a mount that is missing is not one that lost a file."""
@@ -314,7 +330,7 @@ class ArchiveFolder:
                     size += len(data)
             if (size, digest.hexdigest()) != (one.bytes, one.sha256):
                 return f"{path} is not the file that was written"
-            with self.open(path) as file:
+            with self._fs.open_input_file(path) as file:
                 rows = pq.ParquetFile(file).metadata.num_rows
             if rows != one.rows:
                 return f"{path} has {rows} rows, and its manifest says {one.rows}"
@@ -360,14 +376,13 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return (batch.slice(at, step) for at in range(0, batch.num_rows, step))
 
 
-class _Digested:
+class _Digested(io.RawIOBase):
     """A file that is digested as it is written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.sha256 = hashlib.sha256()
         self.written = 0
-        self.closed = False
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
@@ -378,20 +393,8 @@ class _Digested:
     def tell(self) -> int:
         return self.written
 
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return False
-
     def writable(self) -> bool:
         return True
-
-    def seekable(self) -> bool:
-        return False
 
 
 def _folder(topic: str) -> str:

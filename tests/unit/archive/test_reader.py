@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from magnetar.archive import reader as archive_reader
+from magnetar.archive.reader import ArchiveProcesses
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import ArchivedLedger, LedgerInfo
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged
 from magnetar.proto.ledger_entry import encode_ledger_entry
-from magnetar.spark import archive_reader
-from magnetar.spark.archive_reader import ArchiveProcesses
 from support.archive_kit import ledger_of, write_archive
 
 pytestmark = pytest.mark.real
@@ -244,7 +244,7 @@ import asyncio, os, sys
 sys.path[:0] = {sys.path!r}
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import ArchivedLedger, LedgerInfo
-from magnetar.spark.archive_reader import ArchiveProcesses
+from magnetar.archive.reader import ArchiveProcesses
 async def main():
     reader = ArchiveProcesses(BrokerSettings())
     info = LedgerInfo({row})

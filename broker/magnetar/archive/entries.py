@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from magnetar.proto.batch import Columns, encode_batch, encode_singles
 from magnetar.proto.compression import Compression
@@ -31,8 +30,8 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, InvalidArgument, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY, encode_ledger_entry
 
-from .archive_files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
-from .plan import TopicLedger
+from .files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
+from .ledgers import TopicLedger
 
 # Decoded row groups that are remembered; the last one in any case.
 GROUP_CACHE_BYTES: Final = 128 << 20
@@ -224,13 +223,8 @@ class _File:
     def __init__(self, folder: ArchiveFolder, place: Place, one: ArchivedFile) -> None:
         self.one = one
         self._place = place
-        self._source = folder.open(folder.data_path(*place.key, one.name))
-        if self._source.size() != one.bytes:
-            raise ValueError(f"it has {self._source.size()} bytes, and its manifest says {one.bytes}")
-        self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
+        self._file = folder.open_rows(*place.key, one)
         metadata = self._file.metadata
-        if metadata.num_rows != one.rows:
-            raise ValueError(f"it has {metadata.num_rows} rows, and its manifest says {one.rows}")
         missing = {"message_id", *_READ} - {*self._file.schema_arrow.names}
         if missing:
             raise ValueError(f"it has no column {min(missing)}")
@@ -251,7 +245,7 @@ class _File:
 
     def close(self) -> None:
         """No further groups are asked for."""
-        self._source.close()
+        self._file.close(force=True)
 
 
 class _Group:

@@ -13,15 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from magnetar.archive import entries as archived_entries
+from magnetar.archive import files as archive_files
+from magnetar.archive.entries import ArchivedEntries, Place
+from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.batch import Columns, decode_batch, encode_batch, encode_singles
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry, ledger_entry_is_intact
-from magnetar.spark import archive_files, archived_entries
-from magnetar.spark.archive_files import ArchiveFolder
-from magnetar.spark.archived_entries import ArchivedEntries, Place
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from magnetar.archive.files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.runtime.files import OsFile, OsFiles
-from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.spark.jobs.archive import manifest_of
 from magnetar.spark.plan import TopicLedger
 

@@ -86,13 +86,13 @@ class Answers:
     def _read(
         self, topic: str, location: str, ledger: "list[int]", first: int, last: int, max_bytes: int
     ) -> "list[bytes]":
-        from magnetar.spark.plan import TopicLedger
+        from magnetar.archive.ledgers import TopicLedger
 
         if self._entries is None:
-            from magnetar.spark.archived_entries import ArchivedEntries
+            from magnetar.archive.entries import ArchivedEntries
 
             self._entries = ArchivedEntries()
-        from magnetar.spark.archived_entries import Place
+        from magnetar.archive.entries import Place
 
         place = Place(topic, TopicLedger(*ledger, True, b"", location))  # type: ignore[call-arg, arg-type]
         found: list[bytes] = self._entries.read(place, first, last, max_bytes)
