@@ -19,9 +19,8 @@ from . import tables
 from .bookie_address import read_http_address
 from .bookie_target import Target
 from .bookie_tools_running import RunningTool, StoppedTool, Tool
-from .config import EXIT_CONFIG
 from .progress import ProgressMeter
-from .session import EXIT_USAGE, fail, run
+from .session import EXIT_CONFIG, EXIT_USAGE, fail, run
 from .settings import SettingSources, parse_assignment, service_settings
 
 

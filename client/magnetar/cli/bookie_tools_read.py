@@ -11,7 +11,7 @@ from typing import IO, Any
 from magnetar.bookie.offline import StoredEntry
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
+from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .bookie_target import Target
@@ -84,7 +84,7 @@ def _open_output(path: str) -> IO[bytes]:
     try:
         return open(path, "wb")
     except OSError as error:
-        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from None
+        raise StorageFailed(f"cannot write {path}: {error.strerror}") from None
 
 
 def _explain_nothing(tool: RunningTool, ledger: int, first: int, last: int | None) -> None:

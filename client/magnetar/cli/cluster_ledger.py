@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from magnetar.ledger import LedgerClient, LedgerMetadata
 from magnetar.ledger.recovery_survey import EndSurvey, ranges
-from magnetar.proto.errors import InvalidSetting, MagnetarError, QuorumLost
+from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .admin import confirm
@@ -88,7 +88,7 @@ async def _ledgers(place: Place) -> AsyncIterator[LedgerClient]:
     settings = place.settings()
     if not place.data:
         if not place.metadata:
-            raise InvalidSetting(
+            raise InvalidArgument(
                 "recover-ledger needs the metadata: --metadata zk://host:port/root of a cluster, or --data DIR of a service "
                 "that is stopped"
             )

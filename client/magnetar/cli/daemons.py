@@ -107,8 +107,9 @@ def _check_alone(settings: ServiceSettings) -> None:
     """A second instance on the same data says so, and not that the ports of the first one are taken. DataDirectoryError."""
     from magnetar.runtime.files import OsFiles
 
-    if os.path.exists(settings.lock_path):
-        OsFiles().lock(settings.lock_path).release()
+    files = OsFiles()
+    if files.exists(settings.lock_path):
+        files.lock(settings.lock_path).release()
 
 
 async def _stopping(supervisor: str) -> None:

@@ -7,21 +7,21 @@ import os
 import stat
 from collections.abc import AsyncIterator
 
-from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+from magnetar.proto.errors import MessageTooLarge, StorageFailed
 
 BLOCK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 def open_input(path: str) -> int:
-    """A descriptor to read from; "-" is standard input. Raises InvalidArgument, which names the path."""
+    """A descriptor to read from; "-" is standard input. Raises StorageFailed, which names the path."""
     try:
         descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
         is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     except OSError as error:
-        raise InvalidArgument(f"cannot read {_name(path)}: {error.strerror}") from None
+        raise StorageFailed(f"cannot read {_name(path)}: {error.strerror}") from None
     if is_directory:
-        raise InvalidArgument(f"cannot read {_name(path)}: it is a directory; name a file")
+        raise StorageFailed(f"cannot read {_name(path)}: it is a directory; name a file")
     return descriptor
 
 
@@ -30,7 +30,7 @@ def _name(path: str) -> str:
 
 
 async def read_whole(descriptor: int, max_bytes: int) -> bytes:
-    """Everything up to the end, as it is. Raises MessageTooLarge as soon as there is more, InvalidArgument."""
+    """Everything up to the end, as it is. Raises MessageTooLarge as soon as there is more, StorageFailed."""
     data = bytearray()
     async for block in _blocks(descriptor):
         data += block
@@ -42,7 +42,7 @@ async def read_whole(descriptor: int, max_bytes: int) -> bytes:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """Groups of lines without their line ends. A last line without one counts. Raises MessageTooLarge, InvalidArgument."""
+    """Groups of lines without their line ends. A last line without one counts. Raises MessageTooLarge, StorageFailed."""
     rest = b""
     async for block in _blocks(descriptor):
         lines = (rest + block).split(b"\n") if rest else block.split(b"\n")
@@ -78,4 +78,4 @@ def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, BLOCK_BYTES)
     except OSError as error:
-        raise InvalidArgument(f"cannot read the input: {error.strerror}") from None
+        raise StorageFailed(f"cannot read the input: {error.strerror}") from None

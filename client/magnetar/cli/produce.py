@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from magnetar.client import MessageId, Producer, ProducerQueueFull, Receipt, connect
 from magnetar.client.options import ClientOptions
-from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFailed
 
 from .lines import open_input, read_lines, read_whole
 from .progress import ProgressMeter
@@ -141,7 +141,7 @@ async def produce(
             await sender.finish()  # what was read before is stored
             _report(topic, sender, as_json=as_json)
             raise
-        except (InvalidArgument, MessageTooLarge) as error:
+        except (InvalidArgument, MessageTooLarge, StorageFailed) as error:
             await sender.finish()
             raise type(error)(f"{error.message} (messages stored before it: {sender.confirmed:,})") from None
     _report(topic, sender, as_json=as_json)

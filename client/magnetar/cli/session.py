@@ -1,6 +1,7 @@
 """How a command talks to a service and ends: one loop, one client, one line on standard error when it fails.
 
-Exit codes: 0 done, 1 the service or the call failed, 2 the command line is wrong, 130 Ctrl-C.
+Exit codes: 0 done; 1 the service or the call failed; 2 what was asked for is wrong, which the same command again does not
+help: the command line, or a name or a value in it; 78 a setting is wrong; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from magnetar.client.options import Start, parse_start
-from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.errors import InvalidArgument, InvalidSetting, MagnetarError
 from magnetar.runtime.quantities import parse_duration
 
 S = TypeVar("S")
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
 
 
@@ -31,6 +33,13 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Prints one clear line on standard error and ends the command."""
     print(f"magnetar: {message}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def exit_code(error: MagnetarError) -> int:
+    """With which a command ends that meets it."""
+    if isinstance(error, InvalidSetting):
+        return EXIT_CONFIG
+    return EXIT_USAGE if isinstance(error, InvalidArgument) else EXIT_FAILED
 
 
 class _Warnings(logging.Handler):
@@ -60,7 +69,7 @@ def run(main: Coroutine[Any, Any, None], *, warnings: bool = False) -> None:
             uvloop.run(main)
         sys.stdout.flush()
     except MagnetarError as error:
-        fail(error.message)
+        fail(error.message, exit_code(error))
     except BrokenPipeError:
         # `magnetar consume ... | head`: the reader has ended. Python would print an error when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

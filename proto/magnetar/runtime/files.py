@@ -114,7 +114,7 @@ class Files(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """True for files and directories."""
+        """True for files and directories. DataDirectoryError, StorageFailed where that cannot be seen."""
         ...
 
     def list(self, directory: str) -> list[str]:
@@ -364,7 +364,13 @@ class OsFiles:
 
     def exists(self, path: str) -> bool:
         """See `Files.exists`."""
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:  # permission denied, a hung mount: that says nothing of the file
+            raise storage_error(error, "looking at", path) from error
+        return True
 
     def list(self, directory: str) -> list[str]:
         """See `Files.list`."""

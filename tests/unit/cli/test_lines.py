@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.cli import lines
 from magnetar.cli.lines import open_input, read_lines, read_whole
-from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+from magnetar.proto.errors import MessageTooLarge, StorageFailed
 
 
 async def read(descriptor: int) -> list[bytes]:
@@ -68,9 +68,9 @@ async def test_a_line_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest
 
 
 def test_inputs_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=f"cannot read {tmp_path}: it is a directory; name a file"):
+    with pytest.raises(StorageFailed, match=f"cannot read {tmp_path}: it is a directory; name a file"):
         open_input(str(tmp_path))
-    with pytest.raises(InvalidArgument, match=f"cannot read {tmp_path}/none: No such file or directory"):
+    with pytest.raises(StorageFailed, match=f"cannot read {tmp_path}/none: No such file or directory"):
         open_input(str(tmp_path / "none"))
 
 
@@ -89,6 +89,6 @@ async def test_a_whole_file_is_as_it_is_and_bounded(tmp_path: Path) -> None:
 
 async def test_input_that_cannot_be_read() -> None:
     descriptor = os.open("/proc/self/mem", os.O_RDONLY)
-    with pytest.raises(InvalidArgument, match="cannot read the input: Input/output error"):
+    with pytest.raises(StorageFailed, match="cannot read the input: Input/output error"):
         await read(descriptor)
     os.close(descriptor)

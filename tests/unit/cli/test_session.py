@@ -16,7 +16,14 @@ from magnetar.cli.app import app
 from magnetar.cli.session import run
 from magnetar.client import connect
 from magnetar.proto.commands import Subscribe
-from magnetar.proto.errors import SendTimeout
+from magnetar.proto.errors import (
+    InvalidArgument,
+    InvalidSetting,
+    MagnetarError,
+    MessageTooLarge,
+    SendTimeout,
+    TopicNotFound,
+)
 from support.client_kit import until
 from support.fake_broker import FakeBroker
 
@@ -61,6 +68,35 @@ def test_a_wrong_command_line_is_one_line_and_nothing_connects(line: str, told: 
     assert ended.exit_code == 2
     [error] = ended.stderr.splitlines()
     assert error.startswith(f"magnetar: {told}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tail t --url nowhere://127.0.0.1",
+        "cluster rolling-restart --metadata zk://127.0.0.1:1/x",
+        "cluster recover-ledger 1",
+        "bookie read 1 9-7 --data /nowhere",
+        "topics stats",
+        "no-such-command",
+    ],
+)
+def test_a_wrong_command_line_has_one_exit_code(line: str) -> None:
+    ended = CliRunner().invoke(app, line.split())
+    assert ended.exit_code == 2, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(InvalidArgument, 2), (InvalidSetting, 78), (MessageTooLarge, 1), (TopicNotFound, 1), (SendTimeout, 1)],
+)
+def test_the_exit_code_says_whether_the_same_again_may_help(error: type[MagnetarError], code: int) -> None:
+    async def command() -> None:
+        raise error("no")
+
+    with pytest.raises(SystemExit) as ended:
+        run(command())
+    assert ended.value.code == code
 
 
 def test_inputs_are_looked_at_before_anything_connects(tmp_path: Path) -> None:

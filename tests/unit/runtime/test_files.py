@@ -212,6 +212,22 @@ def test_names(files: OsFiles, tmp_path: Path) -> None:
     assert 0 < free <= total
 
 
+def test_what_may_not_be_seen_is_not_said_to_be_missing(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: `bookie info` on another user's directory said that it does not exist, and a start found no cookie."""
+    (tmp_path / "file").write_bytes(b"")
+    assert not files.exists(str(tmp_path / "file" / "below"))
+
+    def denied(path: str) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", denied)
+    with pytest.raises(DataDirectoryError, match="Permission denied") as raised:
+        files.exists("/data/cookie")
+    assert raised.value.details == {"path": "/data/cookie", "errno": errno.EACCES}
+
+
 def test_errors_name_the_path(files: OsFiles, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     for attempt in (

@@ -25,6 +25,7 @@ data directory until then: what it has begun is done before a successor of its d
 """
 
 import _thread
+import contextlib
 import os
 import struct
 import sys
@@ -202,7 +203,7 @@ def rename(source: str, target: str) -> None:
 def delete(path: str) -> None:
     """Durable after a sync of the directory."""
     FILES.forget(path)
-    if os.path.exists(path):
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 

@@ -31,13 +31,17 @@ class IndexFiles:
         self._tables = tables
 
     def names(self) -> dict[str, int]:
-        """Names of the files to verify, with their sizes; empty for an index without files. Forgets deleted tables."""
+        """Names of the files to verify, with their sizes; empty for an index without files. Forgets deleted tables.
+
+        RocksDB deletes some at any time.
+        """
         found: dict[str, int] = {}
         for name in database_file_names(self._files, self._directory):
             try:
                 found[name] = file_size(self._files, self.path(name))
             except DataDirectoryError:
-                continue  # deleted by a RocksDB compaction
+                if self._files.exists(self.path(name)):
+                    found[name] = 0  # `verify` says why it cannot be opened
         for name in [name for name in self._tables if name not in found]:
             del self._tables[name]
         return found
@@ -50,7 +54,9 @@ class IndexFiles:
         """Reads a file: yields the number of bytes of each step, and at the end a text if something is wrong."""
         try:
             reader = DiskReader(self._files, self._worker, self.path(name))
-        except DataDirectoryError:
+        except DataDirectoryError as error:
+            if self._files.exists(self.path(name)):
+                yield f"{error.message}; {REBUILD}"
             return
         check = DatabaseFileCheck(name, reader.size, self._tables.get(name))
         try:
