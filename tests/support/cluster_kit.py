@@ -11,6 +11,8 @@ from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
+from magnetar.broker.ownership.cluster_view import NEW, put_bounds
+from magnetar.broker.ownership.core.bundles import Bounds
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import FakeClock
@@ -117,9 +119,11 @@ class Cluster:
 
 @asynccontextmanager
 async def brokers(*names: str, **settings: Any) -> AsyncIterator[Cluster]:
-    """A cluster of these brokers; closed in the end."""
+    """A cluster of these brokers, with bundles of the namespace public/default; closed in the end."""
     cluster = Cluster()
+    bounds = Bounds.even(settings.get("default_bundles", 4))
     try:
+        await cluster.metadata.commit([put_bounds("public/default", bounds, NEW)])
         for name in names:
             await cluster.start(name, **settings)
         yield cluster

@@ -184,7 +184,7 @@ class Calm:
                 raise Violation(f"none of two splits was done in a calm cluster: {failed}")
 
     async def _take_what_is_divided(self) -> None:
-        """A bundle that nobody owns is divided in the moment in which another broker takes it."""
+        """A bundle that nobody owns is divided in the moment in which another broker takes it, also of a new namespace."""
         divides, takes = self._cluster.brokers[:2]
         one, other = divides.ownership, takes.ownership
         assert one is not None
@@ -193,6 +193,10 @@ class Calm:
             name = TopicName.parse(f"persistent://public/divided-{number}/orders")
             namespace = f"{name.tenant}/{name.namespace}"
             what = f"dividing and taking the bundle of {namespace}"
+            take: Callable[[], Awaitable[object]] = partial(other.claim, name)
+            if number % 2:  # it has bounds already
+                await self._wish_at_once(what, (divides, partial(one.split, str(name))))
+                take = partial(other.locate, name, authoritative=True, unreachable="")
             # Both know that nobody owns it, and so are as fast as each other.
             await self._wish_at_once(
                 what, (divides, partial(one.bundles, namespace)), (takes, partial(other.bundles, namespace))
@@ -200,7 +204,7 @@ class Calm:
             await self._wish_at_once(
                 what,
                 (divides, partial(one.split, str(name))),
-                (takes, partial(other.locate, name, authoritative=True, unreachable="")),
+                (takes, take),
             )
             bundle, owner = self._bundle_of(name)
             if owner != takes.name:

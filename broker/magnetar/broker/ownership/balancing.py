@@ -54,7 +54,7 @@ class Placement:
         facts = await broker_facts(self._view)
         now = asyncio.get_running_loop().time()
         self._placement.update(facts, now)
-        binding = await self._view.binding(bundle.namespace).get()
+        binding = await self._view.binding(bundle.namespace)
         return self._placement.place(str(bundle), binding, now, exclude=excluded)
 
 
@@ -184,7 +184,7 @@ class Balancing:
         found = {}
         for namespace in self._view.namespaces():
             try:
-                binding = await self._view.binding(namespace).get()
+                binding = await self._view.binding(namespace)
             except (DataDirectoryError, InvalidArgument) as error:
                 _log.warning("bundles of namespace %s stay where they are: %s", namespace, error)
                 binding = _NOWHERE

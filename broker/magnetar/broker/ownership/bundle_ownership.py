@@ -37,9 +37,10 @@ from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import LongTask, begin, end_all
 
+from ..log.records import topic_path
 from .balance import BalanceSettings
 from .balancing import Placement
-from .cluster_view import ClusterView, KnownOwner
+from .cluster_view import NEW, ClusterView, KnownBounds, KnownOwner, put_bounds
 from .core.bundles import Bundle, topic_hash
 from .ownership import BrokerRow, Host, Located
 from .records import (
@@ -292,17 +293,17 @@ class BundleOwnership:
             if held is not None and held.work is not None and held.work is not asyncio.current_task():
                 held.work.cancel()
 
-    async def acquire(self, bundle: Bundle, bounds_version: int) -> None:
+    async def acquire(self, bundle: Bundle, known: KnownBounds) -> None:
         """Returns when the bundle is owned here, or somebody was first. Concurrent calls share one attempt."""
         held = self.held.get(bundle)
         if held is None:
             held = self.held[bundle] = Held(State.ACQUIRING)
-            held.work = begin(self._make_node(bundle, held, bounds_version), f"ownership of bundle {bundle}")
+            held.work = begin(self._make_node(bundle, held, known), f"ownership of bundle {bundle}")
         if held.state is State.ACQUIRING and held.work is not None:
             await asyncio.wait([held.work])
 
-    async def _make_node(self, bundle: Bundle, held: Held, bounds_version: int) -> None:
-        """The bounds are checked in the same commit: a bundle that was divided meanwhile must not be owned as a whole."""
+    async def _make_node(self, bundle: Bundle, held: Held, known: KnownBounds) -> None:
+        """The bounds are checked, or made, in the same commit: what was divided meanwhile must not be owned as a whole."""
         namespace = bundle.namespace
         try:
             session = self.session
@@ -310,12 +311,12 @@ class BundleOwnership:
             moved = asked is not None and asked.record.to == self.name
             moved_ms = self._clock.now_ms() if moved else 0
             record = OwnerRecord(self.name, self.settings.url, "", session.session_id, moved_ms)
-            await self.metadata.commit(
-                [
-                    Check(bounds_path(namespace), bounds_version),
-                    Create(owner_path(bundle), record.encode(), session),
-                ]
+            bounds = (
+                put_bounds(namespace, known.bounds, NEW)
+                if known.version == NEW
+                else Check(bounds_path(namespace), known.version)
             )
+            await self.metadata.commit([bounds, Create(owner_path(bundle), record.encode(), session)])
         except (AlreadyExists, VersionConflict):
             pass
         except MagnetarError as error:  # whether the node was made is found out by reading
@@ -327,7 +328,7 @@ class BundleOwnership:
         finally:
             self.view.owners(namespace).drop()
             if held.state is not State.OWNED:
-                self.view.bounds(namespace).drop()
+                self.view.drop(namespace)
                 if self.held.get(bundle) is held:
                     del self.held[bundle]
 
@@ -371,14 +372,14 @@ class BundleOwnership:
             changed = owners.changed
             try:
                 owner = (await owners.get()).get(bundle)
-                known = await self.view.bounds(bundle.namespace).get()
+                known = await self.view.bounds(bundle.namespace)
             except MagnetarError as error:
                 _log.warning("the arrival of bundle %s cannot be followed: %s", bundle, error)
                 await asyncio.sleep(POLL_S)
                 continue
             if owner is None:
                 held.state = State.ACQUIRING
-                await self._make_node(bundle, held, known.version)
+                await self._make_node(bundle, held, known)
                 break
             if owner.record.to != self.name:  # it stays there, or goes elsewhere
                 break
@@ -396,31 +397,41 @@ class BundleOwnership:
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
-    async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
+    async def claim(self, name: TopicName) -> None:
         """See Ownership."""
+        if (await self.view.bounds(name.full_namespace)).version == NEW:
+            await self.locate(name, authoritative=True, unreachable="", claim=True)
+
+    async def locate(
+        self, name: TopicName, *, authoritative: bool, unreachable: str, claim: bool = False
+    ) -> Located:
+        """See Ownership. `claim`: somebody makes the topic, which is what takes a bundle of a namespace without topics."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _HELD_TIMEOUTS * self.settings.session_timeout_s
         namespace, place = name.full_namespace, topic_hash(name)
         while True:
             await self._until(self._has_session, deadline, "has no session with the metadata store")
-            bounds = await self.view.bounds(namespace).get()
-            bundle = bounds.bounds.bundle_of(namespace, place)
+            known = await self.view.bounds(namespace)
+            bundle = known.bounds.bundle_of(namespace, place)
             if (held := self.held.get(bundle)) is not None:
                 if held.state is State.ACQUIRING:
-                    await self.acquire(bundle, bounds.version)
+                    await self.acquire(bundle, known)
                     continue
                 if held.state is State.MOVING and held.to is not None and not self.host.has(name):
                     return Located(held.to.url, False)
                 return Located(self.settings.url, True)
+            if known.version == NEW and not claim and await self.metadata.get(topic_path(name)) is None:
+                return await self._place(bundle, authoritative, unreachable)
             owners = self.view.owners(namespace)
             changed = owners.changed
             owner = (await owners.get()).get(bundle)
             if bundle in self.held or changed is not owners.changed:
                 continue  # somebody else who looked it up was first, or what was read is out of date
             if owner is None:
-                found = await self._place(bundle, bounds.version, authoritative, unreachable)
-                if found is not None:
+                found = await self._place(bundle, authoritative, unreachable)
+                if not found.final:
                     return found
+                await self.acquire(bundle, known)
                 if loop.time() >= deadline:
                     raise ServiceNotReady(f"broker {self.name} cannot take bundle {bundle} now; try again")
                 continue
@@ -450,10 +461,8 @@ class BundleOwnership:
         except TimeoutError:
             raise ServiceNotReady(f"broker {self.name} {what}; try again, or ask another one") from None
 
-    async def _place(
-        self, bundle: Bundle, bounds_version: int, authoritative: bool, unreachable: str
-    ) -> Located | None:
-        """Of a bundle that nobody owns: where it goes, or None when it was taken here."""
+    async def _place(self, bundle: Bundle, authoritative: bool, unreachable: str) -> Located:
+        """Where a bundle goes that nobody owns; final: it is to be taken here."""
         asked = (await self.view.transfers.get()).get(bundle)
         brokers = await self.view.brokers.get()
         if authoritative and self.state == READY:
@@ -465,8 +474,7 @@ class BundleOwnership:
         if chosen == self.name and self.state != READY:  # which its node does not say yet
             chosen = await self.choose(bundle, excluded=self.name)
         if chosen == self.name:
-            await self.acquire(bundle, bounds_version)
-            return None
+            return Located(self.settings.url, True)
         return Located(brokers[chosen].url, False)
 
     async def choose(self, bundle: Bundle, *, excluded_url: str = "", excluded: str = "") -> str:
@@ -476,7 +484,7 @@ class BundleOwnership:
             excluded = next((name for name, row in brokers.items() if row.url == excluded_url), "")
         chosen = await self._placement.choose(bundle, excluded)
         if chosen is None:
-            binding = await self.view.binding(bundle.namespace).get()
+            binding = await self.view.binding(bundle.namespace)
             group = f" of group {binding.groups[0]} (its namespace's broker_group)" if binding.strict else ""
             raise ServiceNotReady(
                 f"no broker{group} takes bundle {bundle} now ({len(brokers)} brokers are registered); start one, or end "

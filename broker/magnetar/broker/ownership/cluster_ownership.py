@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore, Session
-from magnetar.metadata.store import Check, Put
+from magnetar.metadata.store import Check
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -23,7 +23,7 @@ from magnetar.runtime.clock import Clock
 from .balance import BalanceSettings
 from .balancing import Balancing, Loads
 from .bundle_ownership import BundleOwnership, OwnershipSettings
-from .cluster_view import KnownTransfer, Watched
+from .cluster_view import NEW, KnownTransfer, Watched, put_bounds
 from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
 from .draining import Draining, choose
 from .ownership import BrokerRow, BundleRow, DrainState, Host, Located
@@ -31,10 +31,9 @@ from .records import (
     BALANCER_PATH,
     READY,
     STOPPING,
-    BoundsRecord,
     BrokerLoad,
+    OwnerRecord,
     TransferRecord,
-    bounds_path,
     owner_path,
     transfer_path,
 )
@@ -108,6 +107,10 @@ class ClusterOwnership:
         """See Ownership."""
         return self._bundles.serves(name)
 
+    async def claim(self, name: TopicName) -> None:
+        """See Ownership."""
+        await self._bundles.claim(name)
+
     async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
         """See Ownership."""
         return await self._bundles.locate(name, authoritative=authoritative, unreachable=unreachable)
@@ -124,17 +127,14 @@ class ClusterOwnership:
 
     async def bundles(self, namespace: str) -> list[BundleRow]:
         """See Ownership."""
-        known = await self._bundles.view.bounds(namespace).get()
-        owners = await self._bundles.view.owners(namespace).get()
-        rows = []
-        for bundle in known.bounds.bundles(namespace):
-            owner = owners.get(bundle)
-            rows.append(
-                BundleRow(str(bundle), "", "", "")
-                if owner is None
-                else BundleRow(str(bundle), owner.record.broker, owner.record.url, owner.record.to)
-            )
-        return rows
+        known = await self._bundles.view.bounds(namespace)
+        owners = {} if known.version == NEW else await self._bundles.view.owners(namespace).get()
+        nobody = OwnerRecord("", "", "", 0)
+        found = (
+            (bundle, owners[bundle].record if bundle in owners else nobody)
+            for bundle in known.bounds.bundles(namespace)
+        )
+        return [BundleRow(str(bundle), owner.broker, owner.url, owner.to) for bundle, owner in found]
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class ClusterOwnership:
                     f"there is no broker {to} that takes bundles; there are {', '.join(ready)}"
                 )
         await self._ask(found, TransferRecord(to, False, "asked for"))
-        owner = (await self._bundles.view.owners(found.namespace).get()).get(found)
+        owner = await self._bundles.view.owner(found)
         if to and owner is not None and owner.record.broker != to:
             raise RequestTimeout(
                 f"bundle {found} is still at broker {owner.record.broker}, whose log says why; try again"
@@ -158,12 +158,12 @@ class ClusterOwnership:
     async def split(self, bundle: str) -> list[str]:
         """See Ownership."""
         found = await self._known(bundle)
-        if (await self._bundles.view.owners(found.namespace).get()).get(found) is None:
+        if await self._bundles.view.owner(found) is None:
             await self._split_unowned(found)
         else:
             await self._ask(found, TransferRecord("", True, "asked for"))
-        self._bundles.view.bounds(found.namespace).drop()
-        known = await self._bundles.view.bounds(found.namespace).get()
+        self._bundles.view.drop(found.namespace)
+        known = await self._bundles.view.bounds(found.namespace)
         parts = [
             str(part)
             for part in known.bounds.bundles(found.namespace)
@@ -175,22 +175,17 @@ class ClusterOwnership:
 
     async def _split_unowned(self, bundle: Bundle) -> None:
         """In the middle, unless somebody owns it, or has divided it, by now."""
-        known = await self._bundles.view.bounds(bundle.namespace).get()
+        known = await self._bundles.view.bounds(bundle.namespace)
         bounds = known.bounds.split(bundle, middle(bundle, ()))
-        record = BoundsRecord(list(bounds.firsts))
+        changed = put_bounds(bundle.namespace, bounds, known.version)
         with contextlib.suppress(AlreadyExists, VersionConflict):
-            await self._metadata.commit(
-                [
-                    Check(owner_path(bundle), None),
-                    Put(bounds_path(bundle.namespace), record.encode(), known.version),
-                ]
-            )
+            await self._metadata.commit([Check(owner_path(bundle), None), changed])
 
     async def _known(self, text: str) -> Bundle:
         """A bundle by its name, or the one of a topic. Raises InvalidArgument."""
         named = parse_bundle_or_topic(text)
         namespace = named.namespace if isinstance(named, Bundle) else named.full_namespace
-        bounds = (await self._bundles.view.bounds(namespace).get()).bounds
+        bounds = (await self._bundles.view.bounds(namespace)).bounds
         if not isinstance(named, Bundle):
             return bounds.bundle_of(namespace, topic_hash(named))
         bounds.require(named)
@@ -198,10 +193,9 @@ class ClusterOwnership:
 
     async def _ask(self, bundle: Bundle, record: TransferRecord) -> None:
         """Returns when the request is gone: done, or impossible. Without an owner only a destination has anything to do."""
-        namespace = bundle.namespace
         view = self._bundles.view
         transfers = view.transfers
-        if not record.to and (await view.owners(namespace).get()).get(bundle) is None:
+        if not record.to and await view.owner(bundle) is None:
             return
         path = transfer_path(bundle)
         try:
@@ -222,7 +216,7 @@ class ClusterOwnership:
         except BaseException:
             await self._withdraw(path)
             raise
-        view.owners(namespace).drop()
+        view.drop(bundle.namespace)
 
     async def _withdraw(self, path: str) -> None:
         try:

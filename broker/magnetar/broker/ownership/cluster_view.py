@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Versioned, Watch
-from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument
+from magnetar.metadata.store import Create, Operation, Put, Versioned, Watch
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.proto.policies import PlacementGroup
 from magnetar.runtime.tasks import TaskSet
 
@@ -39,17 +39,21 @@ from .records import (
 )
 
 __all__ = [
+    "NEW",
     "ClusterView",
     "KnownBounds",
     "KnownOwner",
     "KnownTransfer",
     "Watched",
     "cluster_brokers",
+    "put_bounds",
     "read_owners",
 ]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+NEW = -1  # version of the bounds of a namespace that has none: nobody made a topic there yet
 
 
 class KnownBounds(NamedTuple):
@@ -135,7 +139,8 @@ class ClusterView:
         )  # those that run, by name
         self.draining = self._watched(DRAINING_PATH, lambda: metadata.children(DRAINING_PATH))  # names
         self.transfers = self._watched(TRANSFERS_PATH, self._read_transfers)  # what owners are asked to do
-        # By namespace: as many as there are.
+        # By namespace: as many as have bounds. Anybody can look up a topic of a namespace that does not exist, so nothing
+        # is kept of others.
         self._bounds: dict[str, Watched[KnownBounds]] = {}
         self._owners: dict[str, Watched[dict[Bundle, KnownOwner]]] = {}
         self._bindings: dict[str, Watched[NamespaceBinding]] = {}
@@ -143,25 +148,40 @@ class ClusterView:
     def _watched(self, path: str, read: Callable[[], Coroutine[Any, Any, T]]) -> Watched[T]:
         return Watched(self._metadata, path, read, self._on_change)
 
-    def bounds(self, namespace: str) -> Watched[KnownBounds]:
-        """How a namespace is divided; reading makes its bounds if there are none."""
-        watched = self._bounds.get(namespace)
-        if watched is None:
+    async def bounds(self, namespace: str) -> KnownBounds:
+        """How a namespace is divided, or would be if somebody made a topic there: its version is NEW then."""
+        if namespace not in self._bounds:
+            found = await self._read_bounds(namespace)
+            if found.version == NEW:
+                return found
+        if (watched := self._bounds.get(namespace)) is None:
             watched = self._watched(bounds_path(namespace), lambda: self._read_bounds(namespace))
             self._bounds[namespace] = watched
-        return watched
+        return await watched.get()
+
+    def drop(self, namespace: str) -> None:
+        """The bounds and the owners of a namespace have changed, or may have."""
+        for watched in (self._bounds.get(namespace), self._owners.get(namespace)):
+            if watched is not None:
+                watched.drop()
 
     def namespaces(self) -> list[str]:
         """Those whose owners were asked for."""
         return list(self._owners)
 
     def owners(self, namespace: str) -> Watched[dict[Bundle, KnownOwner]]:
-        """The bundles of a namespace that somebody owns."""
+        """The bundles of a namespace with bounds that somebody owns."""
         watched = self._owners.get(namespace)
         if watched is None:
             watched = self._watched(owners_path(namespace), lambda: read_owners(self._metadata, namespace))
             self._owners[namespace] = watched
         return watched
+
+    async def owner(self, bundle: Bundle) -> KnownOwner | None:
+        """Of a bundle of any namespace."""
+        if (await self.bounds(bundle.namespace)).version == NEW:
+            return None
+        return (await self.owners(bundle.namespace).get()).get(bundle)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -169,13 +189,7 @@ class ClusterView:
         path = bounds_path(namespace)
         stored = await self._metadata.get(path)
         if stored is None:
-            record = BoundsRecord(list(self._default.firsts))
-            try:
-                return KnownBounds(self._default, await self._metadata.create(path, record.encode()))
-            except AlreadyExists:
-                stored = await self._metadata.get(path)
-                if stored is None:
-                    raise DataDirectoryError(f"{path} was deleted: the bounds of bundles are never") from None
+            return KnownBounds(self._default, NEW)
         try:
             return KnownBounds(Bounds.of(BoundsRecord.decode(stored.value, path).bounds), stored.version)
         except ValueError as error:
@@ -189,13 +203,15 @@ class ClusterView:
                 found |= await self.owners(f"{tenant}/{name}").get()
         return found
 
-    def binding(self, namespace: str) -> Watched[NamespaceBinding]:
+    async def binding(self, namespace: str) -> NamespaceBinding:
         """The brokers that a namespace is bound to by its policies."""
+        if namespace not in self._bounds and namespace not in self._owners:
+            return await self._read_binding(namespace)
         watched = self._bindings.get(namespace)
         if watched is None:
             watched = self._watched(namespace_path(namespace), lambda: self._read_binding(namespace))
             self._bindings[namespace] = watched
-        return watched
+        return await watched.get()
 
     async def _read_binding(self, namespace: str) -> NamespaceBinding:
         path = namespace_path(namespace)
@@ -228,6 +244,12 @@ class ClusterView:
         for of_namespaces in (self._bounds, self._owners, self._bindings):
             for watched in of_namespaces.values():
                 await watched.close()
+
+
+def put_bounds(namespace: str, bounds: Bounds, version: int) -> Operation:
+    """For a commit: how the namespace is divided from then on; `version` is that of the bounds as they are known."""
+    path, value = bounds_path(namespace), BoundsRecord(list(bounds.firsts)).encode()
+    return Create(path, value) if version == NEW else Put(path, value, version)
 
 
 async def _nodes(metadata: MetadataStore, path: str) -> dict[str, Versioned]:

@@ -170,7 +170,7 @@ class Draining:
         unreadable = []
         for namespace in await self._namespaces():
             try:
-                bindings[f"namespace {namespace}"] = await self._view.binding(namespace).get()
+                bindings[f"namespace {namespace}"] = await self._view.binding(namespace)
             except (DataDirectoryError, InvalidArgument) as error:
                 unreadable.append(
                     f"nobody knows which brokers namespace {namespace} may have ({error.message})"

@@ -138,7 +138,16 @@ class Ownership(Protocol):
         """As `check`."""
 
     async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
-        """Who serves the topic; this broker takes its bundle if it is to. Raises ServiceNotReady."""
+        """Who serves the topic; this broker takes its bundle if it is to, and its namespace has topics.
+
+        Raises ServiceNotReady.
+        """
+
+    async def claim(self, name: TopicName) -> None:
+        """Before a topic is made that is not served: takes its bundle if it is the first one of its namespace.
+
+        `check` says afterwards whether that was possible. Raises ServiceNotReady.
+        """
 
     def figures(self) -> dict[str, float]:
         """For /metrics."""
@@ -194,6 +203,9 @@ class SoleBroker:
     def serves(self, name: TopicName) -> bool:
         """See Ownership."""
         return True
+
+    async def claim(self, name: TopicName) -> None:
+        """See Ownership."""
 
     async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
         """See Ownership."""

@@ -20,7 +20,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
-from magnetar.metadata.store import Create, Delete, Put, Versioned
+from magnetar.metadata.store import Create, Delete, Versioned
 from magnetar.proto.errors import (
     DataDirectoryError,
     InvalidArgument,
@@ -35,7 +35,7 @@ from magnetar.runtime.tasks import LongTask, begin, on_change
 
 from ..log.records import replace, topic_path
 from .bundle_ownership import BundleOwnership, Held, State
-from .cluster_view import KnownTransfer
+from .cluster_view import KnownTransfer, put_bounds
 from .core.bundles import Bundle, middle, topic_hash
 from .ownership import BrokerRow
 from .records import (
@@ -43,9 +43,7 @@ from .records import (
     DRAINING,
     READY,
     STOPPING,
-    BoundsRecord,
     OwnerRecord,
-    bounds_path,
     owner_path,
     transfer_path,
 )
@@ -111,16 +109,16 @@ class Transfers:
     async def _look_at_other(self, bundle: Bundle, known: KnownTransfer) -> None:
         """A request about a bundle that is not held here: it is to come here once its owner lets go of it, or is no more."""
         view = self._bundles.view
-        bounds = await view.bounds(bundle.namespace).get()
+        bounds = await view.bounds(bundle.namespace)
         if not bounds.bounds.has(bundle):  # it was divided, and nobody will carry this out
             await self._finished(bundle, known.version)
         elif not known.record.to:
             # Without an owner there is nothing to do, and whoever asked for it may have died with the owner.
-            if bundle not in await view.owners(bundle.namespace).get():
+            if await view.owner(bundle) is None:
                 await self._finished(bundle, known.version)
         elif known.record.to == self._bundles.name and self._bundles.state == READY:
-            if bundle not in await view.owners(bundle.namespace).get():
-                await self._bundles.acquire(bundle, bounds.version)
+            if await view.owner(bundle) is None:
+                await self._bundles.acquire(bundle, bounds)
 
     async def _finished(self, bundle: Bundle, version: int) -> None:
         """The request is done, or impossible: it is gone when this returns."""
@@ -329,7 +327,7 @@ class Transfers:
         """One commit: no topic notices. Its parts are owned here."""
         bundles = self._bundles
         namespace = bundle.namespace
-        known = await bundles.view.bounds(namespace).get()
+        known = await bundles.view.bounds(namespace)
         at = middle(bundle, [topic_hash(name) for name in bundles.host.loaded() if bundle.holds(name)])
         bounds = known.bounds.split(bundle, at)
         parts = [bounds.bundle_of(namespace, bundle.first), bounds.bundle_of(namespace, at)]
@@ -338,7 +336,7 @@ class Transfers:
         try:
             await bundles.metadata.commit(
                 [
-                    Put(bounds_path(namespace), BoundsRecord(list(bounds.firsts)).encode(), known.version),
+                    put_bounds(namespace, bounds, known.version),
                     Delete(owner_path(bundle), held.version),
                     *(Create(owner_path(part), record, session) for part in parts),
                 ]
@@ -346,8 +344,7 @@ class Transfers:
         except MagnetarError:
             # What became of it is found by reading: now, or after a while.
             asyncio.get_running_loop().call_later(_RETRY_S, bundles.look.set)
-            bundles.view.bounds(namespace).drop()
-            bundles.view.owners(namespace).drop()
+            bundles.view.drop(namespace)
             if bundle not in (await bundles.view.owners(namespace).get()):
                 bundles.held.pop(bundle, None)
                 await bundles.adopt_what_is_ours()
@@ -355,6 +352,5 @@ class Transfers:
         del bundles.held[bundle]
         for part in parts:
             bundles.held[part] = Held(State.OWNED)
-        bundles.view.bounds(namespace).drop()
-        bundles.view.owners(namespace).drop()
+        bundles.view.drop(namespace)
         _log.info("bundle %s is divided into %s and %s", bundle, *parts)

@@ -129,6 +129,11 @@ class Broker:
         Raises TopicNotFound, TopicBusy, Unsupported, or what the load met.
         """
         key = str(name)
+        if not self.has(name) and not self.ownership.serves(name):
+            if create:
+                await self.ownership.claim(name)
+            elif not await self.exists(name):
+                raise TopicNotFound(f"topic {name} does not exist")
         while True:
             if key in self._ending:
                 await asyncio.wait([self._ending[key]])

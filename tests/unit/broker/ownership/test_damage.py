@@ -71,6 +71,7 @@ async def test_a_namespace_whose_policies_cannot_be_read_is_left_where_it_is() -
         a = cluster.brokers["a"]
         name = TopicName.parse("t/damaged/x")
         assert await located(a, name) == a.url
+        await a.broker.topic(name, create=True)
         assert await located(a, TOPICS[0]) == a.url
         await cluster.metadata.create(namespace_path("t/damaged"), GARBAGE)
         balancing = a.ownership._balancing

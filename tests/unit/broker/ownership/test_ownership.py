@@ -414,7 +414,7 @@ async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> 
     async with brokers("a", "b", default_bundles=1) as cluster:
         a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
         whole = "other/space/0x00000000_0xffffffff"
-        await asyncio.gather(*(one._bundles.view.bounds("other/space").get() for one in (a, b)))
+        await asyncio.gather(*(one._bundles.view.bounds("other/space") for one in (a, b)))
         of_a, of_b = await asyncio.gather(a.split(whole), b.split(whole))
         assert of_a == of_b
         assert len(of_a) == 2
@@ -427,7 +427,7 @@ async def test_a_bundle_that_was_divided_meanwhile_is_not_owned_as_a_whole() -> 
         name = TOPICS[0]
         if await owner(cluster, name, "a") is slow:
             await cluster.brokers["a"].ownership.transfer(str(name), "a")
-        watched = slow.ownership._bundles.view.bounds(NAMESPACE)
+        watched = slow.ownership._bundles.view._bounds[NAMESPACE]
         old = await watched.get()
         await cluster.brokers["a"].ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
         cluster.expire("a")

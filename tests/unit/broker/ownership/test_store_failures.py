@@ -162,8 +162,7 @@ async def test_parts_that_are_found_before_the_answer_to_their_division_are_held
         store.commit = commit_and_answer_late  # type: ignore[method-assign]
         dividing = asyncio.create_task(broker.ownership.split(str(whole)))
         await committed.wait()
-        bundles.view.owners(whole.namespace).drop()
-        bundles.view.bounds(whole.namespace).drop()
+        bundles.view.drop(whole.namespace)
         bundles.look.set()
         for name in TOPICS:
             assert await locate(broker, name) == (broker.url, True)
