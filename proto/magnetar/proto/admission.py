@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from .batch import (
     verify_batch,
 )
 from .compression import Compression, decompress
+from .entry import Entry
 from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from .message_rules import MAX_TIME_MS, check_message_count, checked_time_ms
 
@@ -67,6 +69,21 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
             failure.details["position"] = position
             raise failure from None
     return AdmittedGroups(batches, counts, sequence_ids)
+
+
+def check_entry(entry: Entry, max_batch_bytes: int) -> None:
+    """The same for an entry that somebody else than a broker made. Raises as `admit_groups`."""
+    batches = [bytes(entry.batch(position)) for position in range(entry.batch_count)]
+    admitted = admit_groups(batches)
+    if (largest := max(map(len, batches))) > max_batch_bytes:
+        raise InvalidArgument(f"a batch has {largest} bytes, and may have {max_batch_bytes}")
+    counts = [end - start for start, end in pairwise((0, *entry.end_indexes))]
+    if admitted.counts != counts:
+        raise MalformedFrame("its table counts other messages than its batches")
+    if max(entry.producers) >= len(entry.producer_names):
+        raise MalformedFrame("its table names producers that it does not have")
+    check_message_count(entry.message_count)
+    checked_time_ms(entry.append_time_ms)
 
 
 def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequence_ids: list[int]) -> None:

@@ -3,8 +3,9 @@
 A batch of few bytes is published instead (`publish`); otherwise:
 
 1. A batch that the topic has (`queries.done_before`) is done; what of its ledgers is still staged goes.
-2. Every ledger is looked at: staged, closed, its first entry begins at message 0, and its last one says how many messages
-   and bytes there are, as do the asking side and the metadata: a wrong count would shift all later offsets of the topic.
+2. Every ledger is looked at: staged, closed, its last entry says how many messages and bytes there are, as do the asking
+   side and the metadata: a wrong count would shift all later offsets of the topic. Then its entries are: what they hold is
+   what a producer may send (`proto.message_rules`), and they follow one another from message 0 on.
 3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
 4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
 5. One compare-and-set of the ledger list: the rows, `attached[query]`, and ledgers without entries among `trimmed`.
@@ -17,16 +18,15 @@ A batch of few bytes is published instead (`publish`); otherwise:
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_path
-from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import TaskSet, awaited
 
 from ..log.managed_ledger import ManagedLedger
@@ -34,13 +34,17 @@ from ..log.open_ledger import measure
 from ..log.records import AttachedQuery, LedgerInfo
 from ..topics.components import Components
 from .names import check_text
-from .publish import SmallBatches, read_staged
+from .publish import SmallBatches, read_staged, staged_entries
 from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
 _LOOKS_AT_ONCE = 16
+# Of more than so many bytes in one batch a part of the entries is looked into, spread over all ledgers.
+_CHECKED_BYTES = 256 << 20
+_BATCH_BYTES = 1 << 20
 _SMALL_READS_AT_ONCE = 2  # each holds at most attach_min_bytes
+T = TypeVar("T")
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -80,6 +84,8 @@ class Attachments:
         self._staging = staging
         self._components = components
         self._small = SmallBatches(ledger, staging, components)
+        # What producers may send; who writes entries at once makes batches of half a megabyte, whatever messages may have.
+        self._max_batch_bytes = max(components.settings.max_group_bytes, _BATCH_BYTES)
         self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
@@ -105,12 +111,7 @@ class Attachments:
             raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
         if self._done(batch):
             return await self._done_before(rows)
-        looked = [awaited(self._look(row)) for row in rows]
-        try:
-            infos = await asyncio.gather(*looked)
-        finally:
-            for look in looked:
-                look.cancel()
+        infos = await self._look_at_all(self._look(row) for row in rows)
         filled = [info for info in infos if info.entries]
         size = sum(info.size for info in filled)
         if 0 < size < self._components.settings.attach_min_bytes:
@@ -119,7 +120,23 @@ class Attachments:
             answer = await asyncio.shield(task)
             if answer is not None:
                 return answer
+        stride = max(-(-size // _CHECKED_BYTES), 1)
+        await self._look_at_all(self._check(info, stride) for info in filled)
         return await self._attach(batch, rows, infos)
+
+    async def _look_at_all(self, looks: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        looked = [awaited(look) for look in looks]
+        try:
+            return await asyncio.gather(*looked)
+        finally:
+            for look in looked:
+                look.cancel()
+
+    async def _check(self, info: LedgerInfo, stride: int) -> None:
+        """Raises InvalidArgument unless a broker would have made such entries."""
+        async with self._looks:
+            async for _ in staged_entries(self._components.ledgers, info, self._max_batch_bytes, stride):
+                pass
 
     def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
         if not task.cancelled():
@@ -135,7 +152,7 @@ class Attachments:
             if self._done(batch):
                 return await self._done_before(rows)
             async with self._reads:
-                staged = await read_staged(self._components.ledgers, infos)
+                staged = await read_staged(self._components.ledgers, infos, self._max_batch_bytes)
                 if not staged.fits():
                     return None
                 answer = await self._small.publish(batch, infos, staged)
@@ -183,13 +200,10 @@ class Attachments:
             return info
 
     async def _measure(self, info: LedgerInfo) -> None:
-        """Counts and times from the first and the last entry. Raises InvalidArgument."""
+        """Counts and times from the last entry. Raises InvalidArgument."""
         reader = await self._components.ledgers.open(info.stored_id, recover=False)
         claimed = info.size
         try:
-            data = (await reader.read(0, 0))[0]
-            if (begins := Entry(data, LEDGER_ENTRY_HEADER_BYTES).first_index) != 0:
-                raise MalformedFrame(f"it begins at message {begins}, not 0")
             await measure(info, reader, info.entries - 1)
         except MalformedFrame as error:
             raise InvalidArgument(

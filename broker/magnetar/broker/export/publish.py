@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
+from magnetar.proto.admission import check_entry
 from magnetar.proto.entry import Entry, encode_entry, entry_content
-from magnetar.proto.errors import FinalError, InvalidArgument, MalformedFrame
-from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.errors import ChecksumMismatch, FinalError, InvalidArgument, MalformedFrame
+from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_BATCH
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.managed_ledger import ManagedLedger
@@ -52,7 +53,7 @@ class StagedBatches:
     names: dict[str, int] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """The batches of an entry. Raises IndexError, MalformedFrame if its table is none."""
+        """The batches of an entry, which was checked."""
         numbers = [self.names.setdefault(name, len(self.names)) for name in entry.producer_names]
         self.batches += [bytes(entry.batch(position)) for position in range(entry.batch_count)]
         self.counts += [end - start for start, end in pairwise((0, *entry.end_indexes))]
@@ -62,7 +63,7 @@ class StagedBatches:
         """True if one entry can hold it all, however large."""
         return (
             0 < len(self.batches) <= MAX_BATCHES_PER_ENTRY
-            and sum(self.counts) <= MAX_MESSAGES_PER_ENTRY
+            and sum(self.counts) <= MAX_MESSAGES_PER_BATCH
             and sum(4 * len(name) + 5 for name in self.names) <= MAX_NAME_BYTES
         )
 
@@ -78,26 +79,38 @@ class StagedBatches:
         )
 
 
-async def read_staged(ledgers: Ledgers, infos: Sequence[LedgerInfo]) -> StagedBatches:
-    """Reads closed staged ledgers. Raises InvalidArgument for one whose entries do not follow one another."""
+async def read_staged(ledgers: Ledgers, infos: Sequence[LedgerInfo], max_batch_bytes: int) -> StagedBatches:
+    """Reads closed staged ledgers. Raises as `staged_entries`."""
     found = StagedBatches()
     for info in infos:
-        reader = await ledgers.open(info.stored_id, recover=False)
-        at = messages = 0
-        while at < info.entries:
-            for data in await reader.read(at, info.entries - 1, max_bytes=_READ_BYTES):
-                try:
-                    entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
-                    if entry.first_index != messages:
-                        raise MalformedFrame(f"it begins at message {entry.first_index}, not {messages}")
-                    found.add(entry)
-                except (MalformedFrame, IndexError) as error:
-                    raise InvalidArgument(
-                        f"entry {at} of staged ledger {info.stored_id} is not one of a topic: {error}"
-                    ) from error
-                messages += entry.message_count
-                at += 1
+        async for entry in staged_entries(ledgers, info, max_batch_bytes):
+            found.add(entry)
     return found
+
+
+async def staged_entries(
+    ledgers: Ledgers, info: LedgerInfo, max_batch_bytes: int, stride: int = 1
+) -> AsyncIterator[Entry]:
+    """The entries of a closed staged ledger, all or one in `stride` and the last one, in order, checked.
+
+    Raises InvalidArgument for one that a broker would not have made, or that does not follow the one before.
+    """
+    reader = await ledgers.open(info.stored_id, recover=False)
+    at = messages = 0
+    while at < info.entries:
+        for data in await reader.read(at, at if stride > 1 else info.entries - 1, max_bytes=_READ_BYTES):
+            try:
+                entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
+                if entry.first_index != messages and (stride == 1 or at == 0):
+                    raise MalformedFrame(f"it begins at message {entry.first_index}, not {messages}")
+                check_entry(entry, max_batch_bytes)
+            except (MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
+                raise InvalidArgument(
+                    f"entry {at} of staged ledger {info.stored_id} is not one of a topic: {error}"
+                ) from error
+            yield entry
+            messages += entry.message_count
+            at = min(at + stride, info.entries - 1) if at < info.entries - 1 else info.entries
 
 
 class SmallBatches:
