@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.ledger.replication.auto_recovery import AutoRecovery
     from magnetar.runtime.http import Command
     from magnetar.runtime.lifecycle import Daemon
-    from magnetar.runtime.metrics import Metrics
+    from magnetar.runtime.metrics import Metrics, Read
 
     from .standalone import Address
 
@@ -92,15 +92,17 @@ class HttpPages:
         if started is None:
             return None
         if self._metrics is None:
+            from magnetar.runtime.metrics import Family
+
             self._metrics = started.metrics()
-            self._metrics.observe(
-                "degraded", "1 while /health names a reason of trouble, of this daemon or of its cluster; 0: all is well",
-                lambda: bool(self._problems()),
-            )  # fmt: skip
-            self._metrics.observe(
-                "problem", "1 for each reason of trouble that /health names, N in the place of its figures",
-                self._problem_rows, labels=["subject", "reason"],
-            )  # fmt: skip
+            degraded = (
+                "1 while /health names a reason of trouble, of this daemon or of its cluster; 0: all is well"
+            )
+            problem = "1 for each reason of trouble that /health names, N in the place of its figures"
+            self._metrics.observe_all(
+                {"degraded": Family(degraded), "problem": Family(problem, ("subject", "reason"))},
+                self._problem_metrics,
+            )
         return self._metrics
 
     def commands(self) -> Mapping[tuple[str, str], Command]:
@@ -112,12 +114,11 @@ class HttpPages:
             self._commands = self._make_commands(started.bookie)
         return self._commands
 
-    def _problems(self) -> Reasons:
-        return {**self.warnings(), **self.reasons()}
-
-    def _problem_rows(self) -> list[tuple[list[str], float]]:
+    def _problem_metrics(self) -> dict[str, Read]:
         """Without the figures of the reasons: each value of a label is a series of its own."""
-        return [([subject, _FIGURES.sub("N", reason)], 1) for subject, reason in self._problems().items()]
+        problems = {**self.warnings(), **self.reasons()}
+        rows = [([subject, _FIGURES.sub("N", reason)], 1) for subject, reason in problems.items()]
+        return {"degraded": float(bool(rows)), "problem": rows}
 
     @property
     def _running(self) -> Started | None:

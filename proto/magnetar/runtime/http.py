@@ -62,7 +62,7 @@ class HttpServer:
             metrics = pages.metrics()
             if metrics is None:
                 return web.Response(status=503, text="the daemon starts or stops")
-            return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+            return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
         async def serve_live(_request: web.Request) -> web.Response:
             failure = pages.failure()

@@ -1,12 +1,14 @@
 """Metrics of a daemon (server only): a thin layer over prometheus_client.
 
 Nothing is counted here, let alone per message: a room keeps plain integers, and hands over functions that read them when
-somebody scrapes.
+somebody scrapes. A scrape of many rows takes its turns with what else the loop has to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,8 +19,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
 __all__ = ["CONTENT_TYPE", "Family", "Metrics", "Read"]
@@ -45,6 +46,8 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+        # Each makes the families of one reading.
+        self._readings: list[Callable[[], Awaitable[list[Any]]]] = []
 
     def observe(
         self,
@@ -58,23 +61,28 @@ class Metrics:
         """Calls `read` at each scrape."""
         self.observe_all({name: Family(help, labels, rising)}, lambda: {name: read()})
 
-    def observe_all(self, families: Mapping[str, Family], read: Callable[[], Mapping[str, Read]]) -> None:
-        """Several metrics of one `read` at each scrape, by name."""
+    def observe_all(
+        self,
+        families: Mapping[str, Family],
+        read: Callable[[], Mapping[str, Read] | Awaitable[Mapping[str, Read]]],
+    ) -> None:
+        """Several metrics of one `read` at each scrape, by name; it may be a coroutine function."""
 
-        def make() -> list[Any]:
-            return [
-                (CounterMetricFamily if rising else GaugeMetricFamily)(_PREFIX + name, help, labels=labels)
-                for name, (help, labels, rising) in families.items()
-            ]
-
-        def fill(made: list[Any]) -> None:
-            found = read()
-            for name, family in zip(families, made, strict=True):
+        async def collect() -> list[Any]:
+            reading = read()
+            found = await reading if inspect.isawaitable(reading) else reading
+            made = []
+            for name, (help, labels, rising) in families.items():
+                family = (CounterMetricFamily if rising else GaugeMetricFamily)(
+                    _PREFIX + name, help, labels=labels
+                )
                 value = found[name]
                 for label_values, number in [((), value)] if isinstance(value, (int, float)) else value:
                     family.add_metric(list(label_values), number)
+                made.append(family)
+            return made
 
-        self._registry.register(_Observed(make, fill))
+        self._readings.append(collect)
 
     def distribution(
         self,
@@ -89,34 +97,33 @@ class Metrics:
         `counts[i]` are the values up to `bounds[i]` that are in no bucket before, the last one those above all bounds.
         """
 
-        def fill(made: list[Any]) -> None:
+        async def collect() -> list[Any]:
+            family = HistogramMetricFamily(_PREFIX + name, help, labels=labels)
             for label_values, bounds, counts, total in read():
                 names = [*map(floatToGoString, bounds), "+Inf"]
                 # Prometheus counts each bucket with those below it.
-                made[0].add_metric(
+                family.add_metric(
                     list(label_values), list(zip(names, accumulate(counts), strict=True)), total
                 )
+            return [family]
 
-        self._registry.register(
-            _Observed(lambda: [HistogramMetricFamily(_PREFIX + name, help, labels=labels)], fill)
-        )
+        self._readings.append(collect)
 
-    def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+    async def render(self) -> bytes:
+        """The text that Prometheus scrapes; each metric is a turn of the loop of its own."""
+        parts = [generate_latest(self._registry)]
+        for collect in self._readings:
+            for family in await collect():
+                parts.append(generate_latest(_Collected([family])))
+                await asyncio.sleep(0)
+        return b"".join(parts)
 
 
-class _Observed(Collector):
-    def __init__(self, make: Callable[[], list[Any]], fill: Callable[[list[Any]], None]) -> None:
-        self._make = make
-        self._fill = fill
+class _Collected(NamedTuple):
+    """What prometheus_client takes for a collector."""
 
-    def describe(self) -> Iterable[Metric]:
-        """The name only: registering must not read the figures."""
-        return self._make()
+    families: list[Any]
 
-    def collect(self) -> Iterable[Metric]:
-        """One scrape."""
-        families = self._make()
-        self._fill(families)
-        return families
+    def collect(self) -> list[Any]:
+        """As they are."""
+        return self.families

@@ -152,7 +152,7 @@ async def test_metrics_show_every_figure_and_every_histogram(tmp_path: Path) -> 
     await bookie.checkpoint()
     await bookie.read(1, 0, 10)
     await bookie.read(1, 0, 10)
-    text = service_metrics(None, bookie).render().decode()
+    text = (await service_metrics(None, bookie).render()).decode()
     for name in bookie.stats():
         assert f"\nmagnetar_bookie_{name}{'_total' if name in RISING_FIGURES else ''} " in text, name
     assert "magnetar_bookie_entries_added_total 200.0" in text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker
+from magnetar.broker.service.stats import TopicOffsets
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.broker.topics.topic import Topic
 from magnetar.cli.metrics import service_metrics
@@ -18,8 +20,8 @@ from unit.broker.test_cursor import publish
 NAME = "persistent://public/default/orders"
 
 
-def figure(broker: Broker, name: str, *labels: str) -> float:
-    return dict(topic_metrics(broker)[name])[labels]
+async def figure(broker: Broker, name: str, *labels: str) -> float:
+    return dict((await topic_metrics(broker))[name])[labels]
 
 
 async def test_rule_54_the_lag_of_a_subscription_is_in_the_metrics_and_no_entry_is_read_for_it(
@@ -36,25 +38,25 @@ async def test_rule_54_the_lag_of_a_subscription_is_in_the_metrics_and_no_entry_
         await client.received(12)
         monkeypatch.setattr(Topic, "read_entry", read)
         both = (NAME, "billing")
-        assert figure(broker, "subscription_backlog_messages", *both) == 12
-        assert figure(broker, "subscription_backlog_bytes", *both) > 0
-        assert figure(broker, "subscription_unacked_messages", *both) == 12
+        assert await figure(broker, "subscription_backlog_messages", *both) == 12
+        assert await figure(broker, "subscription_backlog_bytes", *both) > 0
+        assert await figure(broker, "subscription_unacked_messages", *both) == 12
         clock.now += 90_000
-        assert figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 90
-        assert figure(broker, "topic_messages_in", NAME) == 12
-        assert figure(broker, "topic_messages_out", NAME) == 12
-        assert figure(broker, "topic_published_entries", NAME) >= 1
-        assert figure(broker, "topic_publish_seconds", NAME) >= 0
-        assert figure(broker, "subscription_redelivered_messages", *both) == 0
+        assert await figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 90
+        assert await figure(broker, "topic_messages_in", NAME) == 12
+        assert await figure(broker, "topic_messages_out", NAME) == 12
+        assert await figure(broker, "topic_published_entries", NAME) >= 1
+        assert await figure(broker, "topic_publish_seconds", NAME) >= 0
+        assert await figure(broker, "subscription_redelivered_messages", *both) == 0
         client.frame(c.Redeliver(0, 1, True), c.encode_rows(c.ACK_ROW, [client.messages[0].row()]))
         await settle()
-        assert figure(broker, "subscription_redelivered_messages", *both) == 1
+        assert await figure(broker, "subscription_redelivered_messages", *both) == 1
         await client.ack(*[message.row() for message in client.messages])
         await settle()
-        assert figure(broker, "subscription_backlog_messages", *both) == 0
-        assert figure(broker, "subscription_backlog_bytes", *both) == 0
-        assert figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 0
-        text = service_metrics(broker, None).render().decode()
+        assert await figure(broker, "subscription_backlog_messages", *both) == 0
+        assert await figure(broker, "subscription_backlog_bytes", *both) == 0
+        assert await figure(broker, "subscription_oldest_unacknowledged_seconds", *both) == 0
+        text = (await service_metrics(broker, None).render()).decode()
         assert f'magnetar_topic_messages_in_total{{topic="{NAME}"}} 12.0' in text
         labels = f'subscription="billing",topic="{NAME}"'
         assert f"magnetar_subscription_backlog_messages{{{labels}}} 0.0" in text
@@ -69,9 +71,35 @@ async def test_topics_beyond_the_bound_are_summed_in_one_row() -> None:
             topic = await broker.find(TopicName.parse(f"t{number}"))
             await topic.subscribing.create("s", ("earliest", None))
             topic.messages_in = 10 * (number + 1)
-        rows = topic_metrics(broker)
+        rows = await topic_metrics(broker)
         assert set(rows) == set(TOPIC_METRICS)
         assert [number for _, number in rows["topic_messages_in"]] == [10, 20, 120]
         assert rows["topic_messages_in"][-1][0] == ("",)
         assert [labels for labels, _ in rows["subscription_backlog_messages"]][-1] == ("", "")
         assert len(rows["subscription_backlog_messages"]) == 3
+
+
+async def test_a_scrape_of_many_topics_takes_turns_with_the_rest_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_broker() as broker:
+        for number in range(250):
+            topic = await broker.find(TopicName.parse(f"t{number}"))
+            await topic.subscribing.create("s", ("earliest", None))
+        looked = [0]  # in each turn
+        make: Any = TopicOffsets.__init__
+
+        def counted(self: Any, topic: Topic) -> None:
+            looked[-1] += 1
+            make(self, topic)
+
+        monkeypatch.setattr(TopicOffsets, "__init__", counted)
+        scrape = asyncio.create_task(service_metrics(broker, None).render())
+        while not scrape.done():
+            await asyncio.sleep(0)
+            looked.append(0)
+        assert sum(looked) == 250
+        assert max(looked) <= 50
+        assert (
+            b'magnetar_topic_messages_in_total{topic="persistent://public/default/t249"} 0.0' in await scrape
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
 
 
 async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
-    store: MemoryMetadataStore, health: ClusterHealth
+    store: MemoryMetadataStore, health: ClusterHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = Daemon("broker")
     daemon.state = "ready"
@@ -98,13 +99,22 @@ async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
     assert metrics is not None
     await until(lambda: health.looks > 0)
     assert pages.warnings() == {}
-    assert b"magnetar_degraded 0.0\n" in metrics.render()
+    assert b"magnetar_degraded 0.0\n" in await metrics.render()
     await store.delete(f"{BOOKIES_PATH}/b1")
     await until(lambda: bool(health.problems))
     assert list(pages.warnings()) == ["bookie b1"]
-    assert b"magnetar_degraded 1.0\n" in metrics.render()
+    assert b"magnetar_degraded 1.0\n" in await metrics.render()
+    asked: list[str] = []
+    warnings = pages.warnings
+
+    def counted() -> Any:
+        asked.append("once")
+        return warnings()
+
+    monkeypatch.setattr(pages, "warnings", counted)
     reason = b"it is lost: it has no session with the metadata store"
-    assert b'magnetar_problem{reason="' + reason + b'",subject="bookie b1"} 1.0\n' in metrics.render()
+    assert b'magnetar_problem{reason="' + reason + b'",subject="bookie b1"} 1.0\n' in await metrics.render()
+    assert asked == ["once"]
 
 
 async def test_rule_44_a_look_at_the_cluster_reads_a_bounded_part_of_its_damage(
@@ -123,7 +133,8 @@ async def test_rule_54_a_problem_whose_figures_move_is_one_series() -> None:
     pages = HttpPages(daemon, lambda bookie: {})
     figures = iter(["4.2 s, 10,240 of 1:2:3", "19.0 s, 7 of 1:2:44"])
     pages.started = Started({}, Metrics, lambda: {"reads of /d1": f"disk d1 is silent for {next(figures)}"})
-    shown = {tuple(labels) for _ in range(2) for labels, _ in pages._problem_rows()}
+    problems: Any = pages._problem_metrics
+    shown = {tuple(labels) for _ in range(2) for labels, _ in problems()["problem"]}
     assert shown == {("reads of /d1", "disk d1 is silent for N s, N of N")}
 
 

@@ -1,4 +1,4 @@
-"""Figures by topic and subscription, for /metrics: from memory alone, in one pass over what is loaded, bounded in number.
+"""Figures by topic and subscription, for /metrics: from memory alone, in turns of the loop, bounded in number.
 
 Of `max_topic_metrics` topics, and of so many durable subscriptions, each has rows of its own; those beyond, in the order in
 which they were loaded, are summed in one row with empty labels (of the ages the highest counts).
@@ -6,6 +6,7 @@ which they were loaded, are summed in one row with empty labels (of the ages the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,6 +21,7 @@ _TOPIC: Final = ("topic",)
 _BOTH: Final = ("topic", "subscription")
 _AGE: Final = "subscription_oldest_unacknowledged_seconds"
 _SINCE = "since this broker loaded the topic"
+_TOPICS_PER_TURN = 50  # a millisecond or two of the loop
 
 # What each says, its labels, and whether it is a counter.
 TOPIC_METRICS: Final[Mapping[str, tuple[str, tuple[str, ...], bool]]] = {
@@ -46,12 +48,14 @@ TOPIC_METRICS: Final[Mapping[str, tuple[str, tuple[str, ...], bool]]] = {
 Rows = dict[tuple[str, ...], float]
 
 
-def topic_metrics(broker: Broker) -> Mapping[str, list[tuple[tuple[str, ...], float]]]:
+async def topic_metrics(broker: Broker) -> Mapping[str, list[tuple[tuple[str, ...], float]]]:
     """Rows of (label values, number) by the names of TOPIC_METRICS. Reads nothing from any disk."""
     found: dict[str, Rows] = {name: {} for name in TOPIC_METRICS}
     most = broker.settings.max_topic_metrics
     subscriptions = 0
-    for number, topic in enumerate(broker.topics.values()):
+    for number, topic in enumerate(list(broker.topics.values())):
+        if number % _TOPICS_PER_TURN == _TOPICS_PER_TURN - 1:
+            await asyncio.sleep(0)
         labels = (str(topic.name),) if number < most else ("",)
         _add(found, labels, _of_topic(topic))
         durable = [subscription for subscription in topic.subscriptions.values() if subscription.durable]
