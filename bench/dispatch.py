@@ -21,11 +21,11 @@ from typing import Any
 
 from bench.arguments import console
 from magnetar.broker import Broker, BrokerSettings
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from support.memory_metadata import MemoryMetadataStore
 
 MANY = 1_000
 PUBLISHES = 2_000

@@ -29,11 +29,11 @@ from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Session
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
+from support.memory_metadata import MemoryMetadataStore
 
 BOOKIES = 5
 ALONE_S = 5.0

@@ -59,8 +59,10 @@ class ServiceProcess:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         ports: Mapping[str, int] | None = None,
+        module: str = "magnetar.cli.main",
     ) -> None:
         """`ports` maps magnetar, bookie and http to numbers; absent ones are free ports. `data` None: no such option."""
+        self._module = module
         self.data = None if data is None else str(data)
         self.command = command
         self.arguments = list(arguments)
@@ -192,7 +194,7 @@ class ServiceProcess:
         self.stop()
 
     def _command_line(self) -> list[str]:
-        line = [sys.executable, "-m", "magnetar.cli.main", self.command]
+        line = [sys.executable, "-m", self._module, self.command]
         if self.data is not None:
             line += ["--data", self.data]
         flags = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ def ensemble_in_scratch(servers: int) -> Iterator[tuple[Any, Path]]:
 
     Ends the program, and says why, where ZooKeeper cannot run.
     """
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from support.zookeeper import Ensemble, ZooKeeperMissing
 
     OUT.mkdir(exist_ok=True)

@@ -20,11 +20,11 @@ import uvloop
 from bench.percentiles import percentiles
 from magnetar.ledger import LedgerClient, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
+from support.memory_metadata import MemoryMetadataStore
 
 PACE_S = 0.002
 READ_BYTES = 1 << 20

@@ -37,13 +37,13 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import LedgerNotFound
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import BookieFleet
 from support.ledger_load import LedgerLoad, LoadedLedger, payload_of
+from support.memory_metadata import MemoryMetadataStore
 
 pytestmark = pytest.mark.real
 

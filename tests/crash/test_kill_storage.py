@@ -1,6 +1,6 @@
 """kill -9 of a real bookie while it flushes, rolls, deletes logs and compacts, all at once and all the time.
 
-"shadow": the journal writers keep what they have not synced in memory, so that killing them loses it as a power failure
+"lossy": the journal writers keep what they have not synced in memory, so that killing them loses it as a power failure
 would. What was acknowledged is counted against what the next process serves; MAGNETAR_KILLS=50 kills it that often.
 """
 
@@ -107,7 +107,7 @@ async def check(bookie: Bookie, said: Said) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("victim", "mode"),
-    [("daemon", "sync"), ("daemon", "shadow"), ("both", "shadow"), ("writers", "shadow")],
+    [("daemon", "sync"), ("daemon", "lossy"), ("both", "lossy"), ("writers", "lossy")],
 )
 async def test_kill_9_while_flushing_and_compacting_loses_nothing(
     tmp_path: Path, victim: str, mode: str

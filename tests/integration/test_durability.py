@@ -20,12 +20,12 @@ from bench.service_process import Role
 from magnetar.broker import Broker
 from magnetar.ledger import BookieInfoReader, LedgerClient, LedgerSettings, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import MIB, BookieFleet
 from support.broker_kit import FakeClient, running_broker
+from support.memory_metadata import MemoryMetadataStore
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 

@@ -59,9 +59,9 @@ async def open_inline(
     return await open_bookie(small_settings(directory, **changes), model_components(storage, files))
 
 
-async def open_real(directory: str, *, writer_mode: str = "sync", **changes: Any) -> Bookie:
+async def open_real(directory: str, **changes: Any) -> Bookie:
     """A bookie with its processes and RocksDB."""
-    components = os_components(random.Random(1), writer_mode=writer_mode)
+    components = os_components(random.Random(1))
     return await open_bookie(small_settings(directory, **changes), components)
 
 

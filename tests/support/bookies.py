@@ -18,11 +18,11 @@ from typing import Any
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+from support.memory_metadata import MemoryMetadataStore
 
 Done = Callable[[int, int, int], None]
 

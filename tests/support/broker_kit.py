@@ -7,7 +7,6 @@ from typing import Any
 
 from magnetar.broker import Broker, BrokerSettings, ClientConnection
 from magnetar.broker.service import BrokerService
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch, encode_batch
 from magnetar.proto.entry import Entry
@@ -16,6 +15,7 @@ from magnetar.proto.frames import FrameParser, encode_frame
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 TOPIC = TopicName.parse("orders")
 

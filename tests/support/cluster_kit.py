@@ -13,10 +13,10 @@ from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
 from magnetar.broker.ownership.cluster_view import NEW, put_bounds
 from magnetar.broker.ownership.core.bundles import Bounds
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import FakeClock
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 
 class ClusterBroker:

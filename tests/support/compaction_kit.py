@@ -8,13 +8,13 @@ from typing import Any
 from magnetar.broker import Broker, Topic
 from magnetar.broker.compaction.topic_compaction import CompactionStats
 from magnetar.client.messages import Delivery
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import Key, encode_batch
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.ids import MessageId
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers, FakeWriter
+from support.memory_metadata import MemoryMetadataStore
 
 Sent = tuple[Key, bytes | None]  # key and value
 Found = tuple[MessageId, Key, bytes | None]

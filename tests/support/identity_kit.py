@@ -13,11 +13,11 @@ from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, StoredI
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import model_components, small_settings
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 from support.service import held_port
 
 

@@ -10,6 +10,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from magnetar.bookie.components import BookieComponents
 from magnetar.bookie.index import LocationIndex
@@ -37,18 +38,16 @@ class InlineJournalDevice(StreamOffsets):
         *,
         capacity_bytes: int = 32 << 20,
         sync_data: bool = True,
-        alignment_bytes: int = GROUP_ALIGNMENT,
         group_max_wait_ms: float = 0.0,
-        group_max_bytes: int = 0,
     ) -> None:
+        """`group_max_wait_ms`: as if the disk were slow to begin with a group."""
         super().__init__(capacity_bytes)
         self._files = files
         self._path_of = path_of
         self._sync_data = sync_data
-        self._alignment = alignment_bytes
-        self._zeros = memoryview(bytes(alignment_bytes))
+        self._zeros = memoryview(bytes(GROUP_ALIGNMENT))
         self._wait_s = group_max_wait_ms / 1000
-        self._group_limit = group_max_bytes or capacity_bytes
+        self._group_limit = capacity_bytes
         self._file: File | None = None
         # What is to be done, in order: the parts of a group, or the sequence of the file to go on in.
         self._work: deque[list[bytes] | int] = deque()
@@ -175,7 +174,7 @@ class InlineJournalDevice(StreamOffsets):
         """Raises DiskFull if nothing is lost and the group can be written again; StorageFailed."""
         assert self._file is not None
         size = sum(map(len, parts))
-        padding = -size % self._alignment
+        padding = -size % GROUP_ALIGNMENT
         self._file.write_at(self._position, [*parts, self._zeros[:padding]] if padding else parts)
         if self._sync_data:
             clock = asyncio.get_running_loop().time
@@ -290,10 +289,13 @@ class InlineDiskWorker:
 
 
 def inline_components(
-    files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
+    files: Files,
+    rng: random.Random,
+    open_index: Callable[[str], LocationIndex],
+    group_max_wait_ms: float = 0.0,
 ) -> BookieComponents:
     """Components of the simulation: all work happens in the event loop, over `files`."""
-    devices = device_maker(InlineJournalDevice, files)
+    devices = device_maker(partial(InlineJournalDevice, group_max_wait_ms=group_max_wait_ms), files)
     return BookieComponents(files, rng, InlineDiskWorker(files), devices, open_index)
 
 
@@ -308,9 +310,6 @@ def device_maker(
             lambda sequence: journal_path(directory, sequence),
             capacity_bytes=settings.journal_ring_bytes,
             sync_data=settings.journal_sync_data,
-            alignment_bytes=settings.journal_alignment_bytes,
-            group_max_wait_ms=settings.journal_group_max_wait_ms,
-            group_max_bytes=settings.journal_group_max_bytes,
         )
 
     return make_device

@@ -22,11 +22,11 @@ from magnetar.ledger.replication.core.request import Request
 from magnetar.ledger.replication.queue import RepairQueue
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path
 from magnetar.metadata.store import Session
 from magnetar.proto.errors import BookieUnavailable
 from support.bookies import Bookies, Confirmations, FakeBookie
+from support.memory_metadata import MemoryMetadataStore
 
 # Short times, so that a test in real time ends; tests in virtual time give their own.
 FAST: dict[str, Any] = {
@@ -46,7 +46,7 @@ class RepairCluster:
         self.metadata = MemoryMetadataStore()
         self.bookies = Bookies(metadata=self.metadata)
         self.settings = settings or LedgerSettings()
-        self.queue = RepairQueue(self.metadata, 10.0)
+        self.queue = RepairQueue(self.metadata)
         self.repairs: list[AutoRecovery] = []
         self._sessions: dict[str, Session] = {}
         self._clients: list[LedgerClient] = []

@@ -27,7 +27,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
     "helper": ("storage-helper",),
     "both": ("daemon", "journal-writer"),
 }
-_LOSSY = {"MAGNETAR_TEST_JOURNAL_MODE": "shadow"}
+_TESTS = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def held_port(owner: object) -> int:
@@ -59,7 +59,8 @@ class Service:
         self._process = ServiceProcess(
             data,
             arguments=arguments,
-            environment=_LOSSY | dict(environment or {}) if journal_disk == "lossy" else environment,
+            environment=_TESTS | dict(environment or {}),
+            module="support.lossy.service" if journal_disk == "lossy" else "magnetar.cli.main",
             ports={scheme: held_port(self) for scheme in ("magnetar", "bookie", "http")},
         )
 

@@ -1,10 +1,9 @@
 """A real bookie behind its TCP server, to be killed.
 
-    python -m support.storage_child '{"data_directory": ..., ...}' [MODE]
+    python -m support.storage_child '{"data_directory": ..., ...}'
 
-The settings are those of `BookieSettings`; MODE is that of the journal writer ("sync", or "shadow", which loses what was not
-synced when it is killed). Prints "ready PORT PID-OF-THE-JOURNAL-WRITER"; ends with exit code 3 when the bookie fails, 4 when
-it cannot be opened, 0 after SIGTERM.
+The settings are those of `BookieSettings`. Prints "ready PORT PID-OF-THE-JOURNAL-WRITER"; ends with exit code 3 when the
+bookie fails, 4 when it cannot be opened, 0 after SIGTERM.
 """
 
 import asyncio
@@ -31,10 +30,10 @@ def settings_of(text: str) -> BookieSettings:
     return BookieSettings(**values)
 
 
-async def main(settings: BookieSettings, mode: str) -> int:
+async def main(settings: BookieSettings) -> int:
     """Serves until it is asked to stop."""
     try:
-        bookie = await open_bookie(settings, os_components(random.Random(), writer_mode=mode))
+        bookie = await open_bookie(settings, os_components(random.Random()))
     except MagnetarError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 4
@@ -58,4 +57,4 @@ async def main(settings: BookieSettings, mode: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(main(settings_of(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "sync")))
+    sys.exit(uvloop.run(main(settings_of(sys.argv[1]))))

@@ -20,6 +20,7 @@ import uvloop
 from magnetar.bookie import Bookie, BookieSettings, open_bookie, os_components
 from magnetar.proto.errors import MagnetarError
 from support.bookie_kit import KIB, entry, small_settings
+from support.lossy import lossy_components
 
 ENTRIES = 40
 IN_FLIGHT = 48
@@ -66,7 +67,7 @@ def settings(directory: str) -> BookieSettings:
 
 async def open_loaded_bookie(directory: str, mode: str, deleted: DeletedLedgers) -> Bookie:
     """With its processes, and a metadata store that knows what is deleted."""
-    components = os_components(random.Random(1), writer_mode=mode)
+    components = (lossy_components if mode == "lossy" else os_components)(random.Random(1))
     return await open_bookie(settings(directory), replace(components, existing_ledgers=deleted))
 
 

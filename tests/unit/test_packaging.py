@@ -72,7 +72,8 @@ CLUSTER_STATUS = """
 import asyncio, contextlib, sys
 import magnetar.cli.app, magnetar.metadata.zookeeper
 from magnetar.cli import cluster
-from magnetar.metadata.memory import MemoryMetadataStore
+sys.path.append("tests")
+from support.memory_metadata import MemoryMetadataStore
 
 @contextlib.asynccontextmanager
 async def open_store(*_):

@@ -46,21 +46,15 @@ class BookieComponents:
     repair_queue: RepairQueue | None = None
 
 
-def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieComponents:
-    """The real disk, a journal writer process, a disk worker process, RocksDB.
-
-    `writer_mode` "shadow" is for crash tests: see `RingJournalDevice`.
-    """
+def os_components(rng: random.Random) -> BookieComponents:
+    """The real disk, a journal writer process, a disk worker process, RocksDB."""
 
     def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
         return RingJournalDevice(
             os.path.join(directory.replace("%", "%%"), "journal-%016x.log"),
             ring_bytes=settings.journal_ring_bytes,
             lock_fd=lock.fileno(),
-            mode=writer_mode if settings.journal_sync_data else "no-sync",
-            alignment_bytes=settings.journal_alignment_bytes,
-            group_max_wait_ms=settings.journal_group_max_wait_ms,
-            group_max_bytes=settings.journal_group_max_bytes,
+            sync_data=settings.journal_sync_data,
         )
 
     files = OsFiles()

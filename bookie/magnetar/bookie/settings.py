@@ -44,13 +44,6 @@ class BookieSettings:
     bookie_id: str = ""
     # False acknowledges what is only buffered: a power failure loses acknowledged entries. Unsafe.
     journal_sync_data: bool = True
-    # A group of records (what one sync makes durable) starts at a multiple of it in the file: 512 to 65536, a power of
-    # two. The page of the disk, so that no sync reads before it writes.
-    journal_alignment_bytes: int = 4096
-    # How long a group waits for more records, and the size at which it waits no longer and a next one begins. 0: it never
-    # waits (what arrives during a sync is the next group), and only the ring bounds it.
-    journal_group_max_wait_ms: float = 0.0
-    journal_group_max_bytes: int = 0
     # Entries of ledgers with deferred sync are synced after this time at the latest. A force of their writer, or another
     # record of the journal, syncs them earlier.
     journal_deferred_sync_s: float = 1.0
@@ -156,7 +149,6 @@ class BookieSettings:
             raise InvalidSetting(
                 f"group is {self.group!r:.300}; it must be a name of letters, digits, '-', '_' and '.', or empty for none"
             )
-        self._check_journal()
         self._check_directories()
         self._check_compaction()
         if not 0 < self.disk_warn_ratio <= self.disk_read_only_ratio <= 1:
@@ -179,13 +171,6 @@ class BookieSettings:
         if minor and major and minor > major:
             raise InvalidSetting(
                 f"minor_compaction_threshold is {minor}; it cannot exceed major_compaction_threshold, {major}"
-            )
-
-    def _check_journal(self) -> None:
-        alignment = self.journal_alignment_bytes
-        if not 512 <= alignment <= 65536 or alignment & (alignment - 1):
-            raise InvalidSetting(
-                f"journal_alignment_bytes is {alignment}; it must be a power of two from 512 to 65536"
             )
 
     def _check_directories(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from magnetar.metadata.ledgers import LedgerManager
+from magnetar.metadata.timed import metadata_in_time
 from magnetar.proto.errors import (
     AlreadyExists,
     ConnectionLost,
@@ -33,7 +34,6 @@ from .core.events import MetadataFailed, MetadataFound, MetadataWritten
 from .core.metadata import LedgerMetadata
 from .directory import BookieDirectory
 from .health import BookieHealth
-from .metadata_wait import metadata_in_time
 from .placement.chooser import BookieChooser
 from .settings import LedgerSettings
 from .transport import BookieTransport

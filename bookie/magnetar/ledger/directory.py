@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.errors import BookieUnavailable, DataDirectoryError, InvalidSetting
 from magnetar.runtime.tasks import LongTask, on_change
-
-from .metadata_wait import metadata_in_time
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -293,9 +290,8 @@ class _Registration(NamedTuple):
 class RegisteredBookies:
     """The bookies registered under /bookies in the metadata store, kept up to date by a watch."""
 
-    def __init__(self, metadata: MetadataStore, metadata_timeout_s: float) -> None:
+    def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._timeout_s = metadata_timeout_s
         self._registered: dict[str, _Registration] = {}  # now
         self.identity: Callable[[str], BookieIdentity] = _not_verified  # set by the owner of a transport
         # These outlive a registration:
@@ -310,7 +306,7 @@ class RegisteredBookies:
     @classmethod
     async def open(cls, metadata: MetadataStore, *, metadata_timeout_s: float = 10.0) -> RegisteredBookies:
         """Reads the list and follows it from then on. RequestTimeout, and others of the store; nothing is left then."""
-        directory = cls(metadata, metadata_timeout_s)
+        directory = cls(TimedStore(metadata, metadata_timeout_s))
         directory._watch = metadata.watch(BOOKIES_PATH, lambda _: directory._changed.set())
         try:
             await directory._read()
@@ -371,8 +367,8 @@ class RegisteredBookies:
 
     async def _read(self) -> None:
         found: dict[str, _Registration] = {}
-        for name in await self._in_time(self._metadata.children(BOOKIES_PATH)):
-            node = await self._in_time(self._metadata.get(f"{BOOKIES_PATH}/{name}"))
+        for name in await self._metadata.children(BOOKIES_PATH):
+            node = await self._metadata.get(f"{BOOKIES_PATH}/{name}")
             if node is None:
                 continue
             try:
@@ -391,6 +387,3 @@ class RegisteredBookies:
         writable = tuple(name for name, registration in found.items() if registration.takes_adds)
         if writable != self._writable:
             self._writable = writable
-
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        return await metadata_in_time(work, self._timeout_s, f"bookies under {BOOKIES_PATH}")

@@ -17,22 +17,19 @@ a restored bookie that has started MAX_INCARNATIONS times without any ledger cli
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
 from magnetar.metadata.identity import register_cookie, registered_cookie
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity, mismatch
 from magnetar.proto.errors import WrongBookie
 
-from .metadata_wait import metadata_in_time
-
 __all__ = ["MOST_INTRODUCTIONS", "AnyBookie", "BookieIdentities", "GivenIdentities", "StoredIdentities"]
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -97,9 +94,8 @@ class StoredIdentities:
     """Those of the metadata store, whose instance is `cluster`."""
 
     def __init__(self, store: MetadataStore, cluster: int, *, metadata_timeout_s: float = 10.0) -> None:
-        self._store = store
+        self._store = TimedStore(store, metadata_timeout_s)
         self._cluster = cluster
-        self._timeout_s = metadata_timeout_s
         # By bookie: the start that is registered and was compared with the store's ledger ids.
         self._verified: dict[str, BookieIdentity] = {}
 
@@ -111,7 +107,7 @@ class StoredIdentities:
         """See BookieIdentities."""
         if (verified := self._verified.get(bookie)) is not None:
             return verified
-        cookie = await self._in_time(registered_cookie(self._store, bookie), f"the cookie of bookie {bookie}")
+        cookie = await registered_cookie(self._store, bookie)
         # After the cookie: an id from here on belongs to a ledger that is made after the start which is registered.
         next_id = await self._next_ledger_id()
         return msgspec.structs.replace(cookie.identity, cluster=self._cluster, next_ledger_id=next_id)
@@ -129,8 +125,7 @@ class StoredIdentities:
                 self._verified[bookie] = msgspec.structs.replace(identity, next_ledger_id=-1, replaces=False)
             return True
         self._verified.pop(bookie, None)
-        register = register_cookie(self._store, bookie, expected, identity)
-        if await self._in_time(register, f"the cookie of bookie {bookie}"):
+        if await register_cookie(self._store, bookie, expected, identity):
             if expected.instance and expected.instance != identity.instance:
                 _log.warning(
                     "bookie %s takes the place of one that lost its disks, as its operator declared", bookie
@@ -153,10 +148,7 @@ class StoredIdentities:
             )
 
     async def _next_ledger_id(self) -> int:
-        return await self._in_time(StoredLedgers(self._store).next_id(), "the id of the next ledger")
-
-    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        return await metadata_in_time(work, self._timeout_s, what)
+        return await StoredLedgers(self._store).next_id()
 
 
 def _check(bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> BookieIdentity:

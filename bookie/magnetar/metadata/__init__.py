@@ -1,6 +1,6 @@
 """Metadata: what daemons must agree on, as versioned values behind one interface.
 
-`store` is the interface, `embedded` keeps it in RocksDB for one machine, `memory` in memory for tests and simulation.
+`store` is the interface; `embedded` keeps it in RocksDB for one machine, `zookeeper` on ZooKeeper's servers.
 """
 
 from .store import Check, Create, Delete, MetadataStore, Operation, Put, Session, Versioned, Watch

@@ -1,6 +1,6 @@
 """Election by an ephemeral node: whoever makes it holds the office until its session ends.
 
-    await elected(store, "/auditor", b"me", session, in_time)
+    await elected(store, "/auditor", b"me", session)
     ...                                   # the office is held; `session.lost` says when it is not any more
 
 There are no terms and no fencing. An office holder that does not know yet that its session is lost may act for a moment
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
 from magnetar.proto.errors import AlreadyExists
 
@@ -24,14 +22,8 @@ __all__ = ["elected"]
 _POLL_S = 30.0
 
 
-async def elected(
-    store: MetadataStore,
-    path: str,
-    value: bytes,
-    session: Session,
-    in_time: Callable[[Coroutine[Any, Any, int]], Awaitable[int]],
-) -> None:
-    """Waits for the office, and returns as soon as it is held. `in_time` bounds a call of the store.
+async def elected(store: MetadataStore, path: str, value: bytes, session: Session) -> None:
+    """Waits for the office, and returns as soon as it is held.
 
     Raises what the store raises. After an error whether the node was made is not known: contend again with a new session.
     """
@@ -41,7 +33,7 @@ async def elected(
         while True:
             changed.clear()
             try:
-                await in_time(store.create(path, value, session=session))
+                await store.create(path, value, session=session)
                 return
             except AlreadyExists:
                 pass

@@ -5,16 +5,11 @@ first, more on ZooKeeper if the path was an implied parent. A node that was dele
 need not exist: `/a/b/c` implies `/a` and `/a/b`, which are listed by `children` and have no value of their own. All
 writes are conditional on versions, so two writers cannot both win:
 
->>> import asyncio
->>> from magnetar.metadata.memory import MemoryMetadataStore
->>> async def example():
-...     store = MemoryMetadataStore()
-...     await store.create("/topics/orders", b"first")
-...     node = await store.get("/topics/orders")
-...     await store.put("/topics/orders", b"second", version=node.version)
-...     return await store.get("/topics/orders"), await store.children("/topics")
->>> asyncio.run(example())
-(Versioned(value=b'second', version=1), ['orders'])
+    await store.create("/topics/orders", b"first")
+    node = await store.get("/topics/orders")
+    await store.put("/topics/orders", b"second", version=node.version)
+    await store.get("/topics/orders")      # Versioned(value=b'second', version=1)
+    await store.children("/topics")        # ['orders']
 
 Every write is durable when it returns. After a write failed with StorageFailed its outcome is not known and the store
 takes no further writes: the process stops and opens the store again. After ConnectionLost the outcome is not known

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from magnetar.bookie.components import BookieComponents, os_components
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.archives import ArchiveReader
@@ -14,13 +12,10 @@ from magnetar.runtime.files import OsFiles
 from .cluster_store import system_rng
 from .standalone import BrokerComponents, ServiceComponents
 
-# For crash tests: the journal writer then loses what was not synced when it dies, as a power failure would.
-JOURNAL_MODE_VARIABLE = "MAGNETAR_TEST_JOURNAL_MODE"
-
 
 def bookie_components() -> BookieComponents:
     """Of a bookie on this machine's disk."""
-    return os_components(system_rng(), writer_mode=os.environ.get(JOURNAL_MODE_VARIABLE, "sync"))
+    return os_components(system_rng())
 
 
 def service_components() -> ServiceComponents:

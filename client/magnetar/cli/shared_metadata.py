@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -26,12 +26,13 @@ from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
-from magnetar.ledger.replication.leftovers import AssignedEntries, StoredAssignments, UnassignedEntries
+from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import known_broker_path
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 
@@ -69,7 +70,8 @@ async def run_bookie(
     await refuse_emptied(components.files, settings.bookie, metadata, cluster)
     repair_queue = MetadataRepairQueue(metadata)
     stops.push_async_callback(repair_queue.close)
-    assignments = _Assignments(StoredLedgers(metadata), settings.ledger.metadata_timeout_s)
+    timed = TimedStore(metadata, settings.ledger.metadata_timeout_s)
+    assignments = StoredAssignments(StoredLedgers(timed), "")  # its id is known once it has read its cookie
     bookie = await start_bookie(
         settings,
         replace(
@@ -82,7 +84,7 @@ async def run_bookie(
         on_failure,
         stops,
     )
-    bookie_id = assignments.bookie_id = bookie.cookie.bookie_id
+    bookie_id = assignments.bookie = bookie.cookie.bookie_id
     repair_queue.start(bookie_id)
     await introduce_bookie(bookie, metadata, cluster)
     server = await serve_bookie(bookie, settings, stops)
@@ -135,7 +137,7 @@ async def run_broker(
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
-    watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
+    watch = ClusterWatch(TimedStore(metadata, settings.ledger.metadata_timeout_s))
     stops.push_async_callback(watch.close)
     await watch.start()
     registered, transport = await _bookies(settings, components, metadata, "broker", stops)
@@ -232,7 +234,7 @@ async def open_ledgers(
 ) -> LedgerClient:
     """The ledgers of the cluster, for a command: nothing new is placed on bookies that are drained."""
     registered, transport = await _bookies(settings, components, metadata, "operator", stops)
-    watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
+    watch = ClusterWatch(TimedStore(metadata, settings.ledger.metadata_timeout_s))
     await watch.read()
     bookies = PlacedBookies(registered, watch)
     client = LedgerClient(
@@ -261,34 +263,6 @@ async def _bookies(
     transport = TcpTransport(directory, settings.ledger, options, identities)
     stops.push_async_callback(transport.close)
     return directory, transport
-
-
-class _Assignments:
-    """Which entries are the bookie's, by the records of ledgers; its id is known once it has read its cookie."""
-
-    def __init__(self, ledgers: StoredLedgers, timeout_s: float) -> None:
-        self.bookie_id = ""
-        self._ledgers = ledgers
-        self._timeout_s = timeout_s
-
-    async def unassigned(self, ledger_id: int) -> UnassignedEntries | None:
-        """See Assignments."""
-        return await self._stored().unassigned(ledger_id)
-
-    async def assigned(self, ledger_id: int) -> AssignedEntries | None:
-        """See Assignments."""
-        return await self._stored().assigned(ledger_id)
-
-    def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
-        """See Assignments."""
-        return self._stored().assigned_below(ledger_id)
-
-    async def confirm(self, found: UnassignedEntries) -> bool:
-        """See Assignments."""
-        return await self._stored().confirm(found)
-
-    def _stored(self) -> StoredAssignments:
-        return StoredAssignments(self._ledgers, self.bookie_id, self._timeout_s)
 
 
 def _rounded(size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from magnetar.ledger import (
     GivenIdentities,
@@ -17,13 +17,15 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.ledger.directory import parse_address
-from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.store import Versioned
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 
 from .plan import KnownBookie, LedgerSlice, TopicLedger
+
+if TYPE_CHECKING:
+    from magnetar.metadata.ledgers import LedgerManager
 
 # The largest frame that a bookie may answer with; its own setting bounds what it sends.
 MAX_FRAME_BYTES = 128 << 20
@@ -58,6 +60,18 @@ async def bookie_transport(
         await transport.close()
 
 
+class PlannedLedgers:
+    """What readers of planned ledgers need of a LedgerManager: the records that the plan has."""
+
+    def __init__(self, records: Mapping[int, bytes]) -> None:
+        self._records = records
+
+    async def get(self, ledger_id: int) -> Versioned | None:
+        """See LedgerManager."""
+        record = self._records.get(ledger_id)
+        return None if record is None else Versioned(record, 0)
+
+
 @contextlib.asynccontextmanager
 async def ledger_readers(
     slices: Sequence[LedgerSlice], timeout_s: float
@@ -66,11 +80,11 @@ async def ledger_readers(
     settings = LedgerSettings(read_timeout_s=timeout_s, speculative_read_s=min(2.0, timeout_s / 2))
     bookies = {name: bookie for one in slices for name, bookie in one.bookies.items()}
     directory = directory_of(bookies)
-    records = StoredLedgers(MemoryMetadataStore())
-    for stored_id, encoded in {one.ledger.stored_id: one.ledger.metadata for one in slices}.items():
-        await records.create(stored_id, encoded)
+    records = PlannedLedgers({one.ledger.stored_id: one.ledger.metadata for one in slices})
     async with bookie_transport(directory, bookies, settings) as transport:
-        client = LedgerClient(records, transport, directory, settings, random.Random(), SystemClock())
+        client = LedgerClient(
+            cast("LedgerManager", records), transport, directory, settings, random.Random(), SystemClock()
+        )
 
         def reader_of(ledger: TopicLedger) -> LedgerReader:
             reader = client.reader(ledger.stored_id, LedgerMetadata.decode(ledger.metadata, ledger.stored_id))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from magnetar.bookie.components import BookieComponents
+from magnetar.bookie.journal.records import GROUP_ALIGNMENT
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import Files
 from support.inline_devices import InlineDiskWorker, InlineJournalDevice, device_maker
@@ -144,7 +145,7 @@ class ProcessLikeJournalDevice(InlineJournalDevice):
 
     async def _make_durable(self, group: bytes) -> None:
         assert self._file is not None
-        padded = group + bytes(-len(group) % self._alignment)
+        padded = group + bytes(-len(group) % GROUP_ALIGNMENT)
         half = self._rng.randrange(len(padded))
         for begin, part in ((0, padded[:half]), (half, padded[half:])):
             await self._step()
@@ -175,10 +176,14 @@ class ProcessLikeJournalDevice(InlineJournalDevice):
         await super().close(wait=False)
 
 
-def with_processes(components: BookieComponents, rng: random.Random) -> BookieComponents:
+def with_processes(
+    components: BookieComponents, rng: random.Random, group_max_wait_ms: float
+) -> BookieComponents:
     """`inline_components`, with these in place of what works in one step."""
     files = components.files
-    devices = device_maker(partial(ProcessLikeJournalDevice, rng=rng), files)
+    devices = device_maker(
+        partial(ProcessLikeJournalDevice, rng=rng, group_max_wait_ms=group_max_wait_ms), files
+    )
     return dataclasses.replace(
         components, disk_worker=ProcessLikeDiskWorker(files, rng), make_journal_device=devices
     )

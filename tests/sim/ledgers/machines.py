@@ -137,10 +137,7 @@ class Machine:
         self._may_fail = 0  # failures of the disk that were planted: the bookie may stop by itself
         self._read_only_until = 0.0  # by its operator
         self._storage = storage
-        self._settings = dataclasses.replace(
-            settings,
-            journal_group_max_wait_ms=storage.group_wait_ms,
-        )
+        self._settings = settings
 
     def start(self) -> None:
         """Starts a process for the bookie."""
@@ -349,9 +346,9 @@ class Machine:
 
         clock = SimClock(self.loop)
         clock.set_now_and_then(process)
-        components = inline_components(files, rng, open_index)
+        components = inline_components(files, rng, open_index, self._storage.group_wait_ms)
         if self._storage.processes:
-            components = with_processes(components, rng)
+            components = with_processes(components, rng, self._storage.group_wait_ms)
         components = dataclasses.replace(
             components,
             clock=clock,

@@ -19,10 +19,10 @@ from typing import Any
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_of_path, ledger_path
 from magnetar.metadata.local import LocalMetadataStore, LocalSession
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import Create, Operation, Session, Versioned
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, RequestTimeout
+from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop, SimProcess, current_process
 
 SERVICE = "metadata"  # its name in `SimNetwork.block`

@@ -20,6 +20,7 @@ from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import MagnetarError
 from sim.deliveries import Violation
 from sim.ledgers.answer_checker import CheckedTransport
@@ -57,7 +58,7 @@ class RepairedMachine(Machine):
 
     def assignments(self, metadata: ServiceClient) -> StoredAssignments:
         """As the shipped bookie has them: of the bookie that its cookie names, whatever machine that is on."""
-        return StoredAssignments(StoredLedgers(metadata), self.contents.owner, 1.0)
+        return StoredAssignments(StoredLedgers(TimedStore(metadata, 1.0)), self.contents.owner)
 
     _away_until = 0.0
 

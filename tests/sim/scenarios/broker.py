@@ -13,14 +13,13 @@ from typing import Any
 
 from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
-from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import ConnectionOptions, start_server
 from sim.storm import PORT, play_storm
+from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 from support.sim import SimClock, SimLoop, SimProcess, Trace
 
 EXPECTED_FAULTS = ("crash_process", "crash_power", "cut", "partition", "pause", "stop")

@@ -21,12 +21,13 @@ from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings
-from magnetar.metadata.key_value import KeyValue, ModelKeyValue
+from magnetar.metadata.key_value import KeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.storm import PORT, play_storm
 from support.index_model import ModelLocationIndex, ModelStorage
 from support.inline_devices import inline_components
+from support.memory_metadata import ModelKeyValue
 from support.sim import ProcessKilled, SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
 
 EXPECTED_FAULTS = (

@@ -11,13 +11,13 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import RequestTimeout, StorageFailed, TooManyRequests
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import KIB, entry, open_inline, until
 from support.bookies import Confirmations, StillClock
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 ADD_TIMEOUT_S = 0.4
 SETTINGS = LedgerSettings(

@@ -28,7 +28,6 @@ from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
     DiskFull,
-    InvalidSetting,
     MagnetarError,
     ServiceNotReady,
     StorageFailed,
@@ -79,99 +78,6 @@ def records(bookie: Bookie, path: str) -> list[RecordType]:
 
 def journal_path(bookie: Bookie) -> Path:
     return Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[-1]))
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("real", [False, True])
-async def test_each_alignment_is_read_back_whatever_the_next_start_has(tmp_path: Path, real: bool) -> None:
-    storage = ModelStorage()
-    number = 0
-    for alignment in (512, 65536, 4096, 1024):
-        changes: dict[str, Any] = {"journal_alignment_bytes": alignment, "journal_file_bytes": 1 << 20}
-        bookie = await (
-            open_real(str(tmp_path), **changes) if real else open_inline(str(tmp_path), storage, **changes)
-        )
-        assert bookie.replayed_records == (0 if real or not number else 4)
-        for _ in range(4):
-            assert await add(bookie, entry(1, number)) == 0
-            number += 1
-        assert bookie.journals.all[0]._device.file_position % alignment == 0
-        assert bookie.journals.all[0]._device.file_position >= 4 * alignment
-        assert (await bookie.read(1, 0, 99))[0] == [entry(1, n) for n in range(number)]
-        if real:
-            await bookie.close()
-        else:
-            crash(bookie)
-
-
-@pytest.mark.parametrize("alignment", [0, 256, 1000, 131072])
-def test_an_alignment_that_no_disk_has_is_refused(alignment: int) -> None:
-    with pytest.raises(InvalidSetting, match="journal_alignment_bytes"):
-        small_settings("/data", journal_alignment_bytes=alignment)
-
-
-def test_a_group_waits_for_company_no_longer_than_it_is_told() -> None:
-    async def main(disk: SimDisk, storage: ModelStorage) -> None:
-        bookie = await open_sim(
-            disk,
-            storage,
-            journal_group_max_wait_ms=20.0,
-            journal_group_max_bytes=10_000,
-            journal_file_bytes=1 << 20,
-        )
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(1.0)
-        journal = bookie.journals.all[0]
-        groups, began = journal.groups, loop.time()
-        first = asyncio.ensure_future(add(bookie, entry(1, 0)))
-        await asyncio.sleep(0.010)
-        assert await add(bookie, entry(1, 1)) == 0
-        assert loop.time() - began == pytest.approx(0.020, abs=0.003)
-        assert (await first, journal.groups) == (0, groups + 1)
-        began = loop.time()  # enough bytes: nothing to wait for, and two groups
-        assert not any(await add_all(bookie, [entry(1, n, b"x" * 3000) for n in range(2, 8)]))
-        assert loop.time() - began < 0.005
-        assert await bookie.read_last_confirmed(1) == (6, 7)
-        await bookie.close()
-
-    simulate(main)
-
-
-@pytest.mark.real
-async def test_a_real_group_waits_for_company(tmp_path: Path) -> None:
-    bookie = await open_real(str(tmp_path), journal_group_max_wait_ms=150.0, journal_group_max_bytes=20_000)
-    journal = bookie.journals.all[0]
-    await until(lambda: not journal.queued[1])
-    groups = journal.groups
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    codes = asyncio.gather(*[add(bookie, entry(1, n)) for n in range(5)])
-    await asyncio.sleep(0.02)
-    assert journal.groups == groups
-    assert not any(await codes)
-    assert journal.groups == groups + 1
-    assert loop.time() - began > 0.1
-    began = loop.time()
-    assert not any(await add_all(bookie, [entry(2, n, b"x" * 8000) for n in range(3)]))
-    assert loop.time() - began < 0.1
-    await bookie.close()
-
-
-@pytest.mark.real
-async def test_a_real_group_ends_when_it_is_large(tmp_path: Path) -> None:
-    device = RingJournalDevice(str(tmp_path / "j-%d"), ring_bytes=1 << 20, group_max_bytes=10_000)
-    (tmp_path / "j-1").write_bytes(bytes(1 << 20))
-    durable: list[int] = []
-    device.on_durable = durable.append
-    await device.start(1, 0)
-    for _ in range(10):
-        device.append(b"", b"x" * 12_000)
-        await asyncio.sleep(0)  # each is announced by itself
-    await until(lambda: device.durable_offset == 120_000)
-    assert device.group_bytes.count == 10
-    assert device.sync_seconds.count == 10
-    assert device.file_position == 10 * 12_288
-    await device.close()
 
 
 # --- quiet -----------------------------------------------------------------------------------------------------------
@@ -363,7 +269,7 @@ class Reports:
         control, self.control = os.pipe()
         self.report, report = os.pipe()
         self.ring = bytearray(64 * KIB)
-        self.writer = JournalWriter(disk, memoryview(self.ring), "j-%d", 0, control, report, 4096, 0.0, 0)
+        self.writer = JournalWriter(disk, memoryview(self.ring), "j-%d", 0, control, report, 4096)
         self.fds = (control, report)
 
     def run(self, *messages: tuple[int, int]) -> list[tuple[int, ...]]:

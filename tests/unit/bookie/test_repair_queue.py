@@ -14,10 +14,10 @@ from magnetar.bookie.scrub import repair_queue as module
 from magnetar.bookie.scrub.damage import Damage
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.metadata.damage import damaged_path, decode_ranges
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryDamaged, StorageFailed
 from support.bookie_kit import add_all, entry, model_components, small_settings, until
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def test_damage_becomes_a_node_that_widens_and_goes() -> None:

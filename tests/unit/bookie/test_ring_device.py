@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFail
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import until
 from support.inline_devices import InlineDiskWorker
+from support.lossy import LOSSY_WRITER
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"]), pytest.mark.real]
 RING = 64 * 1024
@@ -24,11 +26,11 @@ RING = 64 * 1024
 class Ring:
     """A device over a directory with prepared files 1 to 3."""
 
-    def __init__(self, directory: Path, mode: str = "sync") -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
         for sequence in (1, 2, 3):
             self.path(sequence).write_bytes(bytes(256 * 1024))
-        self.device = RingJournalDevice(str(directory / "j-%d"), ring_bytes=RING, mode=mode)
+        self.device = RingJournalDevice(str(directory / "j-%d"), ring_bytes=RING, **options)
         self.failures: list[MagnetarError] = []
         self.durable: list[int] = []
         self.device.on_failure = self.failures.append
@@ -151,8 +153,8 @@ async def test_a_writer_that_is_stuck_gets_everything_when_it_goes_on(ring: Ring
     assert not ring.device._outbox
 
 
-async def test_shadow_loses_what_was_not_synced(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "shadow")
+async def test_a_lossy_writer_stores_what_it_syncs(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, writer=LOSSY_WRITER)
     await ring.device.start(1, 0)
     ring.device.append(b"", b"a" * 9000)
     await ring.all_durable()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, TopicNotFound
 from magnetar.proto.ids import MessageId
 from support.archives import MemoryArchives
 from support.broker_kit import TOPIC, FakeClient, FakeClock, Message, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 COUNT = 8  # messages of `published`, of which two are an entry and four a ledger
 

@@ -10,7 +10,6 @@ from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.cursor import NO_LEDGER
 from magnetar.broker.dispatch.subscription import Subscription
 from magnetar.broker.log.records import CursorRecord, cursor_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     InvalidArgument,
@@ -22,6 +21,7 @@ from magnetar.proto.errors import (
 )
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 
 def new_metadata() -> Any:

@@ -8,7 +8,6 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.log.records import CursorRecord, cursor_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -19,6 +18,7 @@ from magnetar.proto.errors import (
 )
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 MESSAGES = 6
 

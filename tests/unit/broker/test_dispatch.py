@@ -8,12 +8,12 @@ import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.dispatch.dispatcher import MAX_INSTRUCTIONS_PER_TURN
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConsumerBusy, InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 
 def topic_of(broker: Broker) -> Topic:

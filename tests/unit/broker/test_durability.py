@@ -19,12 +19,12 @@ from magnetar.broker.log.records import namespace_path
 from magnetar.ledger import BookieFacts
 from magnetar.ledger.core.degrade import describe
 from magnetar.ledger.deferred_writer import DeferredLedgerWriter
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, TopicNotServed
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 SPACE = "public/default"

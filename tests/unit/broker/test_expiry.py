@@ -10,7 +10,6 @@ import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.cursors.core.acks import Position
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -25,6 +24,7 @@ from magnetar.proto.policies import Policies
 from support.archives import MemoryArchives
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 

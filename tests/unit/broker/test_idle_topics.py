@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, BrokerSettings
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidSetting
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 IDLE: dict[str, Any] = {"topic_idle_unload_ms": 60_000, "maintenance_interval_s": 10.0}

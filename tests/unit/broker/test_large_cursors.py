@@ -13,10 +13,10 @@ from magnetar.broker.cursors.entries import MAX_ROWS_PER_ENTRY
 from magnetar.broker.log.durability import Durability
 from magnetar.broker.log.records import CursorRecord
 from magnetar.broker.settings import BrokerSettings
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 from support.broker_kit import settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 PATH = "/cursors/billing"
 MESSAGES = 4  # of each entry

@@ -19,10 +19,10 @@ from magnetar.broker.log.records import (
     segments_path,
     topic_path,
 )
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, VersionConflict
 from support.broker_kit import TOPIC
 from support.doomed import Doomed
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.fixture

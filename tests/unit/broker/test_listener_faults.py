@@ -7,7 +7,6 @@ import tracemalloc
 import msgpack
 import pytest
 
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import (
@@ -23,6 +22,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.frames import encode_frame
 from support.broker_kit import FakeClient, running_broker, settle
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def test_reserved_and_foreign_commands_are_answered() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, StorageFailed, TopicNotFound
 from magnetar.proto.frames import encode_frame
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 
 class SlowMetadata(MemoryMetadataStore):

@@ -10,7 +10,6 @@ from magnetar.broker import Broker, BrokerSettings, Topic
 from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.managed_ledger import State
 from magnetar.broker.log.records import LedgerInfo, TopicRecord, topic_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
@@ -26,6 +25,7 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers, FakeReader, FakeWriter
+from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop
 from support.virtual_time import in_virtual_time
 

@@ -10,7 +10,6 @@ import pytest
 
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import namespace_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -23,6 +22,7 @@ from magnetar.proto.errors import (
 )
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 SPACE = "public/default"
 OFF = [

@@ -23,7 +23,7 @@ from support.fake_ledger import FakeLedgers
 
 
 async def test_generated_names_are_unique_over_restarts() -> None:
-    from magnetar.metadata.memory import MemoryMetadataStore
+    from support.memory_metadata import MemoryMetadataStore
 
     metadata, names = MemoryMetadataStore(), list[str]()
     for _ in range(2):

@@ -14,12 +14,12 @@ from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import describe, encode_acks, encode_redeliveries, encode_rewinds, replay
 from magnetar.broker.dispatch.core.lost_consumers import WINDOW_MS, LostConsumers
 from magnetar.broker.dispatch.subscription import POISON_REDELIVERIES, Subscription
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import DataDirectoryError
 from support.broker_kit import FakeClient, Message, running_broker, settle
 from support.dispatch_kit import FakeTopic, read_back
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from unit.broker.test_cursor import crash, publish, subscription
 
 # --- the core --------------------------------------------------------------------------------------------------------

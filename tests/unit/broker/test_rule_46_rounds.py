@@ -11,10 +11,10 @@ import pytest
 from magnetar.broker.ownership.balance.settings import BalanceSettings
 from magnetar.broker.ownership.balancing import Balancing
 from magnetar.broker.topics.watches import TopicWatches
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.tasks import LongTask, long_tasks
 from support.broker_kit import running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 

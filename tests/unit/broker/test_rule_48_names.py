@@ -6,10 +6,10 @@ import pytest
 
 from magnetar.broker.export.orphans import find_staged
 from magnetar.broker.log.records import TOPICS_ROOT, staged_ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.ids import TopicName
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 BAD = [
     f"{TOPICS_ROOT}/public/default/persistent/m m",

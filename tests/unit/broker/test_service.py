@@ -8,10 +8,10 @@ import pytest
 from magnetar.broker.service import OPERATIONS, BrokerService, LedgerService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE
 from magnetar.broker.service.operations import Operation
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidArgument, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 
 TOPIC = "topic"
 CONSUMER = "topic of the consumer"

@@ -20,13 +20,13 @@ from hypothesis.internal.conjecture import engine
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from magnetar.broker import Broker, BrokerSettings
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import ConnectionLost, TopicNotServed
 from magnetar.proto.ids import MessageId
 from support.broker_kit import TOPIC, FakeClient, FakeClock
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop
 
 TYPES = ["exclusive", "failover", "shared", "key_shared"]

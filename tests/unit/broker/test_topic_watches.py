@@ -10,10 +10,10 @@ import pytest
 from magnetar.broker.log.records import TOPICS_ROOT
 from magnetar.broker.topics import watches
 from magnetar.broker.topics.watches import TopicWatches
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import ConnectionLost
 from support.broker_kit import FakeClient, running_broker
+from support.memory_metadata import MemoryMetadataStore
 
 NAMESPACE = "public/default"
 

@@ -13,11 +13,11 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.cli.bookie_identity import introduce_bookie, refuse_emptied
 from magnetar.metadata.identity import cluster_instance, registered_cookie
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState, WrongBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, model_components, small_settings
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def start(path: Path, metadata: MemoryMetadataStore, storage: ModelStorage, seed: int = 1) -> Bookie:

@@ -15,12 +15,12 @@ from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import RepairQueue
 from magnetar.metadata.damage import damaged_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import AUDITOR_PATH, cookie_path, known_broker_path
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.lifecycle import Daemon
 from magnetar.runtime.metrics import Metrics
 from support.bookie_kit import until
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
     await store.delete(broker_path("h:1"))
     await broker(store, "h:2", {"subscription s of t": "message 1:2:3 came back 9 times"})
     await store.delete(AUDITOR_PATH)
-    queue = RepairQueue(store, 1.0)
+    queue = RepairQueue(store)
     for ledger_id in range(21):
         await queue.add(ledger_id, Request({"b1": Reason.LOST}, note="no other bookie takes its copies"))
     found = await cluster_facts(store)

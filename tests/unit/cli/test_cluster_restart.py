@@ -19,8 +19,8 @@ from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import RepairQueue
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidArgument, ServiceNotReady
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +241,7 @@ async def test_the_next_one_waits_until_the_one_before_is_registered_anew_and_no
     tmp_path: Path,
 ) -> None:
     store = await cluster()
-    queue = RepairQueue(store, 5)
+    queue = RepairQueue(store)
     log = tmp_path / "log"
     said: list[str] = []
     chosen = plan(await read_members(store), ["b1", "b2"])

@@ -16,9 +16,9 @@ from magnetar.cli.cluster_store import open_shared_metadata
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata import zookeeper
 from magnetar.metadata.identity import cluster_instance
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path, known_broker_path
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.fixture

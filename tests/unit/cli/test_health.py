@@ -18,11 +18,11 @@ from magnetar.cli.lazy_imports import LazyHttp
 from magnetar.cli.registration import Registration
 from magnetar.cli.settings import ServiceSettings, SettingSources, service_settings
 from magnetar.metadata import ephemeral
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.lifecycle import Daemon
 from magnetar.runtime.metrics import Metrics
 from support.bookie_kit import add, add_all, entry, open_real, until
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def ask(http: LazyHttp, page: str) -> tuple[int, dict[str, Any]]:

@@ -8,8 +8,8 @@ import pytest
 
 from magnetar.cli.registration import Registration
 from magnetar.metadata import ephemeral
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import ConnectionLost, RequestTimeout
+from support.memory_metadata import MemoryMetadataStore
 
 PATH = "/bookies/b1"
 

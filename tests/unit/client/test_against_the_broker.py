@@ -17,9 +17,9 @@ from magnetar.client import (
     SubscriptionNotFound,
     TopicInUse,
 )
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import FramedServer
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 
 

@@ -19,9 +19,9 @@ from magnetar.client import (
     RedeliveryBackoff,
 )
 from magnetar.client import letters as letters_module
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidTopicName, MessageTooLarge, NotAuthorized, ServiceNotReady
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
 

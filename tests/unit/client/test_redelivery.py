@@ -19,9 +19,9 @@ from magnetar.client import (
 from magnetar.client.messages import ACKED, QUEUED, UNACKED
 from magnetar.client.topic import acks
 from magnetar.client.topic.acks import UnackedTracker
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import AckRow
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
 

@@ -15,10 +15,10 @@ from magnetar.client import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import ClearBacklog, SkipMessages
 from support.fake_broker import FakeBroker
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 
 

@@ -11,10 +11,10 @@ import pytest_asyncio
 
 from magnetar.client import AlreadyClosed, Client, InvalidArgument, TopicNotFound
 from magnetar.client.blocking import connect as connect_blocking
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.connection import FramedServer
 from support.client_kit import until
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 
 

@@ -22,10 +22,10 @@ from magnetar.client import (
 )
 from magnetar.client.topic.consumer import TopicConsumer
 from magnetar.client.topics_consumer import TopicPattern
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidTopicName
 from support.client_kit import until
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
 

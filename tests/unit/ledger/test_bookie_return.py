@@ -19,10 +19,10 @@ from magnetar.ledger import (
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.health import BookieHealth
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import BookieUnavailable, LedgerFenced, TooManyRequests
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import Bookies, Confirmations, StillClock
+from support.memory_metadata import MemoryMetadataStore
 from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, send
 
 UNAVAILABLE = BookieUnavailable.code

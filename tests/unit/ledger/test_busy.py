@@ -10,11 +10,11 @@ import pytest
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.ledger import writer as writer_module
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies, RequestTimeout, TooManyRequests
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import Bookies, Confirmations, FakeBookie, StillClock
+from support.memory_metadata import MemoryMetadataStore
 from support.tcp_bookies import BookieServer
 
 BUSY = TooManyRequests("no room in the write cache")

@@ -14,11 +14,11 @@ import pytest
 from magnetar.ledger import LedgerClient, LedgerReader, LedgerSettings, LedgerWriter
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Operation, Versioned
 from magnetar.proto.errors import AlreadyClosed, BookieUnavailable, LedgerNotFound, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations
+from support.memory_metadata import MemoryMetadataStore
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 DOWN = BookieUnavailable("down")

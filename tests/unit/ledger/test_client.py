@@ -7,7 +7,6 @@ import pytest
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     AlreadyClosed,
     EntryNotFound,
@@ -20,6 +19,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from support.bookies import Bookies, Confirmations
+from support.memory_metadata import MemoryMetadataStore
 
 SHAPES = [(1, 1, 1), (2, 2, 2), (3, 3, 2), (3, 2, 2), (5, 3, 2)]
 

@@ -20,7 +20,6 @@ from magnetar.ledger import (
 )
 from magnetar.ledger.bookie_link import BookieLink
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import DEFERRED_SYNC
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -33,6 +32,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import Confirmations, FakeBookie, StillClock
+from support.memory_metadata import MemoryMetadataStore
 from support.tcp_bookies import BookieServer, within
 
 ADD_TIMEOUT_S = 0.3

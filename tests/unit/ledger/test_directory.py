@@ -18,8 +18,8 @@ from magnetar.ledger import (
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import encode_registration, parse_address
 from magnetar.ledger.placement.chooser import BookieChooser
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting, NotEnoughBookies
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.ledger import GivenIdentities, LedgerMetadata, LedgerReader, StaticBookies, TcpTransport
 from magnetar.metadata.identity import registered_cookie
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import (
     LedgerFenced,
@@ -31,6 +31,7 @@ from support.bookie_kit import add, entry
 from support.bookies import Confirmations
 from support.connections import serving
 from support.identity_kit import Client, Disk, Fleet
+from support.memory_metadata import MemoryMetadataStore
 
 NAMES = ("b1", "b2", "b3", "b4")
 COUNT = 30
@@ -268,7 +269,7 @@ async def test_rule_35_known_bookies_are_reached_without_the_metadata_store(flee
         async def get(self, path: str) -> Versioned | None:
             raise AssertionError(path)
 
-    client.identities._store = Silent()
+    client.identities._store = TimedStore(Silent(), 1.0)
     reader = client.ledgers.reader(ledger_id, await _metadata(fleet, ledger_id))
     for channel in client.transport._request_channels.values():
         await channel.close()

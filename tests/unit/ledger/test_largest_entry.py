@@ -9,7 +9,6 @@ import pytest
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import SystemClock
@@ -17,6 +16,7 @@ from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import open_inline
 from support.bookies import Bookies, Confirmations
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 LARGEST = 100_000
 PAYLOAD = LARGEST - LEDGER_ENTRY_HEADER_BYTES

@@ -21,7 +21,6 @@ from magnetar.ledger import (
 )
 from magnetar.ledger.core.degrade import DEGRADED_PROPERTY, describe
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import SystemClock
@@ -29,6 +28,7 @@ from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import crash, open_inline
 from support.bookies import Confirmations
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 
 class Machine:

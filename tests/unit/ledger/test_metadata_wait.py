@@ -11,7 +11,6 @@ import pytest
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, RegisteredBookies, StaticBookies
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -22,6 +21,7 @@ from magnetar.proto.errors import (
     StorageFailed,
 )
 from support.bookies import Bookies, Confirmations
+from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop
 
 FAST = LedgerSettings(1, 1, 1, metadata_timeout_s=0.05)
@@ -120,7 +120,7 @@ async def test_opening_the_list_of_bookies_ends_and_leaves_nothing(hung: str) ->
     await store.create("/bookies/a", b"")
     before = len(store._watches)
     store.hung.add(hung)
-    with pytest.raises(RequestTimeout, match=r"metadata_timeout_s=0\.05 s \(bookies under /bookies\)"):
+    with pytest.raises(RequestTimeout, match=r"metadata_timeout_s=0\.05 s \(.*/bookies"):
         await RegisteredBookies.open(store, metadata_timeout_s=0.05)
     assert len(store._watches) == before
     opening = asyncio.create_task(RegisteredBookies.open(store))

@@ -18,7 +18,6 @@ from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, Static
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -29,6 +28,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from support.bookies import Bookies, Confirmations, Done, FakeBookie
+from support.memory_metadata import MemoryMetadataStore
 
 SETTINGS = LedgerSettings(explicit_lac_interval_s=0.001, speculative_read_s=0.002, suspect_bookie_s=0.01)
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 3, 2)]

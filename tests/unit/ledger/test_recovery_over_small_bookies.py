@@ -11,7 +11,6 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import TooManyRequests
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import SystemClock
@@ -19,6 +18,7 @@ from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import KIB, open_inline
 from support.bookies import Confirmations
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 
 COUNT, SIZE, AT_ONCE = 120, 2000, 10
 

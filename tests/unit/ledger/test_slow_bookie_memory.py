@@ -12,11 +12,11 @@ import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import FakeBookie, StillClock
+from support.memory_metadata import MemoryMetadataStore
 from support.sockets import counts_sockets, open_sockets
 from support.tcp_bookies import BookieServer
 

@@ -9,7 +9,6 @@ import pytest_asyncio
 
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     BookieUnavailable,
     ConnectionLost,
@@ -24,6 +23,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import Confirmations, FakeBookie, StillClock
+from support.memory_metadata import MemoryMetadataStore
 from support.tcp_bookies import BookieServer
 
 FAST = LedgerSettings(

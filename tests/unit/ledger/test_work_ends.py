@@ -65,7 +65,7 @@ def test_rule_46_the_bookies_under_repair_are_followed_after_an_error(make: Call
     @in_virtual_time
     async def run() -> None:
         cluster = await RepairCluster.start("b1")
-        watch = ClusterWatch(cluster.metadata, 10)
+        watch = ClusterWatch(cluster.metadata)
         await watch.start()
         store: Any = cluster.metadata
         store.children = Fails(store.children, make)

@@ -9,7 +9,6 @@ import pytest
 from magnetar.ledger import LedgerSettings, LedgerWriter
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     AlreadyClosed,
     BookieUnavailable,
@@ -20,6 +19,7 @@ from magnetar.proto.errors import (
     NotEnoughBookies,
 )
 from support.bookies import Bookies, Confirmations
+from support.memory_metadata import MemoryMetadataStore
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 

@@ -9,9 +9,9 @@ import pytest
 
 from magnetar.metadata import damage as module
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges, encode_ranges, merge_ranges
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import DataDirectoryError, VersionConflict
+from support.memory_metadata import MemoryMetadataStore
 
 
 def test_ranges_are_merged_and_bounded() -> None:

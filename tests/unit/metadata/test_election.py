@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from magnetar.metadata.election import elected
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import AlreadyClosed, ConnectionLost
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 OFFICE = "/office"
-
-
-async def at_leisure(create: Coroutine[Any, Any, int]) -> int:
-    """Without a bound."""
-    return await create
 
 
 @in_virtual_time
@@ -28,7 +22,7 @@ async def test_the_office_goes_from_session_to_session() -> None:
     held: list[int] = []
 
     async def contend(number: int) -> None:
-        await elected(store, OFFICE, b"%d" % number, sessions[number], at_leisure)
+        await elected(store, OFFICE, b"%d" % number, sessions[number])
         held.append(number)
 
     contenders = [asyncio.ensure_future(contend(number)) for number in range(3)]
@@ -57,8 +51,8 @@ async def test_a_watch_that_says_nothing_is_made_up_for() -> None:
 
     store = Silent()
     first, second = await store.open_session(10), await store.open_session(10)
-    await elected(store, OFFICE, b"1", first, at_leisure)
-    waiting = asyncio.ensure_future(elected(store, OFFICE, b"2", second, at_leisure))
+    await elected(store, OFFICE, b"1", first)
+    waiting = asyncio.ensure_future(elected(store, OFFICE, b"2", second))
     await asyncio.sleep(1)
     await first.close()
     async with asyncio.timeout(31):
@@ -68,16 +62,22 @@ async def test_a_watch_that_says_nothing_is_made_up_for() -> None:
 
 @in_virtual_time
 async def test_errors_of_the_store_end_the_contest() -> None:
-    store = MemoryMetadataStore()
+    class Broken(MemoryMetadataStore):
+        """Its connection is lost once."""
+
+        broken = True
+
+        async def create(self, *given: Any, **named: Any) -> int:
+            if self.broken:
+                self.broken = False
+                raise ConnectionLost
+            return await super().create(*given, **named)
+
+    store = Broken()
     session = await store.open_session(10)
-
-    async def broken(create: Coroutine[Any, Any, int]) -> int:
-        create.close()
-        raise ConnectionLost
-
     with pytest.raises(ConnectionLost):
-        await elected(store, OFFICE, b"", session, broken)
+        await elected(store, OFFICE, b"", session)
     store.expire(session.session_id)
     with pytest.raises(AlreadyClosed):
-        await elected(store, OFFICE, b"", session, at_leisure)
+        await elected(store, OFFICE, b"", session)
     await store.close()

@@ -11,10 +11,10 @@ from magnetar.metadata.identity import (
     registered_cookie,
 )
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.errors import DataDirectoryError, WrongBookie
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def test_the_instance_is_made_once() -> None:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_of_path, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import AlreadyExists, FinalError, NotFoundInStore, VersionConflict
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def test_records_are_versioned() -> None:

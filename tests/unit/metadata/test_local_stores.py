@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from magnetar.metadata import embedded
 from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
-from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
+from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 
 
 async def test_a_second_opener_is_told_what_to_do(tmp_path: Path) -> None:

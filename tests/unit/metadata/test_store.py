@@ -10,9 +10,7 @@ import pytest_asyncio
 
 from magnetar.metadata import Check, Create, Delete, MetadataStore, Put, Versioned
 from magnetar.metadata.embedded import EmbeddedMetadataStore
-from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     AlreadyClosed,
     AlreadyExists,
@@ -22,6 +20,7 @@ from magnetar.proto.errors import (
     StorageFailed,
     VersionConflict,
 )
+from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 from support.zookeeper import Ensemble, open_store
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # ZooKeeper is a real process

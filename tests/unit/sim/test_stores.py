@@ -6,11 +6,11 @@ import random
 import pytest
 
 from magnetar.bookie.index import LedgerRecord
-from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.ledgers.metadata import MetadataService, ServiceClient
 from sim.scenarios.standalone import EagerIndex, SyncedKeyValue
 from support.index_model import ModelLocationIndex, ModelStorage
+from support.memory_metadata import ModelKeyValue
 from support.sim import ProcessKilled, SimDisk, SimLoop
 
 

@@ -21,6 +21,7 @@ from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
 from ..journal.device import StreamOffsets
+from ..journal.records import GROUP_ALIGNMENT
 from . import writer_process
 from .writer_process import CONTROL, DURABLE, FULL, NO_SPACE, REPORT, ROLL, WRITTEN
 
@@ -43,8 +44,7 @@ def shared_memory(name: str, size: int) -> int:
 class RingJournalDevice(StreamOffsets):
     """See `JournalDevice`. `lock_fd` is inherited by the writer, which so holds the data directory (rule 12b).
 
-    `mode`: "sync"; "no-sync" (unsafe: acknowledges what is buffered); "shadow" (tests: the writer loses what it has
-    not synced when it is killed).
+    `sync_data` False is unsafe: it acknowledges what is buffered. `writer`: the script of the process.
     """
 
     def __init__(
@@ -53,16 +53,14 @@ class RingJournalDevice(StreamOffsets):
         *,
         ring_bytes: int = 32 << 20,
         lock_fd: int | None = None,
-        mode: str = "sync",
-        alignment_bytes: int = 4096,
-        group_max_wait_ms: float = 0.0,
-        group_max_bytes: int = 0,
+        sync_data: bool = True,
+        writer: str = writer_process.__file__,
     ) -> None:
         super().__init__(-(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._template = path_template
         self._lock_fd = lock_fd
-        self._mode = mode
-        self._grouping = (alignment_bytes, int(group_max_wait_ms * 1000), group_max_bytes)
+        self._sync_data = sync_data
+        self._writer = writer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: HelperProcess | None = None
         self._ring: mmap.mmap | None = None
@@ -89,13 +87,12 @@ class RingJournalDevice(StreamOffsets):
         self._report_fd, report_write = os.pipe()
         try:
             self._ring = mmap.mmap(ring_fd, self._capacity)
-            numbers = (control_read, report_write, ring_fd, self._capacity, offset, *self._grouping)
+            numbers = (control_read, report_write, ring_fd, self._capacity, offset, GROUP_ALIGNMENT)
             inherited = [control_read, report_write, ring_fd]
             if self._lock_fd is not None:
                 inherited.append(self._lock_fd)
-            self._process = spawn_helper(
-                writer_process.__file__, [*map(str, numbers), self._template, self._mode], inherited
-            )
+            arguments = [*map(str, numbers), str(int(self._sync_data)), self._template]
+            self._process = spawn_helper(self._writer, arguments, inherited)
         finally:
             os.close(control_read)
             os.close(report_write)

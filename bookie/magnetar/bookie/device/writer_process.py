@@ -3,22 +3,18 @@
 It imports next to nothing and stays near 9 MB. One blocking read is its whole schedule: what the daemon announced while
 the last sync ran is the next group.
 
-    arguments: control fd, report fd, ring fd, ring bytes, start offset, alignment, longest wait in microseconds, bytes
-               of a group, path template ("/data/journal-%016x.log"), mode ("sync", "no-sync" or "shadow")
+    arguments: control fd, report fd, ring fd, ring bytes, start offset, alignment, 1 (0: without syncs),
+               path template ("/data/journal-%016x.log")
     control, from the daemon, 16 bytes each (little-endian u64 u64): (WRITTEN, offset), (ROLL, sequence)
     report, to the daemon, 32 bytes each: (DURABLE, offset, position in the file, ns of the sync),
                (FAILED, errno, file sequence, 0), (FULL, errno, file sequence, 0)
 
-A group that may wait for more records does so until it is old or large enough; a large one ends at the next offset that was
-announced, which is the end of a record. A write that finds the disk full is tried again until there is space: nothing of it
-is lost, and nothing of it was reported (FULL is reported once). A sync is never tried again, whatever its reason (rule 4).
+A write that finds the disk full is tried again until there is space: nothing of it is lost, and nothing of it was reported
+(FULL is reported once). A sync is never tried again, whatever its reason (rule 4).
 
 A ROLL takes effect at the offset announced before it: everything up to there is synced first. Messages are shorter than
 PIPE_BUF, so they arrive whole and in order, on any machine. The end of the control pipe ends the process: the daemon is
 dead, or wants it to end. It holds the inherited lock of the data directory until then (rule 12b).
-
-"shadow" is for tests: what was not synced stays in memory and is lost when the process is killed, as it would be by a
-power failure; a sync writes pages in reverse order, so that one that is cut short leaves a torn group.
 """
 
 import errno
@@ -37,9 +33,7 @@ FULL = 5
 
 CONTROL = struct.Struct("<QQ")
 REPORT = struct.Struct("<QQQQ")
-PAGE_BYTES = 4096
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_ZEROS = memoryview(bytes(1 << 16))  # the largest alignment
 _SPACE_CHECK_MS = 500
 
 
@@ -83,26 +77,6 @@ class PlainDisk:
             fdatasync(self._fd)
 
 
-class ShadowDisk(PlainDisk):
-    """Loses with its process what was not synced."""
-
-    def __init__(self) -> None:
-        super().__init__(True)
-        self._unsynced: list[tuple[int, bytes]] = []
-
-    def write(self, position: int, parts: "list[memoryview]") -> None:
-        """In memory only."""
-        self._unsynced.append((position, b"".join(parts)))
-
-    def sync(self) -> None:
-        """Writes the last page first."""
-        for position, data in reversed(self._unsynced):
-            for start in reversed(range(0, len(data), PAGE_BYTES)):
-                super().write(position + start, [memoryview(data)[start : start + PAGE_BYTES]])
-        self._unsynced.clear()
-        super().sync()
-
-
 class JournalWriter:
     """Writes [written, target) of the stream from the ring to the current file, group by group."""
 
@@ -115,8 +89,6 @@ class JournalWriter:
         control_fd: int,
         report_fd: int,
         alignment: int,
-        wait_s: float,
-        group_bytes: int,
     ) -> None:
         self._disk = disk
         self._ring = ring
@@ -126,9 +98,7 @@ class JournalWriter:
         self._control_fd = control_fd
         self._report_fd = report_fd
         self._alignment = alignment
-        self._wait_s = wait_s
-        # At this size a group waits no longer, and ends; 0: only the ring bounds it.
-        self._group_bytes = group_bytes or len(ring)
+        self._zeros = memoryview(bytes(alignment))
         self.sequence = 0
 
     def group(self) -> None:
@@ -142,7 +112,7 @@ class JournalWriter:
             parts.append(self._ring[: start + size - ring_bytes])
         padding = -size % self._alignment
         if padding:
-            parts.append(_ZEROS[:padding])
+            parts.append(self._zeros[:padding])
         self._write(parts)
         before = time.monotonic_ns()
         self._disk.sync()
@@ -179,8 +149,6 @@ class JournalWriter:
         rest = b""
         while data := os.read(self._control_fd, 65536):
             rest = self._take(rest + data)
-            if self._wait_s:
-                rest = self._wait_for_more(rest)
             self.group()
 
     def _take(self, data: bytes) -> bytes:
@@ -189,39 +157,18 @@ class JournalWriter:
         for kind, value in CONTROL.iter_unpack(data[:whole]):
             if kind == WRITTEN:
                 self._target = value
-                if value - self._written >= self._group_bytes:
-                    self.group()
             elif kind == ROLL:
                 self.group()
                 self.roll(value)
         return data[whole:]
 
-    def _wait_for_more(self, rest: bytes) -> bytes:
-        until = time.monotonic() + self._wait_s
-        while self._target > self._written and (left := until - time.monotonic()) > 0:
-            if not select.select([self._control_fd], [], [], left)[0]:
-                break
-            data = os.read(self._control_fd, 65536)
-            if not data:
-                break  # the daemon has ended: the next read returns nothing again
-            before = self._written
-            rest = self._take(rest + data)
-            if self._written != before:  # another group began to wait meanwhile
-                until = time.monotonic() + self._wait_s
-        return rest
-
 
 def main(arguments: "list[str]") -> int:
     """Entry point of the script."""
-    control_fd, report_fd, ring_fd, ring_bytes, offset, alignment, wait_us, group_bytes = map(
-        int, arguments[:8]
-    )
-    template, mode = arguments[8:10]
+    control_fd, report_fd, ring_fd, ring_bytes, offset, alignment, sync_data = map(int, arguments[:7])
     ring = memoryview(mmap(ring_fd, ring_bytes, prot=PROT_READ))
-    disk = ShadowDisk() if mode == "shadow" else PlainDisk(mode == "sync")
-    writer = JournalWriter(
-        disk, ring, template, offset, control_fd, report_fd, alignment, wait_us / 1_000_000, group_bytes
-    )
+    disk = PlainDisk(bool(sync_data))
+    writer = JournalWriter(disk, ring, arguments[7], offset, control_fd, report_fd, alignment)
     try:
         writer.run()
     except BrokenPipeError:

@@ -14,17 +14,16 @@ cluster all raise, and nothing is deleted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from magnetar.metadata.ledgers import LEDGERS_PER_PAGE, StoredLedgers
 from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import DataDirectoryError, RequestTimeout
+from magnetar.metadata.timed import TimedStore
+from magnetar.proto.errors import DataDirectoryError
 
 __all__ = ["ExistingLedgers", "MetadataLedgers"]
-
-T = TypeVar("T")
 
 
 class ExistingLedgers(Protocol):
@@ -47,42 +46,30 @@ class MetadataLedgers:
     """
 
     def __init__(self, metadata: MetadataStore, *, cluster: int = 0, timeout_s: float = 30.0) -> None:
-        self._metadata = metadata
-        self._ledgers = StoredLedgers(metadata)
+        self._metadata = TimedStore(metadata, timeout_s)
+        self._ledgers = StoredLedgers(self._metadata)
         self._cluster = cluster
-        self._timeout_s = timeout_s
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """See ExistingLedgers. RequestTimeout when the store is silent; whatever it raises itself."""
         if self._cluster:
-            await self._in_time(self._check_cluster())
+            await self._check_cluster()
         # Only asked, never iterated over.
-        starts = frozenset(await self._in_time(self._ledgers.page_starts()))
+        starts = frozenset(await self._ledgers.page_starts())
         deleted: list[int] = []
         start, existing = -1, frozenset[int]()
         for ledger_id in ledger_ids:
             if ledger_id - ledger_id % LEDGERS_PER_PAGE != start:
                 start = ledger_id - ledger_id % LEDGERS_PER_PAGE
-                existing = frozenset(
-                    await self._in_time(self._ledgers.page(start)) if start in starts else ()
-                )
+                existing = frozenset(await self._ledgers.page(start) if start in starts else ())
                 await asyncio.sleep(0)
-            if ledger_id not in existing and await self._in_time(self._ledgers.get(ledger_id)) is None:
+            if ledger_id not in existing and await self._ledgers.get(ledger_id) is None:
                 deleted.append(ledger_id)
         return deleted
 
     async def next_ledger_id(self) -> int:
         """See ExistingLedgers, and `missing`."""
-        return await self._in_time(self._ledgers.next_id())
-
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await work
-        except TimeoutError:
-            raise RequestTimeout(
-                f"the metadata store did not answer within {self._timeout_s:g} s; no ledger is taken for deleted"
-            ) from None
+        return await self._ledgers.next_id()
 
     async def _check_cluster(self) -> None:
         node = await self._metadata.get(INSTANCE_PATH)

@@ -1,9 +1,9 @@
 """The seam between the journal and what makes its bytes durable.
 
 A device takes a stream of bytes that is numbered from `offset` on, and says up to which offset they are durable. It knows
-nothing of records. What arrives while a sync is running is the next group, which may also wait for more records
-(`journal_group_max_wait_ms`), and a group starts at a multiple of the alignment in the current file (`file_position`
-says how far the file is used). What is appended as deferred waits for the next bytes that are not, or for `sync`.
+nothing of records. What arrives while a sync is running is the next group, and a group starts at a multiple of
+`GROUP_ALIGNMENT` in the current file (`file_position` says how far the file is used). What is appended as deferred waits for
+the next bytes that are not, or for `sync`.
 
 The journal owns the files: it prepares them and says where in the stream the next one begins (`roll`). Everything before
 that point is synced before the next file is touched (rule 5 depends on it).

@@ -29,7 +29,6 @@ __all__ = [
     "DELETED",
     "FENCE",
     "GROUP_ALIGNMENT",
-    "GROUP_ALIGNMENTS",
     "LAST_CONFIRMED",
     "RECORD_HEADER_BYTES",
     "Begin",
@@ -46,9 +45,9 @@ __all__ = [
     "scan_journal",
 ]
 
-# Of the setting journal_alignment_bytes: the default, and all that a journal may have been written with.
+# A group (what one sync makes durable) starts at a multiple of it in the file: the page of the disk, so that no sync reads
+# before it writes.
 GROUP_ALIGNMENT = 4096
-GROUP_ALIGNMENTS = tuple(512 << shift for shift in range(8))
 FENCE = struct.Struct(">Q")  # payload of a FENCE record: ledger id
 LAST_CONFIRMED = struct.Struct(">Qq")  # of a LAST_CONFIRMED record: ledger id, explicit last add confirmed
 DELETED = struct.Struct(">QQ")  # of a DELETED record: ledger id, time of deletion
@@ -202,22 +201,6 @@ def _decode_at(window: _Window, position: int, incarnation: int) -> Record | Non
     return Record(offset, synced_to, record_type, payload, position)
 
 
-def _next_group(window: _Window, position: int, incarnation: int, expected: int) -> Record | None:
-    """The record that begins the next group, if the group before it ends at `position`.
-
-    The alignment was a setting: each one is tried. Only the very record that is due counts, so nothing else can pass for it.
-    """
-    tried = position
-    for alignment in GROUP_ALIGNMENTS:
-        start = -(-position // alignment) * alignment
-        if start != tried:
-            tried = start
-            record = _decode_at(window, start, incarnation)
-            if record is not None and record.offset == expected:
-                return record
-    return None
-
-
 def scan_journal(
     read: Callable[[int, int], bytes], size: int, incarnation: int, base: int
 ) -> Iterator[Record | Gap]:
@@ -233,8 +216,8 @@ def scan_journal(
             position = plain[-1].position + RECORD_HEADER_BYTES + len(plain[-1].payload)
             expected = plain[-1].end
         record = _decode_at(window, position, incarnation)
-        if record is None:
-            record = _next_group(window, position, incarnation, expected)
+        if record is None:  # or a group ended here, and this is where the next one begins
+            record = _decode_at(window, position + -position % GROUP_ALIGNMENT, incarnation)
         if record is not None and record.offset == expected:
             yield record
             position = record.position + RECORD_HEADER_BYTES + len(record.payload)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import NamedTuple
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import InvalidArgument, MagnetarError
@@ -26,7 +25,6 @@ from .queue import RepairQueue
 __all__ = ["LedgerAudit", "PassFound", "records_naming", "request_for"]
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 # Records that are read together: over a network the time of one, in the embedded store 10 us each.
 _READS = 50
 _MAX_LOGGED = 20
@@ -43,14 +41,11 @@ class PassFound(NamedTuple):
 class LedgerAudit:
     """Runs passes; `found` is the one that runs or ran last."""
 
-    def __init__(
-        self, ledgers: StoredLedgers, queue: RepairQueue, clock: Clock, metadata_timeout_s: float
-    ) -> None:
+    def __init__(self, ledgers: StoredLedgers, queue: RepairQueue, clock: Clock) -> None:
         self.found = PassFound()
         self._ledgers = ledgers
         self._queue = queue
         self._clock = clock
-        self._timeout_s = metadata_timeout_s
 
     async def run(
         self,
@@ -68,12 +63,12 @@ class LedgerAudit:
         # A record names its bookies in plain bytes: most of a million need not be decoded to see that they name another.
         names = tuple(bookie.encode() for bookie in replaced)
         decode_all = registered is not None or violates is not None
-        for start in await self._in_time(self._ledgers.page_starts(), "pages of ledgers"):
-            page = await self._in_time(self._ledgers.page(start), "a page of ledgers")
+        for start in await self._ledgers.page_starts():
+            page = await self._ledgers.page(start)
             await asyncio.sleep(0)
             for at in range(0, len(page), _READS):
                 some = page[at : at + _READS]
-                records = await self._read(some)
+                records = await asyncio.gather(*map(self._ledgers.get, some))
                 for ledger_id, node in zip(some, records, strict=True):
                     if node is None or not (decode_all or any(name in node.value for name in names)):
                         continue  # deleted meanwhile, or of no interest
@@ -109,17 +104,6 @@ class LedgerAudit:
         if self.found.unreadable < _MAX_LOGGED:
             _log.error("%s: the ledger cannot be audited: %s", ledger_path(ledger_id), error)
         self.found = self.found._replace(unreadable=self.found.unreadable + 1)
-
-    async def _read(self, ledger_ids: Sequence[int]) -> list[Versioned | None]:
-        reads = asyncio.gather(*(self._ledgers.get(ledger_id) for ledger_id in ledger_ids))
-
-        async def all_of_them() -> list[Versioned | None]:
-            return list(await reads)
-
-        return await self._in_time(all_of_them(), "records of ledgers")
-
-    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        return await metadata_in_time(work, self._timeout_s, what)
 
 
 def request_for(

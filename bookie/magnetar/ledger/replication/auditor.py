@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import msgpack
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.election import elected
 from magnetar.metadata.paths import AUDITOR_PATH
 from magnetar.metadata.store import MetadataStore, Session
@@ -63,7 +61,6 @@ class Auditor:
         settings: RepairSettings,
         clock: Clock,
         owner: str,
-        metadata_timeout_s: float,
         violates: Callable[[LedgerMetadata], bool],
         queued: Callable[[], None],
     ) -> None:
@@ -76,7 +73,6 @@ class Auditor:
         self._settings = settings
         self._clock = clock
         self._owner = owner
-        self._timeout_s = metadata_timeout_s
         self._violates = violates
         self._queued = queued
         self._core = AuditorCore(settings.lost_bookie_delay_s)
@@ -92,16 +88,13 @@ class Auditor:
     async def serve(self, session: Session) -> None:
         """Contends and audits until it is cancelled, which its owner does when the session is lost."""
         while True:
-            await elected(self._store, AUDITOR_PATH, self._owner.encode(), session, self._create_in_time)
+            await elected(self._store, AUDITOR_PATH, self._owner.encode(), session)
             self.elected = True
             _log.info("this process audits the ledgers (%s)", self._owner)
             try:
                 await self._audit_ledgers()
             finally:
                 self.elected = False
-
-    async def _create_in_time(self, create: Coroutine[Any, Any, int]) -> int:
-        return await metadata_in_time(create, self._timeout_s, AUDITOR_PATH)
 
     async def _audit_ledgers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -193,7 +186,7 @@ class Auditor:
 
     async def _full_check_is_due(self) -> bool:
         try:
-            node = await metadata_in_time(self._store.get(AUDIT_PATH), self._timeout_s, AUDIT_PATH)
+            node = await self._store.get(AUDIT_PATH)
         except MagnetarError as error:
             if not error.retryable:
                 raise

@@ -20,12 +20,12 @@ from typing import Any
 
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.directory import BookieDirectory
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.ledger.placement import Placement
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.ledger.transport import BookieTransport
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore, Session
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import LongTask, awaited, end_all
@@ -79,12 +79,10 @@ class AutoRecovery:
         placement: Placement | None = None,
     ) -> None:
         """`owner` names this process in locks and notes. `ledger_settings`: timeouts, and the placement of all ledgers."""
-        timeout_s = ledger_settings.metadata_timeout_s
+        self._store = store = TimedStore(store, ledger_settings.metadata_timeout_s)
         ledgers = StoredLedgers(store)
-        self._store = store
         self._settings = settings
-        self._timeout_s = timeout_s
-        self._watch = ClusterWatch(store, timeout_s)
+        self._watch = ClusterWatch(store)
         self._client = LedgerClient(
             ledgers,
             transport,
@@ -95,12 +93,10 @@ class AutoRecovery:
             placement=placement,
         )
         c = self._client.components
-        queue = RepairQueue(store, timeout_s)
+        queue = RepairQueue(store)
         self._throttle = Throttle(settings.copy_bytes_per_s)
         self._copier = EntryCopier(c, self._throttle, settings.copy_bytes_in_flight, self._damage_found)
-        self._work = WorkList(
-            store, queue, rng, timeout_s, settings.retry_backoff_s, settings.retry_backoff_max_s
-        )
+        self._work = WorkList(store, queue, rng, settings.retry_backoff_s, settings.retry_backoff_max_s)
         self._wake = asyncio.Event()
         self._worker = Worker(
             self._client, store, queue, self._work, self._watch, self._copier, settings, owner
@@ -108,12 +104,11 @@ class AutoRecovery:
         self._violates = partial(violates_placement, c.chooser)
         self._auditor = Auditor(
             store,
-            LedgerAudit(ledgers, queue, clock, timeout_s),
+            LedgerAudit(ledgers, queue, clock),
             self._watch,
             settings,
             clock,
             owner,
-            timeout_s,
             self._violates,
             self._wake.set,
         )
@@ -208,9 +203,7 @@ class AutoRecovery:
 
     def _own_audit(self) -> LedgerAudit:
         c = self._client.components
-        return LedgerAudit(
-            StoredLedgers(self._store), RepairQueue(self._store, self._timeout_s), c.clock, self._timeout_s
-        )
+        return LedgerAudit(StoredLedgers(self._store), RepairQueue(self._store), c.clock)
 
     def _cluster_changed(self) -> None:
         self._wake_workers()
@@ -226,9 +219,7 @@ class AutoRecovery:
     async def _run(self) -> None:
         while True:
             try:
-                open_session = self._store.open_session(self._settings.session_timeout_s)
-                session = await metadata_in_time(open_session, self._timeout_s, "a session for repairs")
-                await self._serve(session)
+                await self._serve(await self._store.open_session(self._settings.session_timeout_s))
             except MagnetarError as error:
                 if not error.retryable:
                     raise

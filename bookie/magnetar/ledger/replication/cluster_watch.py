@@ -12,7 +12,6 @@ from functools import partial
 import msgpack
 
 from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
@@ -50,12 +49,11 @@ def zone_of_drain(value: bytes, path: str) -> str:
 class ClusterWatch:
     """Follows the lists. `start` it, `close` it before the store; `on_change` is called from the loop."""
 
-    def __init__(self, store: MetadataStore, timeout_s: float) -> None:
+    def __init__(self, store: MetadataStore) -> None:
         self.view = ClusterView({}, {})
         self.known: tuple[str, ...] = ()  # bookies that ever were registered, as their cookies say
         self.on_change: list[Callable[[], None]] = []
         self._store = store
-        self._timeout_s = timeout_s
         self._changed = asyncio.Event()
         self._watches: list[Watch] = []
         self._task: LongTask | None = None
@@ -73,7 +71,7 @@ class ClusterWatch:
 
     async def read(self) -> None:
         """Reads the lists now."""
-        lists = [await self._children(path) for path in _PATHS]
+        lists = [await self._store.children(path) for path in _PATHS]
         registered, known, draining = (dict.fromkeys(names) for names in lists)
         view = ClusterView(registered, draining)
         if view != self.view or tuple(known) != self.known:
@@ -88,9 +86,6 @@ class ClusterWatch:
         if self._task is not None:
             await self._task.close()
             self._task = None
-
-    async def _children(self, path: str) -> list[str]:
-        return await metadata_in_time(self._store.children(path), self._timeout_s, f"names under {path}")
 
 
 class PlacedBookies:

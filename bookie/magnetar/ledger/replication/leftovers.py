@@ -10,13 +10,11 @@ be written into its record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import NotFoundInStore, VersionConflict
 
 from .core.fragments import fragments_of, residues_of
@@ -81,64 +79,54 @@ class AssignedEntries(NamedTuple):
 
 
 class StoredAssignments:
-    """By the records in metadata, for one bookie."""
+    """By the records in metadata, for one bookie. `bookie` may be set later than this is made, and before it is asked."""
 
-    def __init__(self, ledgers: StoredLedgers, bookie: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, ledgers: StoredLedgers, bookie: str) -> None:
         self._ledgers = ledgers
-        self._bookie = bookie
-        self._timeout_s = timeout_s
+        self.bookie = bookie
 
     async def unassigned(self, ledger_id: int) -> UnassignedEntries | None:
         """None: the ledger is not closed, does not exist, or is all this bookie's. Raises what the store raises."""
-        node = await self._read(ledger_id)
+        node = await self._ledgers.get(ledger_id)
         if node is None:
             return None  # deleted: garbage collection finds out by itself, and writes a tombstone
         metadata = LedgerMetadata.decode(node.value, ledger_id)
-        ranges = ranges_of_others(metadata, self._bookie) if metadata.closed else []
+        ranges = ranges_of_others(metadata, self.bookie) if metadata.closed else []
         return UnassignedEntries(ledger_id, ranges, (node.value, node.version)) if ranges else None
-
-    async def _read(self, ledger_id: int) -> Versioned | None:
-        return await metadata_in_time(self._ledgers.get(ledger_id), self._timeout_s, "whose entries are here")
 
     async def assigned(self, ledger_id: int) -> AssignedEntries | None:
         """None: there is no such ledger. Raises what the store raises."""
-        node = await self._read(ledger_id)
+        node = await self._ledgers.get(ledger_id)
         if node is None:
             return None
-        return AssignedEntries(ledger_id, LedgerMetadata.decode(node.value, ledger_id), self._bookie)
+        return AssignedEntries(ledger_id, LedgerMetadata.decode(node.value, ledger_id), self.bookie)
 
     async def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
         """Of the ledgers whose record names the bookie. Raises what the store raises, also for a record that is damaged."""
-        name = self._bookie.encode()
-        for start in await metadata_in_time(self._ledgers.page_starts(), self._timeout_s, "pages of ledgers"):
+        name = self.bookie.encode()
+        for start in await self._ledgers.page_starts():
             if start >= ledger_id:
                 return
-            page = await metadata_in_time(self._ledgers.page(start), self._timeout_s, "a page of ledgers")
+            page = await self._ledgers.page(start)
             for at in range(0, len(page), _READS):
                 some = [number for number in page[at : at + _READS] if number < ledger_id]
-                reads = asyncio.gather(*map(self._ledgers.get, some))
-                nodes = await metadata_in_time(_all_of(reads), self._timeout_s, "records of ledgers")
+                nodes = await asyncio.gather(*map(self._ledgers.get, some))
                 for number, node in zip(some, nodes, strict=True):
                     if node is None or name not in node.value:
                         continue  # deleted meanwhile, or of no interest
                     metadata = LedgerMetadata.decode(node.value, number)
-                    if any(self._bookie in ensemble.bookies for ensemble in metadata.ensembles):
-                        yield AssignedEntries(number, metadata, self._bookie)
+                    if any(self.bookie in ensemble.bookies for ensemble in metadata.ensembles):
+                        yield AssignedEntries(number, metadata, self.bookie)
                 await asyncio.sleep(0)
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """Writes the record as it is under a new version: a repair that read the old one cannot write it any more."""
         value, version = found.record
-        put = self._ledgers.put(found.ledger_id, value, version=version)
         try:
-            await metadata_in_time(put, self._timeout_s, "dropping entries of other bookies")
+            await self._ledgers.put(found.ledger_id, value, version=version)
         except (VersionConflict, NotFoundInStore):
             return False
         return True
-
-
-async def _all_of(reads: Awaitable[list[Versioned | None]]) -> list[Versioned | None]:
-    return await reads
 
 
 def ranges_of_others(metadata: LedgerMetadata, bookie: str) -> list[tuple[int, int]]:

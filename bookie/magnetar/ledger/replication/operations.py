@@ -12,6 +12,7 @@ from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import DRAINING_BOOKIES_PATH, cookie_path
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
@@ -61,11 +62,12 @@ async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
 
 async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: Clock) -> DrainProgress:
     """Looks through all records, and queues what a client with an old view has placed on drained ones since."""
-    ledgers, queue = StoredLedgers(store), RepairQueue(store, _TIMEOUT_S)
+    store = TimedStore(store, _TIMEOUT_S)
+    ledgers, queue = StoredLedgers(store), RepairQueue(store)
     draining = set(await store.children(DRAINING_BOOKIES_PATH))
     replaced = {bookie: Reason.DRAINING for bookie in bookies if bookie in draining}
     if replaced:
-        await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run(replaced)
+        await LedgerAudit(ledgers, queue, clock).run(replaced)
     named, open_ledgers, notes = 0, 0, dict[int, str]()
     async for ledger_id, metadata in records_naming(ledgers, bookies):
         named += 1
@@ -85,7 +87,7 @@ async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: 
 
 async def remove_bookie(store: MetadataStore, bookie: str) -> None:
     """Forgets a stopped bookie that no ledger names: its cookie and its mark. InvalidArgument while it is not so."""
-    watch = ClusterWatch(store, _TIMEOUT_S)
+    watch = ClusterWatch(TimedStore(store, _TIMEOUT_S))
     await watch.read()
     if bookie in watch.view.registered:
         raise InvalidArgument(f"bookie {bookie!r} is registered; stop it first")

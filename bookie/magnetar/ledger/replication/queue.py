@@ -10,11 +10,9 @@ Everybody adds by compare-and-set, and the worker removes a request under the ve
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final
 
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.ledgers import LEDGERS_PATH, ledger_of_path, ledger_path
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import (
@@ -32,15 +30,13 @@ UNDERREPLICATED_PATH: Final = "/underreplicated"
 LOCKS_PATH: Final = "/repairing"
 _MAX_CONFLICTS = 100
 _MAX_NOTE = 1000
-T = TypeVar("T")
 
 
 class RepairQueue:
-    """The queue and its locks. Each call raises what the store raises, and RequestTimeout when that is silent."""
+    """The queue and its locks. Each call raises what the store raises."""
 
-    def __init__(self, store: MetadataStore, timeout_s: float) -> None:
+    def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._timeout_s = timeout_s
 
     async def add(self, ledger_id: int, request: Request) -> bool:
         """The queue asks for this, durably, when this returns; False if it did so before.
@@ -49,16 +45,16 @@ class RepairQueue:
         """
         path = _path(ledger_id)
         for _ in range(_MAX_CONFLICTS):
-            node = await self._in_time(self._store.get(path))
+            node = await self._store.get(path)
             try:
                 if node is None:
-                    await self._in_time(self._store.create(path, request.encode()))
+                    await self._store.create(path, request.encode())
                     return True
                 known = _decode(path, node.value)
                 merged = known.merged(request)
                 if merged is known:
                     return False
-                await self._in_time(self._store.put(path, merged.encode(), version=node.version))
+                await self._store.put(path, merged.encode(), version=node.version)
             except (VersionConflict, AlreadyExists, NotFoundInStore):
                 continue  # somebody else queued it, or repaired it, at the same time
             return True
@@ -67,7 +63,7 @@ class RepairQueue:
     async def get(self, ledger_id: int) -> tuple[Request, int] | None:
         """The request and its version. InvalidArgument, which names the path, for one that cannot be read."""
         path = _path(ledger_id)
-        node = await self._in_time(self._store.get(path))
+        node = await self._store.get(path)
         return None if node is None else (_decode(path, node.value), node.version)
 
     async def write_note(self, ledger_id: int, request: Request, version: int, note: str) -> None:
@@ -76,14 +72,14 @@ class RepairQueue:
         if note != request.note:
             value = replace(request, note=note).encode()
             try:
-                await self._in_time(self._store.put(_path(ledger_id), value, version=version))
+                await self._store.put(_path(ledger_id), value, version=version)
             except (VersionConflict, NotFoundInStore):
                 return
 
     async def remove(self, ledger_id: int, version: int) -> bool:
         """False if more was asked for meanwhile: look again."""
         try:
-            await self._in_time(self._store.delete(_path(ledger_id), version=version))
+            await self._store.delete(_path(ledger_id), version=version)
         except VersionConflict:
             return False
         except NotFoundInStore:
@@ -92,12 +88,12 @@ class RepairQueue:
 
     async def pages(self) -> list[str]:
         """Names of the pages that have requests, for `ledgers`."""
-        return await self._in_time(self._store.children(UNDERREPLICATED_PATH))
+        return await self._store.children(UNDERREPLICATED_PATH)
 
     async def ledgers(self, page: str) -> list[int]:
         """The ledgers of one page, rising; a page has 1,000 at most. A name that is none of ours is left out."""
         folder = f"{UNDERREPLICATED_PATH}/{page}"
-        names = await self._in_time(self._store.children(folder))
+        names = await self._store.children(folder)
         found = (ledger_of_path(f"{LEDGERS_PATH}/{page}/{name}") for name in names)
         return [ledger_id for ledger_id in found if ledger_id is not None]
 
@@ -105,7 +101,7 @@ class RepairQueue:
         """Takes the lock of a ledger for as long as the session lives; False if somebody else has it."""
         value = _lock_value(session, owner)
         try:
-            await self._in_time(self._store.create(_lock_path(ledger_id), value, session=session))
+            await self._store.create(_lock_path(ledger_id), value, session=session)
         except AlreadyExists:
             return False
         return True
@@ -113,15 +109,12 @@ class RepairQueue:
     async def unlock(self, ledger_id: int, session: Session, owner: str) -> None:
         """Gives the lock back; one that the session lost, and another process took, stays."""
         path = _lock_path(ledger_id)
-        node = await self._in_time(self._store.get(path))
+        node = await self._store.get(path)
         if node is not None and node.value == _lock_value(session, owner):
             try:
-                await self._in_time(self._store.delete(path, version=node.version))
+                await self._store.delete(path, version=node.version)
             except (NotFoundInStore, VersionConflict):
                 return
-
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        return await metadata_in_time(work, self._timeout_s, "the queue of under-replicated ledgers")
 
 
 def _decode(path: str, value: bytes) -> Request:

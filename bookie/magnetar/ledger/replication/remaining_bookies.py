@@ -20,6 +20,7 @@ from magnetar.ledger.placement.group import BOOKIE_GROUP_PROPERTY
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import InvalidArgument
 
 from .audit_pass import records_naming
@@ -48,9 +49,10 @@ async def obstacles_to_drain(
 
     `settings`: timeouts, and the placement of all ledgers. Raises what the store raises.
     """
-    watch = ClusterWatch(store, settings.metadata_timeout_s)
+    store = TimedStore(store, settings.metadata_timeout_s)
+    watch = ClusterWatch(store)
     await watch.read()
-    directory = await RegisteredBookies.open(store, metadata_timeout_s=settings.metadata_timeout_s)
+    directory = await RegisteredBookies.open(store)
     try:
         chooser = BookieChooser(
             PlacedBookies(directory, watch),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator
+from typing import NamedTuple
 
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.damage import DAMAGED_PATH
 from magnetar.metadata.store import MetadataStore
 
@@ -19,7 +18,6 @@ from .queue import RepairQueue
 
 __all__ = ["Task", "WorkList"]
 
-T = TypeVar("T")
 _PAGE = 1000
 # Ledgers whose back-off is remembered; others are tried once in every round.
 _MAX_POSTPONED = 100_000
@@ -45,14 +43,12 @@ class WorkList:
         store: MetadataStore,
         queue: RepairQueue,
         rng: random.Random,
-        timeout_s: float,
         backoff_s: float,
         backoff_max_s: float,
     ) -> None:
         self._store = store
         self._queue = queue
         self._rng = rng
-        self._timeout_s = timeout_s
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
         self._postponed: dict[Task, _Postponed] = {}
@@ -113,13 +109,10 @@ class WorkList:
                 if number % _PAGE == 0:
                     await asyncio.sleep(0)
                 yield Task(ledger_id)
-        for bookie in await self._in_time(self._store.children(DAMAGED_PATH)):
+        for bookie in await self._store.children(DAMAGED_PATH):
             folder, after = f"{DAMAGED_PATH}/{bookie}", ""
-            while names := await self._in_time(self._store.children(folder, after=after, limit=_PAGE)):
+            while names := await self._store.children(folder, after=after, limit=_PAGE):
                 after = names[-1]
                 for name in names:
                     if name.isascii() and name.isdigit():
                         yield Task(int(name), bookie)
-
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        return await metadata_in_time(work, self._timeout_s, "what has to be repaired")

@@ -26,9 +26,8 @@ from magnetar.ledger.core.events import (
     ReadMetadata,
     WriteMetadata,
 )
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges
-from magnetar.metadata.store import MetadataStore, Session, Versioned
+from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import (
     DataDirectoryError,
     InvalidArgument,
@@ -257,7 +256,7 @@ class Worker:
     async def _heal(self, task: Task) -> None:
         ledger_id, bookie = task.ledger_id, task.damaged
         path = damaged_path(bookie, ledger_id)
-        node = await self._in_time_get(path)
+        node = await self._store.get(path)
         if node is None:
             self._work.done(task)
             return
@@ -281,8 +280,7 @@ class Worker:
             return
         # More that was reported meanwhile changed the version: the node stays, and is looked at again.
         with contextlib.suppress(VersionConflict, NotFoundInStore):
-            delete = self._store.delete(path, version=node.version)
-            await metadata_in_time(delete, self._components.settings.metadata_timeout_s, path)
+            await self._store.delete(path, version=node.version)
         self._work.done(task)
 
     def _count(self, bookie: str, ledger_id: int, healed: Healed) -> None:
@@ -313,12 +311,7 @@ class Worker:
 
     async def report_damage(self, bookie: str, ledger_id: int, first: int, last: int, reason: str) -> None:
         """Puts a copy that turned out to be damaged into the queue of damage."""
-        add = add_ranges(self._store, bookie, ledger_id, [(first, last, reason)])
-        await metadata_in_time(add, self._components.settings.metadata_timeout_s, "a report of damage")
-
-    async def _in_time_get(self, path: str) -> Versioned | None:
-        get = self._store.get(path)
-        return await metadata_in_time(get, self._components.settings.metadata_timeout_s, path)
+        await add_ranges(self._store, bookie, ledger_id, [(first, last, reason)])
 
 
 def _reason(healed: Healed, bookie: str) -> str:

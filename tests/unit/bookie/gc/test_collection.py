@@ -11,7 +11,6 @@ from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.settings import BookieSettings
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     DiskFull,
     InvalidSetting,
@@ -22,6 +21,7 @@ from magnetar.proto.errors import (
 )
 from support.bookie_kit import KIB, add, add_all, entry, until
 from support.gc_kit import Collected, Existing, data, flip
+from support.memory_metadata import MemoryMetadataStore
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import LEDGERS_PATH, ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import DataDirectoryError, FinalError, RequestTimeout, StorageFailed
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def store_with(*ledger_ids: int) -> MemoryMetadataStore:
@@ -41,7 +41,7 @@ async def test_a_ledger_that_a_listing_left_out_is_looked_for_by_name(
 async def test_rule_10_an_error_of_the_store_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     store = await store_with(1)
 
-    async def children(path: str) -> list[str]:
+    async def children(path: str, **_: object) -> list[str]:
         raise StorageFailed("the metadata cannot be read")
 
     monkeypatch.setattr(store, "children", children)
@@ -52,7 +52,7 @@ async def test_rule_10_an_error_of_the_store_is_not_an_answer(monkeypatch: pytes
 async def test_rule_10_a_timeout_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     store = await store_with(1)
 
-    async def children(path: str) -> list[str]:
+    async def children(path: str, **_: object) -> list[str]:
         await asyncio.Event().wait()
         return []
 

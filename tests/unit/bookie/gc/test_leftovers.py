@@ -14,11 +14,11 @@ from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.leftovers import StoredAssignments, UnassignedEntries
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import ConnectionLost, EntryNotFound, LedgerFenced, VersionConflict
 from magnetar.proto.stripe import EVERY_ENTRY
 from support.bookie_kit import add, add_all, entry, model_components, small_settings
 from support.gc_kit import Collected
+from support.memory_metadata import MemoryMetadataStore
 
 PAYLOAD = bytes(1000)
 

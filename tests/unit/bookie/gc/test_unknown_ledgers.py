@@ -14,7 +14,6 @@ from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.leftovers import AssignedEntries, StoredAssignments
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     EntryNotFound,
     LedgerFenced,
@@ -25,6 +24,7 @@ from magnetar.proto.errors import (
 )
 from support.bookie_kit import add, add_all, entry, model_components, small_settings
 from support.gc_kit import Collected
+from support.memory_metadata import MemoryMetadataStore
 
 BELOW = 10
 STRIPING = Striping(3, 2, 2)

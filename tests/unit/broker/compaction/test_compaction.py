@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from magnetar.broker.compaction.core.index import CompactedIndex
 from magnetar.broker.compaction.core.rows import TableRow
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.compression import Compression
@@ -38,6 +37,7 @@ from support.compaction_kit import (
     unowned_ledgers,
 )
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop
 from support.virtual_time import in_virtual_time
 

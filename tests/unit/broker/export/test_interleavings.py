@@ -10,7 +10,6 @@ import pytest
 
 from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Delete, Operation
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, MagnetarError, TopicNotServed
@@ -25,6 +24,7 @@ from support.export_kit import (
     staged_nodes,
     stored_ledgers,
 )
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 

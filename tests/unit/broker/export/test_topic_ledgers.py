@@ -12,7 +12,6 @@ from magnetar.broker.log.records import LedgerInfo
 from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata.ledgers import ledger_path
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
@@ -21,6 +20,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, FakeClock, settle
 from support.export_kit import Job, export_broker
+from support.memory_metadata import MemoryMetadataStore
 
 
 async def read_directly(bookies: Bookies, answer: dict[str, Any]) -> list[bytes]:

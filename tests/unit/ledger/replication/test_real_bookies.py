@@ -17,7 +17,6 @@ from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import cookie_path
 from magnetar.metadata.store import Session
 from magnetar.proto.errors import EntryNotFound, LedgerNotFound
@@ -25,6 +24,7 @@ from magnetar.proto.ledger_entry import verify_ledger_entry
 from support.bookie_kit import KIB, MIB, crash, model_components, small_settings, until
 from support.bookies import Confirmations, StillClock
 from support.index_model import ModelStorage
+from support.memory_metadata import MemoryMetadataStore
 from support.repair_kit import FAST, payload
 
 

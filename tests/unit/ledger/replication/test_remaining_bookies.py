@@ -64,7 +64,7 @@ async def test_ledgers_that_a_policy_will_want() -> None:
 
 async def test_a_writer_leaves_a_drained_bookie_when_there_is_a_better_place() -> None:
     cluster = await RepairCluster.start("b1", "b2", "b3")
-    watch = ClusterWatch(cluster.metadata, 10.0)
+    watch = ClusterWatch(cluster.metadata)
     await watch.start()
     inner = await cluster.client()
     placed = PlacedBookies(inner._components.bookies, watch)

@@ -26,7 +26,7 @@ async def test_a_request_that_cannot_be_read_does_not_stop_the_audit(
     ledgers = [await cluster.closed_ledger(entries=2) for _ in range(5)]
     path = UNDERREPLICATED_PATH + ledger_path(ledgers[0]).removeprefix(LEDGERS_PATH)
     await cluster.metadata.create(path, value)
-    audit = LedgerAudit(StoredLedgers(cluster.metadata), cluster.queue, cluster.bookies.clock, 10.0)
+    audit = LedgerAudit(StoredLedgers(cluster.metadata), cluster.queue, cluster.bookies.clock)
     with caplog.at_level(logging.ERROR):
         found = await audit.run(dict.fromkeys(("b1", "b2", "b3"), Reason.LOST))
     assert (found.ledgers, found.queued, found.unreadable) == (5, 4, 1)

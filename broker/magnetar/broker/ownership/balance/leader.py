@@ -13,9 +13,9 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
+from magnetar.metadata.timed import TimedStore, metadata_in_time
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 
 from ..records import BALANCER_PATH
@@ -79,7 +79,7 @@ class BalanceLeader:
     ) -> None:
         self.elected = False
         self.rounds = 0
-        self._store = store
+        self._store = TimedStore(store, metadata_timeout_s)
         self._facts = facts
         self._settings = settings
         self._broker = broker
@@ -94,7 +94,7 @@ class BalanceLeader:
 
         Raises what the store raises, unless it may pass.
         """
-        await elected(self._store, BALANCER_PATH, self._broker.encode(), session, self._create_in_time)
+        await elected(self._store, BALANCER_PATH, self._broker.encode(), session)
         self.elected = True
         self._core, self._decoded = BalancerCore(self._settings), {}
         _log.info("this broker balances the cluster (%s)", self._broker)
@@ -109,9 +109,6 @@ class BalanceLeader:
                 await asyncio.sleep(self._settings.balance_interval_s)
         finally:
             self.elected = False
-
-    async def _create_in_time(self, create: Coroutine[Any, Any, int]) -> int:
-        return await metadata_in_time(create, self._timeout_s, BALANCER_PATH)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return await metadata_in_time(work, self._timeout_s, what)
@@ -152,8 +149,7 @@ class BalanceLeader:
         return ClusterSnapshot(brokers, owners, await self._reports(), transfers, bindings)
 
     async def _reports(self) -> list[BundleReport]:
-        listed = self._store.children(BUNDLE_LOADS_PATH)
-        names = await self._in_time(listed, f"names under {BUNDLE_LOADS_PATH}")
+        names = await self._store.children(BUNDLE_LOADS_PATH)
         self._decoded = {name: self._decoded[name] for name in names if name in self._decoded}
         reports: list[BundleReport] = []
         for first in range(0, len(names), _READS_AT_A_TIME):
@@ -164,7 +160,7 @@ class BalanceLeader:
 
     async def _report(self, name: str) -> BundleReport | None:
         path = bundle_loads_path(name)
-        node = await self._in_time(self._store.get(path), path)
+        node = await self._store.get(path)
         if node is None:
             return None
         known = self._decoded.get(name)

@@ -13,8 +13,8 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.store import MetadataStore, Session
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
 
 from .core.facts import BundleLoad
@@ -95,12 +95,11 @@ class LoadReporter:
         metadata_timeout_s: float,
     ) -> None:
         self.written = 0
-        self._store = store
+        self._store = TimedStore(store, metadata_timeout_s)
         self._source = source
         self._settings = settings
         self._rng = rng
         self._path = bundle_loads_path(broker)
-        self._timeout_s = metadata_timeout_s
         self._version: int | None = None
         self._last: dict[str, BundleLoad] = {}  # as written
 
@@ -142,11 +141,9 @@ class LoadReporter:
         value = encode_bundle_loads(list(loads.values()))
         try:
             if self._version is None:
-                create = self._store.create(self._path, value, session=session)
-                self._version = await metadata_in_time(create, self._timeout_s, self._path)
+                self._version = await self._store.create(self._path, value, session=session)
             else:
-                put = self._store.put(self._path, value, version=self._version)
-                self._version = await metadata_in_time(put, self._timeout_s, self._path)
+                self._version = await self._store.put(self._path, value, version=self._version)
         except AlreadyExists:
             # Of this broker's former session, which has not ended for the store; or a write whose answer was lost.
             await self._remove_former(session)
@@ -166,10 +163,9 @@ class LoadReporter:
     async def _remove_former(self, session: Session) -> None:
         """Deletes a node of this name, so that the next report makes it in this session."""
         try:
-            node = await metadata_in_time(self._store.get(self._path), self._timeout_s, self._path)
+            node = await self._store.get(self._path)
             if node is not None and not session.lost:
-                delete = self._store.delete(self._path, version=node.version)
-                await metadata_in_time(delete, self._timeout_s, self._path)
+                await self._store.delete(self._path, version=node.version)
         except (NotFoundInStore, VersionConflict):
             pass
         except MagnetarError as error:

@@ -15,11 +15,11 @@ from magnetar.broker.ownership.balance.leader import BalanceLeader
 from magnetar.broker.ownership.balance.records import bundle_loads_path, encode_bundle_loads
 from magnetar.broker.ownership.balance.settings import BalanceSettings
 from magnetar.broker.ownership.records import BALANCER_PATH
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import Session
 from magnetar.proto.errors import ConnectionLost, StorageFailed
 from support.balance_kit import StoreFacts
 from support.balance_scenario import row_of
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 SETTINGS = BalanceSettings()

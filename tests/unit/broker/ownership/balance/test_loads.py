@@ -20,10 +20,10 @@ from magnetar.broker.ownership.balance.records import (
     encode_bundle_loads,
 )
 from magnetar.broker.ownership.balance.settings import BalanceSettings
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.store import MAX_VALUE_BYTES, Session
 from magnetar.proto.errors import DataDirectoryError
 from support.balance_kit import Counting
+from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
