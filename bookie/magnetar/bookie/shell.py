@@ -215,20 +215,16 @@ class _RunningData:
 
     @property
     def cookie(self) -> Cookie:
-        """See BookieData."""
         return self._bookie.cookie
 
     @property
     def index(self) -> LocationIndex:
-        """See BookieData."""
         return self._bookie.index
 
     def logs(self) -> list[LogFile]:
-        """See BookieData."""
         return [LogFile(info.log_id, info.path, info.bytes) for info in self._bookie.logs.logs()]
 
     def log_path(self, log_id: int) -> str | None:
-        """See BookieData."""
         return self._bookie.logs.path_of(log_id)
 
 

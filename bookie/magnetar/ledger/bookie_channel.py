@@ -98,11 +98,9 @@ class BookieChannel:
     # --- LinkOwner ----------------------------------------------------------------------------------------------------
 
     def link_ready(self) -> None:
-        """See LinkOwner."""
         self._delay_s = 0.0
 
     def link_given_up(self, link: BookieLink, error: MagnetarError) -> None:
-        """See LinkOwner."""
         self._ending[link] = None
         if self._link is link:
             self._link = None
@@ -118,5 +116,4 @@ class BookieChannel:
             self._returns = self._destination.bookies.returns(self._destination.bookie)
 
     def link_closed(self, link: BookieLink) -> None:
-        """See LinkOwner."""
         self._ending.pop(link, None)

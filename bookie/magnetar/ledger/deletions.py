@@ -45,7 +45,6 @@ class Deletions:
             self._repeating = LongTask("the sending of missed deletions", self._repeat)
 
     async def delete(self, ledger_id: int) -> None:
-        """See LedgerClient.delete."""
         c = self._components
         try:
             ensembles = (await c.read_metadata(ledger_id)).metadata.ensembles

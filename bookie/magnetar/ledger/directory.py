@@ -157,7 +157,6 @@ class StaticBookies:
         return self._writable
 
     def refusals(self) -> Mapping[str, str]:
-        """See BookieDirectory."""
         return {
             name: self._facts.get(name, UNKNOWN_FACTS).refusal or "it failed, or does not answer"
             for name in self.names
@@ -169,7 +168,6 @@ class StaticBookies:
         return False
 
     def address(self, bookie: str) -> Address:
-        """See BookieDirectory."""
         if bookie not in self._addresses:
             raise BookieUnavailable(
                 f"bookie {bookie} is not in the list of bookies ({', '.join(self.names)})"
@@ -177,15 +175,12 @@ class StaticBookies:
         return self._addresses[bookie]
 
     def labels(self, bookie: str) -> Labels:
-        """See BookieDirectory."""
         return self._facts.get(bookie, UNKNOWN_FACTS).labels
 
     def free_bytes(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
 
     def returns(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
@@ -318,11 +313,9 @@ class RegisteredBookies:
         return directory
 
     def writable(self) -> Sequence[str]:
-        """See BookieDirectory."""
         return self._writable
 
     def refusals(self) -> Mapping[str, str]:
-        """See BookieDirectory."""
         return {
             name: self._facts[name].refusal if name in self._registered else "it is not registered any more"
             for name in self._facts
@@ -347,11 +340,9 @@ class RegisteredBookies:
         return self._facts.get(bookie, UNKNOWN_FACTS).labels
 
     def free_bytes(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
 
     def returns(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:

@@ -57,15 +57,12 @@ class AnyBookie:
     """Believes every bookie: for tests, and for those that only look at one."""
 
     async def expected(self, bookie: str) -> BookieIdentity:
-        """See BookieIdentities."""
         return NOT_KNOWN
 
     async def verify(self, bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> bool:
-        """See BookieIdentities."""
         return True
 
     def forget(self, bookie: str) -> bool:
-        """See BookieIdentities."""
         return False
 
 
@@ -76,7 +73,6 @@ class GivenIdentities:
         self._identities = identities
 
     async def expected(self, bookie: str) -> BookieIdentity:
-        """See BookieIdentities."""
         return self._identities.get(bookie, NOT_KNOWN)
 
     async def verify(self, bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> bool:
@@ -86,7 +82,6 @@ class GivenIdentities:
         return True
 
     def forget(self, bookie: str) -> bool:
-        """See BookieIdentities."""
         return False
 
 
@@ -104,7 +99,6 @@ class StoredIdentities:
         return self._verified.get(bookie, NOT_KNOWN)
 
     async def expected(self, bookie: str) -> BookieIdentity:
-        """See BookieIdentities."""
         if (verified := self._verified.get(bookie)) is not None:
             return verified
         cookie = await registered_cookie(self._store, bookie)
@@ -113,7 +107,6 @@ class StoredIdentities:
         return msgspec.structs.replace(cookie.identity, cluster=self._cluster, next_ledger_id=next_id)
 
     async def verify(self, bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> bool:
-        """See BookieIdentities."""
         try:
             identity = _check(bookie, expected, found)
         except WrongBookie:

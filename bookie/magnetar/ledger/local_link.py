@@ -40,7 +40,6 @@ class LocalLink:
         target.on_accepting.append(self._send_held)
 
     def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool) -> None:
-        """See BookieTransport."""
         outcome = self._adds.add(ledger_id, entry_id, entry, done, deferred, self.target.accepting)
         if outcome is _SEND:
             self._send(ledger_id, entry_id, entry, deferred)
@@ -50,7 +49,6 @@ class LocalLink:
             self._clock.start()
 
     def force(self, ledger_id: int) -> None:
-        """See BookieTransport."""
         if self._adds.force(ledger_id):
             self.target.request_force(ledger_id)
             if not self._clock.running:

@@ -61,7 +61,6 @@ class LocalTransport:
         done: AddCallback,
         deferred: bool = False,
     ) -> None:
-        """See BookieTransport."""
         target = self._bookies.get(bookie)
         if target is None or self._closed:
             code = ConnectionLost.code if self._closed else BookieUnavailable.code
@@ -73,7 +72,6 @@ class LocalTransport:
         link.add(entry, ledger_id, entry_id, done, deferred)
 
     def force(self, bookie: str, ledger_id: int) -> None:
-        """See BookieTransport."""
         link = self._links.get(bookie)
         if link is not None and not link.failed:
             link.force(ledger_id)
@@ -101,19 +99,16 @@ class LocalTransport:
         fence: bool = False,
         stripe: Stripe = EVERY_ENTRY,
     ) -> ReadResult:
-        """See BookieTransport."""
         read = self._bookie(bookie).read(
             ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
         )
         return ReadResult(*await self._in_time(bookie, read))
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
-        """See BookieTransport."""
         read = self._bookie(bookie).read_last_confirmed(ledger_id, fence=fence)
         return LastConfirmed(*await self._in_time(bookie, read))
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
-        """See BookieTransport."""
         write = self._bookie(bookie).write_last_confirmed(ledger_id, last_add_confirmed)
         await self._in_time(bookie, write)
 
@@ -127,7 +122,6 @@ class LocalTransport:
         max_entries: int = 0,
         max_bytes: int = 0,
     ) -> LongPollAnswer:
-        """See BookieTransport."""
         wait = self._bookie(bookie).wait_last_confirmed(
             ledger_id,
             last_add_confirmed,
@@ -138,24 +132,20 @@ class LocalTransport:
         return LongPollAnswer(*await self._in_time(bookie, wait, timeout_s))
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
-        """See BookieTransport."""
         await self._in_time(bookie, self._bookie(bookie).delete_ledger(ledger_id))
 
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
-        """See BookieTransport."""
         ledgers, more = self._bookie(bookie).list_ledgers(after, count)
         return LedgerPage([ListedLedger(*ledger) for ledger in ledgers], more)
 
     async def list_entries(
         self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
     ) -> EntryPage:
-        """See BookieTransport."""
         entries = self._bookie(bookie).list_entries(ledger_id, first, count)
         ranges, following = await self._in_time(bookie, entries)
         return EntryPage([(begin, end) for begin, end in ranges], following)
 
     async def info(self, bookie: str) -> dict[str, Any]:
-        """See BookieTransport."""
         return self._bookie(bookie).info()
 
     async def close(self) -> None:

@@ -87,18 +87,15 @@ class TcpTransport:
         done: AddCallback,
         deferred: bool = False,
     ) -> None:
-        """See BookieTransport."""
         channels = self._recovery_channels if recovery else self._channels
         channel = channels.get(bookie) or self._channel(channels, bookie)
         channel.add(entry, ledger_id, entry_id, done, deferred)
 
     def force(self, bookie: str, ledger_id: int) -> None:
-        """See BookieTransport."""
         if (channel := self._channels.get(bookie)) is not None:
             channel.force(ledger_id)
 
     def expect(self, bookie: str) -> None:
-        """See BookieTransport."""
         for channels in (self._channels, self._recovery_channels):
             if (channel := channels.get(bookie)) is not None:
                 channel.expect()
@@ -114,7 +111,6 @@ class TcpTransport:
         fence: bool = False,
         stripe: Stripe = EVERY_ENTRY,
     ) -> ReadResult:
-        """See BookieTransport."""
         reply = await self._ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence, *stripe))
         try:
             last_add_confirmed = reply.result["last_add_confirmed"]
@@ -128,7 +124,6 @@ class TcpTransport:
         return ReadResult(entries, last_add_confirmed)
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
-        """See BookieTransport."""
         reply = await self._ask(bookie, ReadLastConfirmed(0, ledger_id, fence))
         try:
             return LastConfirmed(reply.result["last_add_confirmed"], reply.result["last_entry"])
@@ -136,7 +131,6 @@ class TcpTransport:
             raise _misfit(bookie, "ReadLastConfirmed", reply) from None
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
-        """See BookieTransport."""
         await self._ask(bookie, WriteLastConfirmed(0, ledger_id, last_add_confirmed))
 
     async def wait_last_confirmed(
@@ -149,7 +143,6 @@ class TcpTransport:
         max_entries: int = 0,
         max_bytes: int = 0,
     ) -> LongPollAnswer:
-        """See BookieTransport."""
         milliseconds = max(1, round(timeout_s * 1000))
         command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
         reply = await self._ask(bookie, command, timeout_s)
@@ -160,11 +153,9 @@ class TcpTransport:
             raise _misfit(bookie, "WaitLastConfirmed", reply) from None
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
-        """See BookieTransport."""
         await self._ask(bookie, DeleteLedger(0, ledger_id))
 
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
-        """See BookieTransport."""
         reply = await self._ask(bookie, ListLedgers(0, after, count))
         try:
             ledgers = [
@@ -184,7 +175,6 @@ class TcpTransport:
     async def list_entries(
         self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
     ) -> EntryPage:
-        """See BookieTransport."""
         reply = await self._ask(bookie, ListEntries(0, ledger_id, first, count))
         try:
             ranges = [(begin, end) for begin, end in decode_rows(ENTRY_RANGE_ROW, reply.payload)]
@@ -202,7 +192,6 @@ class TcpTransport:
         return reply.result
 
     async def close(self) -> None:
-        """See BookieTransport."""
         self._closed = True
         channels = [
             channel

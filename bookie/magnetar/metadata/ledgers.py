@@ -84,7 +84,6 @@ class StoredLedgers:
         self._store = store
 
     async def new_ids(self, count: int = 1) -> int:
-        """See LedgerManager."""
         return await self._store.next_id(_SEQUENCE, count)
 
     async def next_id(self) -> int:
@@ -92,40 +91,32 @@ class StoredLedgers:
         return await self._store.next_id(_SEQUENCE, 0)
 
     async def create(self, ledger_id: int, record: bytes) -> int:
-        """See LedgerManager."""
         return await self._store.create(ledger_path(ledger_id), record)
 
     async def get(self, ledger_id: int) -> Versioned | None:
-        """See LedgerManager."""
         return await self._store.get(ledger_path(ledger_id))
 
     async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
-        """See LedgerManager."""
         return await self._store.put(ledger_path(ledger_id), record, version=version)
 
     async def delete(self, ledger_id: int, *, remember_for: Sequence[str] = ()) -> None:
-        """See LedgerManager."""
         notes = [Create(_note_path(bookie, ledger_id), b"") for bookie in remember_for]
         await self._store.commit([Delete(ledger_path(ledger_id)), *notes])
 
     async def bookies_to_delete(self) -> list[str]:
-        """See LedgerManager."""
         return await self._store.children(_DELETED_PATH)
 
     async def noted_deletions(self, bookie: str, *, after: int = -1, limit: int) -> list[int]:
-        """See LedgerManager."""
         behind = "" if after < 0 else _note_name(after)
         names = await self._store.children(f"{_DELETED_PATH}/{bookie}", after=behind, limit=limit)
         return [int(name) for name in names if name.isdecimal()]
 
     async def forget_deletions(self, ledger_id: int, bookies: Sequence[str]) -> None:
-        """See LedgerManager."""
         for bookie in bookies:
             with contextlib.suppress(NotFoundInStore):  # another process has sent it, too
                 await self._store.delete(_note_path(bookie, ledger_id))
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
-        """See LedgerManager."""
         return self._store.watch(ledger_path(ledger_id), lambda _: callback())
 
     async def page_starts(self) -> list[int]:

@@ -27,7 +27,6 @@ class LoopWatch:
             asyncio.get_running_loop().call_soon(self._call)
 
     def close(self) -> None:
-        """See Watch."""
         if not self._closed:
             self._closed = True
             self._forget(self)

@@ -81,7 +81,6 @@ class OsFileLock:
         self._fd = fd
 
     def fileno(self) -> int:
-        """See `FileLock.fileno`."""
         return self._fd
 
     def release(self) -> None:

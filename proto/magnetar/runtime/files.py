@@ -265,7 +265,6 @@ class OsFile:
             offset += count
 
     def truncate(self, size: int) -> None:
-        """See `File.truncate`."""
         if self._poison is not None:
             raise self._refused()
         try:
@@ -274,7 +273,6 @@ class OsFile:
             raise self._write_failed(error, "truncating") from error
 
     def size(self) -> int:
-        """See `File.size`."""
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
@@ -297,7 +295,6 @@ class OsFile:
                 os.close(fd)
 
     def fileno(self) -> int:
-        """See `File.fileno`."""
         return self._fd
 
     def _write_failed(self, error: OSError, doing: str) -> MagnetarError:
@@ -342,7 +339,6 @@ class OsFiles:
             raise storage_error(error, "opening", path) from error
 
     def read(self, path: str) -> bytes:
-        """See `Files.read`."""
         file = self.open(path, read_only=True)
         try:
             return file.read_at(0, file.size())
@@ -363,7 +359,6 @@ class OsFiles:
         self.sync_directory(os.path.dirname(path) or ".")
 
     def exists(self, path: str) -> bool:
-        """See `Files.exists`."""
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -373,7 +368,6 @@ class OsFiles:
         return True
 
     def list(self, directory: str) -> list[str]:
-        """See `Files.list`."""
         try:
             return sorted(os.listdir(directory))
         except OSError as error:
@@ -404,14 +398,12 @@ class OsFiles:
             self.sync_directory(os.path.dirname(directory))
 
     def rename(self, source: str, target: str) -> None:
-        """See `Files.rename`."""
         try:
             os.replace(source, target)
         except OSError as error:
             raise storage_error(error, f"renaming to {target}:", source) from error
 
     def delete(self, path: str) -> None:
-        """See `Files.delete`."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -443,14 +435,12 @@ class OsFiles:
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
     def device(self, path: str) -> int:
-        """See `Files.device`."""
         try:
             return os.stat(path).st_dev
         except OSError as error:
             raise storage_error(error, "looking at", path) from error
 
     def lock(self, path: str) -> FileLock:
-        """See `Files.lock`."""
         return lock_file(path)
 
     def note_poison(self, fd: int, error: StorageFailed) -> None:

@@ -87,7 +87,6 @@ class ProcessDiskWorker:
         self._closed = False
 
     async def start(self, lock: FileLock) -> None:
-        """See `DiskWorker`."""
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         memory_fd = shared_memory("magnetar-disk-worker", self._memory_bytes)
@@ -108,11 +107,9 @@ class ProcessDiskWorker:
         self._loop.add_reader(ours.fileno(), self._readable)
 
     async def sync(self, path: str) -> None:
-        """See `DiskWorker`."""
         await self._ask(SYNC, path, _SYNCING)
 
     async def create(self, path: str) -> None:
-        """See `DiskWorker`."""
         await self._ask(CREATE, path, "making")
 
     async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
@@ -143,11 +140,9 @@ class ProcessDiskWorker:
             raise error
 
     async def truncate(self, path: str, size: int) -> None:
-        """See `DiskWorker`."""
         await self._ask(TRUNCATE, path, "truncating", size)
 
     async def warm(self, path: str, offset: int, length: int) -> None:
-        """See `DiskWorker`."""
         assert self._loop is not None
         directory = os.path.dirname(path)
         reads = self._reads.get(directory)
@@ -184,7 +179,6 @@ class ProcessDiskWorker:
             self._probes[directory] = (asked, self._loop.time())
 
     def silent_directories(self) -> dict[str, float]:
-        """See `DiskWorker`."""
         silent = {path: reads.silent_s() for path, reads in self._reads.items()}
         for path, (asked, at) in self._probes.items():
             if not asked.done() and self._loop is not None:
@@ -192,23 +186,18 @@ class ProcessDiskWorker:
         return silent
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
-        """See `DiskWorker`."""
         await self._ask(PREPARE, path, "preparing", size, int(hurry), data=source.encode())
 
     async def replace(self, path: str, data: bytes) -> None:
-        """See `DiskWorker`."""
         await self._ask(REPLACE, path, "replacing", data=data)
 
     async def rename(self, source: str, target: str) -> None:
-        """See `DiskWorker`."""
         await self._ask(RENAME, source, "renaming", data=target.encode())
 
     async def delete(self, path: str) -> None:
-        """See `DiskWorker`."""
         await self._ask(DELETE, path, "deleting")
 
     async def close(self) -> None:
-        """See `DiskWorker`."""
         self._closed = True
         if self._socket is not None:
             assert self._loop is not None

@@ -124,29 +124,24 @@ class RingJournalDevice(StreamOffsets):
             self._loop.call_soon(self._announce)  # type: ignore[union-attr]
 
     def append_deferred(self, header: bytes, payload: bytes) -> None:
-        """See `JournalDevice`."""
         scheduled, self._scheduled = self._scheduled, True  # so that nothing is announced for it
         self.append(header, payload)
         self._scheduled = scheduled
 
     def sync(self) -> None:
-        """See `JournalDevice`."""
         if not self._scheduled and self._announced < self._end:
             self._scheduled = True
             self._loop.call_soon(self._announce)  # type: ignore[union-attr]
 
     @property
     def requested_offset(self) -> int:
-        """See `JournalDevice`."""
         return self._announced
 
     def roll(self, sequence: int) -> None:
-        """See `JournalDevice`."""
         self._announce()
         self._send(CONTROL.pack(ROLL, sequence))
 
     async def close(self, *, wait: bool = True) -> None:
-        """See `JournalDevice`."""
         try:
             if wait and self._loop is not None and self._failure is None and self._durable < self._end:
                 self._announce()

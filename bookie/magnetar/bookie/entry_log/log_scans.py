@@ -54,7 +54,6 @@ class LogScans:
     async def scan(
         self, log_id: int, size: int, *, current: bool, bytes_per_s: float, fresh: bool = False
     ) -> AsyncIterator[list[Scanned]]:
-        """See `EntryLogs.scan`."""
 
         offset = length = 0  # of the last read
 

@@ -118,20 +118,16 @@ class StreamOffsets:
 
     @property
     def end_offset(self) -> int:
-        """See `JournalDevice`."""
         return self._end
 
     @property
     def durable_offset(self) -> int:
-        """See `JournalDevice`."""
         return self._durable
 
     @property
     def file_position(self) -> int:
-        """See `JournalDevice`."""
         return self._position
 
     @property
     def free_bytes(self) -> int:
-        """See `JournalDevice`."""
         return self._capacity - (self._end - self._durable)

@@ -42,7 +42,6 @@ class MetadataRepairQueue:
         self._task = LongTask("the repair queue", write, retry_s=_RETRY_S, retry_max_s=_RETRY_MAX_S)
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
-        """See RepairQueue."""
         if ledger_id not in self._pending and len(self._pending) >= _MAX_PENDING:
             self.not_queued += 1
             return
@@ -51,7 +50,6 @@ class MetadataRepairQueue:
         self._wake.set()
 
     def resolved(self, ledger_id: int) -> None:
-        """See RepairQueue."""
         if ledger_id in self._pending or len(self._pending) < _MAX_PENDING:
             self._pending[ledger_id] = None
             self._wake.set()

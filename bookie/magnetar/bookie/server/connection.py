@@ -101,7 +101,6 @@ class BookieConnection:
         self._handlers[self] = None
 
     def runs_received(self, runs: list[Run]) -> None:
-        """See `ConnectionHandler`."""
         for header, payloads in runs:
             if header == self._add_header:
                 self._add(payloads)
@@ -131,7 +130,6 @@ class BookieConnection:
         self._forget_if_ended()
 
     def writing_resumed(self) -> None:
-        """See `ConnectionHandler`."""
         self._run_requests()
 
     # --- adding -------------------------------------------------------------------------------------------------------

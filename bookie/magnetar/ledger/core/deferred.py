@@ -134,7 +134,6 @@ class DeferredWriterCore(WriterCore):
     # --- everything else ---------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """See WriterCore."""
         if isinstance(event, ForceRequested):
             self.force_target = self.last_add_pushed
             return self._force()
@@ -196,7 +195,6 @@ class DeferredWriterCore(WriterCore):
         self.accepted_bytes = 0
 
     def check(self) -> None:
-        """See WriterCore."""
         super().check()
         first, answered = self.last_add_confirmed + 1, self.last_add_accepted - self.last_add_confirmed
         assert self.last_add_confirmed <= self.last_add_accepted <= self.last_add_pushed

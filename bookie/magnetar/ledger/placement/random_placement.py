@@ -19,7 +19,6 @@ class RandomPlacement:
         self._weighting = weighting or Weighting()
 
     def ensemble(self, striping: Striping, candidates: Candidates, rng: random.Random) -> tuple[str, ...]:
-        """See Placement."""
         if missing := enough_for(striping, candidates.names):
             raise NotEnoughBookies(missing)
         return tuple(self._draw(striping.ensemble_size, candidates.names, candidates, rng))
@@ -33,7 +32,6 @@ class RandomPlacement:
         exclude: Sequence[str],
         rng: random.Random,
     ) -> dict[int, str]:
-        """See Placement."""
         left = left_to_choose(positions, candidates, exclude)
         return dict(zip(positions, self._draw(len(positions), left, candidates, rng)))
 

@@ -58,7 +58,6 @@ class SpreadPlacement:
         return cls(kind, minimum=minimum, strict=settings.placement_strict, weighting=weighting)
 
     def ensemble(self, striping: Striping, candidates: Candidates, rng: random.Random) -> tuple[str, ...]:
-        """See Placement."""
         if missing := enough_for(striping, candidates.names):
             raise NotEnoughBookies(missing)
         return self._arranged(striping, candidates, candidates.names, {}, rng)
@@ -72,7 +71,6 @@ class SpreadPlacement:
         exclude: Sequence[str],
         rng: random.Random,
     ) -> dict[int, str]:
-        """See Placement."""
         left = left_to_choose(positions, candidates, exclude)
         fixed = {
             position: (bookie, self._label(candidates, bookie))

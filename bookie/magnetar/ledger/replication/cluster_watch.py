@@ -106,34 +106,26 @@ class PlacedBookies:
         return self._found[2]
 
     def refusals(self) -> Mapping[str, str]:
-        """See BookieDirectory."""
         draining = dict.fromkeys(self._watch.view.draining, "it is drained")
         return {**draining, **self._bookies.refusals()}
 
     def draining(self, bookie: str) -> bool:
-        """See BookieDirectory."""
         return bookie in self._watch.view.draining
 
     def address(self, bookie: str) -> Address:
-        """See BookieDirectory."""
         return self._bookies.address(bookie)
 
     def identity(self, bookie: str) -> BookieIdentity:
-        """See BookieDirectory."""
         return self._bookies.identity(bookie)
 
     def labels(self, bookie: str) -> Labels:
-        """See BookieDirectory."""
         return self._bookies.labels(bookie)
 
     def free_bytes(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._bookies.free_bytes(bookie)
 
     def returns(self, bookie: str) -> int:
-        """See BookieDirectory."""
         return self._bookies.returns(bookie)
 
     def suspected(self, bookie: str) -> None:
-        """See BookieDirectory."""
         self._bookies.suspected(bookie)

@@ -159,7 +159,6 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none of its subclasses
         if self.over:
             self._transport.abort()
@@ -167,7 +166,6 @@ class Connection(asyncio.Protocol):
             self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self.over:
             return
         if self._buffer:
@@ -187,7 +185,6 @@ class Connection(asyncio.Protocol):
         self._owner.heard(self, self._sent_at(answered), pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         if self._abort is not None:
             self._abort.cancel()
         if exc is not None:

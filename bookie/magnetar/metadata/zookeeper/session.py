@@ -118,7 +118,6 @@ class ZooKeeperSession:
 
     @property
     def lost(self) -> bool:
-        """See Session."""
         if self._core.why is None and self.servers.clock() >= self._core.fence_at:
             self._handle(Woken())
         return self._core.why in (End.EXPIRED, End.FENCED)
@@ -171,26 +170,21 @@ class ZooKeeperSession:
     # --- ConnectionOwner ---------------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
-        """See ConnectionOwner."""
         if connection is self._current:
             self._handle(Opened())
 
     def introduced(self, connection: Connection, handshake: Handshake) -> None:
-        """See ConnectionOwner."""
         if connection is self._current:
             self._handle(Introduced(handshake.session_id, handshake.password, handshake.timeout_s))
 
     def heard(self, connection: Connection, answered_sent_at: float | None, pong: bool) -> None:
-        """See ConnectionOwner."""
         if connection is self._current:
             self._handle(Heard(answered_sent_at, pong))
 
     def event(self, path: str) -> None:
-        """See ConnectionOwner."""
         self._on_event(path)
 
     def disconnected(self, connection: Connection, reason: str) -> None:
-        """See ConnectionOwner."""
         if connection is self._current:
             self._reason = reason
             if self._core.state is State.INTRODUCING and self.servers.progress.zxid:

@@ -137,7 +137,6 @@ class ZooKeeperMetadataStore:
             )
 
     async def get(self, path: str) -> Versioned | None:
-        """See MetadataStore."""
         if not split_path(path):
             raise InvalidArgument("the root / has no value; name a node below it")
         request = wire.get_data(self._space.full(path))
@@ -150,16 +149,13 @@ class ZooKeeperMetadataStore:
         return None if value is None else Versioned(value, version)
 
     async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
-        """See MetadataStore."""
         return (await self._commit([Create(path, value, session)]))[0]
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
-        """See MetadataStore."""
         await self._commit([Put(path, value, version)])
         return version + 1
 
     async def delete(self, path: str, *, version: int | None = None) -> None:
-        """See MetadataStore."""
         await self.commit([Delete(path, version)])
 
     async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
@@ -194,7 +190,6 @@ class ZooKeeperMetadataStore:
         return known[1]
 
     async def next_id(self, name: str, count: int = 1) -> int:
-        """See MetadataStore."""
         self._check_open()
         if not name or name < " ":
             raise InvalidArgument(f"not the name of a sequence: {name!r}")
@@ -205,7 +200,6 @@ class ZooKeeperMetadataStore:
         await self._commit(operations)
 
     def watch(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
-        """See MetadataStore."""
         self._check_open()
         split_path(path)
         return self._watches.add(path, callback)
@@ -232,7 +226,6 @@ class ZooKeeperMetadataStore:
         return session
 
     async def close(self) -> None:
-        """See MetadataStore."""
         if self._closed:
             return
         self._closed = True

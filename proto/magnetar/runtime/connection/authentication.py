@@ -72,7 +72,6 @@ class NoAuthentication:
     """Accepts the method "none" and nothing else: security is not configured."""
 
     def begin(self, method: str) -> NoAuthentication:
-        """See `Authenticator.begin`."""
         if method != "none":
             raise AuthenticationFailed(
                 f"authentication by {method[:40]!r} is not configured here; connect with method 'none'"
