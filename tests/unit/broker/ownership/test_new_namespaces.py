@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from magnetar.broker.ownership.ownership import Located
-from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidArgument, TopicNotFound, TopicNotServed
 from magnetar.proto.ids import TopicName
 from support.broker_kit import running_broker
 from support.cluster_kit import brokers
+from support.memory_metadata import MemoryMetadataStore
 from unit.broker.ownership.test_ownership import locate, owner
 
 
