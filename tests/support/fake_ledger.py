@@ -85,6 +85,9 @@ class FakeLedgers:
         writer = self.writers[ledger.ledger_id] = FakeWriter(self, ledger)
         return writer
 
+    def check_placement(self, striping: Striping, minimum_write_quorum: int, bookie_group: str) -> None:
+        """There are bookies enough."""
+
     async def next_id(self, count: int = 1) -> int:
         """Rises by so many."""
         self.next_ledger_id += count

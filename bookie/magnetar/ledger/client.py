@@ -199,6 +199,12 @@ class LedgerClient:
         """What self-repair shares with the client's writers and readers."""
         return self._components
 
+    def check_placement(self, striping: Striping, minimum_write_quorum: int, bookie_group: str) -> None:
+        """NotEnoughBookies, unless `create` could make such a ledger once all bookies that are known take entries."""
+        self._components.chooser.of({BOOKIE_GROUP_PROPERTY: bookie_group}).check(
+            striping, minimum_write_quorum
+        )
+
     def suspects(self) -> tuple[str, ...]:
         """Bookies that failed a moment ago."""
         return self.health.suspects()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import os
 import threading
@@ -134,6 +135,12 @@ class LoopThread:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
         raise AlreadyClosed("the client is closed; connect again")
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Runs a call in the loop, waiting neither for it nor for a lock: a signal handler may do this."""
+        if not self.stopped:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
 
     def stop(self) -> None:
         """Ends the thread; may be called again, and does nothing in a forked process."""
@@ -279,8 +286,12 @@ class _Receiving(_Facade[R_co]):
         """How often messages were trimmed that were to come next, so that it went on behind them."""
         return self._inner.trimmed_gaps
 
+    def stop(self) -> None:
+        """As that of magnetar.client.Consumer; it waits for nothing, and may be called by a signal handler."""
+        self._thread.soon(self._inner.stop)
+
     def __iter__(self) -> Iterator[Message]:
-        """Messages, for ever. Leaving the loop loses nothing."""
+        """Messages, for ever; ends when this is stopped or closed. Leaving the loop loses nothing."""
         while True:
             for message in self._left():
                 yield message
@@ -304,7 +315,7 @@ class _Receiving(_Facade[R_co]):
             thread.wait(inner.wait_for_message(None if deadline is None else deadline - thread.time()))
 
     def receive_batch(self) -> MessageBatch | None:
-        """The next of `batches`; None when this is closed. An interrupt (Ctrl-C) while it waits loses no message."""
+        """The next of `batches`; None when this is stopped or closed. Ctrl-C while it waits loses no message."""
         while not (batch := MessageBatch(self._left())):
             if not self._thread.wait(self._inner.refill(Taking.ALL)):
                 return None
@@ -433,6 +444,11 @@ class Client(_Facade[aio.Client]):
     clear_backlog = _waiting(aio.Client.clear_backlog)
     peek_messages = _waiting(aio.Client.peek_messages)
     switch_to = _waiting(aio.Client.switch_to)
+
+    @property
+    def connection_state(self) -> str:
+        """One of "connected", "reconnecting" (something that is open here has no broker now) and "closed"."""
+        return self._inner.connection_state
 
     @property
     def service_url(self) -> str:

@@ -36,6 +36,7 @@ from .options import (
 )
 from .producer import Producer
 from .reader import Reader
+from .receiving import Receiving
 from .service_url import AutoFailover, parse_url
 from .table_view import TableView
 from .topic.consumer import TopicConsumer
@@ -106,6 +107,7 @@ def connect(
     max_queued_bytes: int = 128 * 1024 * 1024,
     tls: ssl.SSLContext | None = None,
     name: str = "python",
+    on_connection_state: Callable[[str], object] | None = None,
     clock: Clock | None = None,
     rng: random.Random | None = None,
 ) -> Opening[Client]:
@@ -117,6 +119,7 @@ def connect(
     Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
     between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
     queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another.
+    on_connection_state is called in the client's loop with each new `connection_state`.
 
     `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
     answers there.
@@ -135,6 +138,7 @@ def connect(
         max_queued_bytes=max_queued_bytes,
         tls=tls,
         name=name,
+        on_connection_state=on_connection_state,
     )
 
     async def open_client() -> Client:
@@ -185,6 +189,11 @@ class Client(Administration):
     def closed(self) -> bool:
         """True after `close`."""
         return self._closed
+
+    @property
+    def connection_state(self) -> str:
+        """One of "connected", "reconnecting" (something that is open here has no broker now) and "closed"."""
+        return self._pool.state
 
     # --- clusters ----------------------------------------------------------------------------------------------------
 
@@ -525,14 +534,20 @@ class Client(Administration):
     # --- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Closes producers (flushing), consumers, readers and connections. Raises what a producer could not send.
+        """Stops consumers, closes producers (flushing), consumers, readers, connections. Raises what could not be sent.
 
         Cancelled, it does the rest without flushing and without waiting for the service.
         """
+        self._pool.set_state("closed")
         async with self._closing:
             failure: MagnetarError | None = None
             try:
-                for member in reversed(list(self._members.values())):
+                members = list(reversed(self._members.values()))
+                for member in members:
+                    if isinstance(member, Receiving):
+                        member.stop()
+                # Producers first: who waits for a receipt before an acknowledgement can still send that.
+                for member in sorted(members, key=lambda one: not isinstance(one, Producer)):
                     try:
                         await member.close()
                     except MagnetarError as error:
@@ -550,6 +565,7 @@ class Client(Administration):
 
     async def _end(self, timeout: float) -> None:
         self._closed = True
+        self._pool.set_state("closed")
         if self._failover is not None:
             self._failover.close()
         for member in reversed(list(self._members.values())):

@@ -121,7 +121,12 @@ class Consumer(Receiving):
         self._consumer.resume()
 
     async def close(self) -> None:
-        """See Member. Dead letters that are being written are waited for, 5 s at most."""
+        """Leaves the topic: hands out nothing more, as `stop`, and sends what is acknowledged until then.
+
+        Dead letters that are being written are waited for, and a connection to send acknowledgements on, 5 s at most.
+        Whoever acknowledges later gets AlreadyClosed.
+        """
+        self.stop()
         if self._letters is not None:
             try:
                 await self._letters.settle()

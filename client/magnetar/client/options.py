@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -55,6 +56,7 @@ class ClientOptions:
     )  # in the receiver queues of all consumers and readers, or asked for
     tls: ssl.SSLContext | None = None
     name: str = "python"  # what the service's log calls this client
+    on_connection_state: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):

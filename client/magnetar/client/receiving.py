@@ -26,8 +26,15 @@ class Receiving(Member):
         """How often messages were trimmed that were to come next, so that it went on behind them."""
         return self._source.trimmed_gaps
 
+    def stop(self) -> None:
+        """Hands out nothing more, for good: `async for` and `batches` end behind what is in hand, `receive` raises.
+
+        What is in hand can be acknowledged until this is closed; what waits here comes again then.
+        """
+        self._source.stop()
+
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages, for ever; ends when this is closed. Leaving the loop loses nothing: the next one goes on."""
+        """Messages, for ever; ends when this is stopped or closed. Leaving the loop loses nothing: the next one goes on."""
         source = self._source
         while True:
             for message in source.open_messages():
@@ -53,24 +60,25 @@ class Receiving(Member):
         if timeout is not None and not timeout > 0:  # or not a number
             # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
             await asyncio.sleep(0)
-            if not await source.refill_now(Taking.ONE):
+            if await source.refill_now(Taking.ONE):
+                return
+            if not source.stopped:
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
-            return
         try:
             async with asyncio.timeout(timeout):
                 if await source.refill(Taking.ONE):
                     return
         except TimeoutError:
             raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
-        raise AlreadyClosed(f"{source.what} is closed; open another one")
+        raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""
+        """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends as iterating does."""
         while (batch := await self.receive_batch()) is not None:
             yield batch
 
     async def receive_batch(self) -> MessageBatch | None:
-        """The next of `batches`; None when this is closed."""
+        """The next of `batches`; None when this is stopped or closed."""
         source = self._source
         while True:
             rest = MessageBatch(source.open_messages())
@@ -84,7 +92,7 @@ class Receiving(Member):
         return self._source.open_messages()
 
     async def refill(self, taking: Taking = Taking.ONE) -> bool:
-        """Waits until `open_messages` has one; False when closed. Raises why nothing more will come, or a damage."""
+        """Waits until `open_messages` has one; False when stopped. Raises why nothing more will come, or a damage."""
         return await self._source.refill(taking)
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:

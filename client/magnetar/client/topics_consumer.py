@@ -159,7 +159,7 @@ class TopicsConsumer:
         self._discovery: LongTask | None = None
         self._sharing: asyncio.TimerHandle | None = None
         self._paused = False
-        self._closed = False
+        self.stopped = False  # nothing is handed out any more, and no topic joins
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class TopicsConsumer:
 
     async def refill(self, taking: Taking) -> bool:
         """See Receiving."""
-        while not self._closed:
+        while not self.stopped:
             if await self._open_next(taking):
                 return True
             if self._current is not None:
@@ -179,10 +179,8 @@ class TopicsConsumer:
         return False
 
     async def refill_now(self, taking: Taking) -> bool:
-        """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
-        if self._closed:
-            raise AlreadyClosed(f"{self.what} is closed; open another one")
-        return await self._open_next(taking)
+        """As `refill`, but for what is here: False if nothing is."""
+        return not self.stopped and await self._open_next(taking)
 
     async def _open_next(self, taking: Taking) -> bool:
         """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
@@ -260,7 +258,7 @@ class TopicsConsumer:
         if self._current is consumer:
             self._current = None
         consumer.abandon()
-        if self._sharing is None and not self._closed:
+        if self._sharing is None and not self.stopped:
             self._sharing = asyncio.get_running_loop().call_later(SHARE_OUT_S, self._share_queue)
 
     def _share_queue(self) -> None:
@@ -371,7 +369,7 @@ class TopicsConsumer:
 
     async def close(self) -> None:
         """See Receiving. Cancelled, it does not wait for the broker."""
-        self._end()
+        self.stop()
         try:
             await self._all(TopicConsumer.close)
         finally:
@@ -379,14 +377,17 @@ class TopicsConsumer:
 
     def abandon(self) -> None:
         """See Receiving."""
-        self._end()
+        self.stop()
         for consumer in self.consumers.values():
             consumer.abandon()
         self._on_closed()
 
-    def _end(self) -> None:
-        self._closed = True
+    def stop(self) -> None:
+        """See Receiving."""
+        self.stopped = True
         self._arrived.set()
+        for consumer in self.consumers.values():
+            consumer.stop()
         if self._sharing is not None:
             self._sharing.cancel()
         if self._rules is not None:

@@ -376,6 +376,7 @@ async def test_a_topic_moves_to_the_bookies_of_its_group() -> None:
         listed = broker.topics[str(TOPIC)].ledger.list.ledgers
         ensembles = [(await bookies.stored_metadata(info.stored_id)).last_ensemble.bookies for info in listed]
         assert ensembles[-1] == ("b",)
+        directory.answered("c", BookieFacts.of({"group": "golden", "read_only": True}))
         await set_policies(client, 5, topic="orders", bookie_group="golden")
         await settle()
         await publish(client, 5, receipted=False)

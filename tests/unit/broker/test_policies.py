@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import namespace_path
+from magnetar.ledger import BookieFacts
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -20,6 +21,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
     VersionConflict,
 )
+from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -255,3 +257,55 @@ async def test_a_node_that_is_damaged_is_named_and_keeps_everything() -> None:
         assert broker.topics[str(TOPIC)].policies.in_force() is None
         with pytest.raises(Exception, match="metadata of /namespaces/public/default is damaged"):
             await client.ask(c.GetPolicies, "", SPACE)
+
+
+LEVELS = [{"topic": "orders"}, {"namespace": SPACE}]
+THREE: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_what_the_bookies_cannot_carry_out_is_refused_when_it_is_set(level: dict[str, str]) -> None:
+    bookies = Bookies("a", "b")
+    directory = bookies.directory()
+    ledgers = bookies.client(directory=directory)
+    async with running_broker(ledgers, bookies.metadata) as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateTopic, "orders")
+        version = 0 if "topic" in level else -1
+        wrong: list[tuple[dict[str, Any], str]] = [
+            (THREE, r"ensemble_size=3 .*2 are known \(a, b\); start more .*--minimum-write-quorum"),
+            (THREE | {"minimum_write_quorum": 3}, "ensemble_size=3"),
+            ({"bookie_group": "fast"}, r"bookie_group=fast allows only bookies with the setting"),
+        ]
+        for policies, text in wrong:
+            with pytest.raises(InvalidArgument, match=text):
+                await set_policies(client, version, **level, **policies)
+        directory.answered("b", BookieFacts(read_only=True))
+        for policies in (
+            {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2},  # one of the two is away for a moment
+            THREE | {"minimum_write_quorum": 1},  # bookies are still to come
+            {"bookie_group": "preferred:fast"},
+            {"broker_zone": "west"} if "namespace" in level else {"message_ttl_ms": 5},
+        ):
+            version = (await set_policies(client, version, **level, **policies))["version"]
+    await ledgers.close()
+
+
+async def test_what_the_settings_ask_for_in_vain_hinders_no_other_policy() -> None:
+    bookies = Bookies("a")
+    ledgers = bookies.client()
+    async with running_broker(ledgers, bookies.metadata, **THREE) as broker:
+        client = FakeClient(broker)
+        await set_policies(client, -1, namespace=SPACE, message_ttl_ms=5)
+        with pytest.raises(InvalidArgument, match="ensemble_size=3"):
+            await set_policies(client, 0, namespace=SPACE, minimum_write_quorum=2)
+        await set_policies(client, 0, namespace=SPACE, minimum_write_quorum=1)
+    await ledgers.close()
+
+
+async def test_a_group_without_brokers_is_refused() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        with pytest.raises(InvalidArgument, match=r"broker_group=west: no broker has .*preferred:west"):
+            await set_policies(client, -1, namespace=SPACE, broker_group="west")
+        await set_policies(client, -1, namespace=SPACE, broker_group="preferred:west")

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.client import (
+    AlreadyExists,
     Client,
     ConsumerBusy,
     ProducerBusy,
@@ -83,6 +84,20 @@ async def test_rule_50_conflicts_with_others_are_answered_at_once(client: Client
         await client.delete_topic("t")
     await producer.close()
     await (await client.create_producer("t", name="p")).close()
+    consumers = [await client.subscribe("t", "shared", type="shared") for _ in range(2)]
+    for refused in (
+        lambda: client.subscribe("t", "shared"),
+        lambda: client.delete_subscription("t", "shared"),
+        lambda: consumers[0].unsubscribe(),
+    ):
+        with pytest.raises(ConsumerBusy):
+            await refused()
+    with pytest.raises(AlreadyExists):
+        await client.create_subscription("t", "shared")
+    with pytest.raises(TopicInUse, match=r"0 producer\(s\) and 2 consumer"):
+        await client.delete_topic("t")
+    for consumer in consumers:
+        await consumer.close()
     await client.delete_topic("t")
 
 

@@ -1,6 +1,7 @@
 """The blocking facade, against a fake broker on a loop of its own thread."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -232,3 +233,40 @@ def test_an_error_in_the_body_leaves_at_once(url: str) -> None:
         producer.send_nowait(b"0")
         raise KeyError
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("way", ["iteration", "batches", "receive"])
+def test_a_signal_handler_stops_a_loop_behind_what_is_in_hand(url: str, way: str) -> None:
+    """While it waits for a message, as well: `stop` waits for nobody."""
+    with connect(url) as client:
+        with client.create_producer("t") as producer:
+            producer.send_many([b"0", b"1"])
+        consumer = client.subscribe("t", "s", start="earliest", ack_group_delay=30.0)
+        before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+        taken: list[Any] = []
+        try:
+            timer.start()
+            if way == "iteration":
+                for message in consumer:
+                    taken.append(message)
+                    consumer.ack(message)
+            elif way == "batches":
+                for batch in consumer.batches():
+                    taken += batch
+                    consumer.ack(batch)
+            else:
+                with contextlib.suppress(AlreadyClosed):
+                    while True:
+                        taken.append(consumer.receive())
+                        consumer.ack(taken[-1])
+        finally:
+            timer.join()
+            signal.signal(signal.SIGUSR1, before)
+        assert [message.value for message in taken] == [b"0", b"1"]
+        consumer.close()
+        consumer.stop()
+        with client.subscribe("t", "s") as again, pytest.raises(ReceiveTimeout):
+            again.receive(timeout=0.1)
+    assert client.connection_state == "closed"
+    consumer.stop()

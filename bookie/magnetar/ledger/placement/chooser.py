@@ -105,6 +105,19 @@ class BookieChooser:
             return False
         return True
 
+    def check(self, asked: Striping, minimum_write_quorum: int) -> None:
+        """NotEnoughBookies if there were too few for a new ledger even if all that are known took entries."""
+        bookies = self._bookies
+        known: Sequence[str] = sorted({*bookies.writable(), *bookies.refusals()})
+        if self._group.strict:
+            known = members(self._group, bookies, known)
+        striping = degraded_striping(asked, len(known), minimum_write_quorum) or asked
+        try:
+            candidates = Candidates(known, bookies.labels, bookies.free_bytes)
+            self._placement.ensemble(striping, candidates, random.Random(0))
+        except NotEnoughBookies as error:
+            raise NotEnoughBookies(error.message + self._limits()) from None
+
     def replacements(self, ask: ChooseBookies, striping: Striping) -> BookiesChosen | NoBookies:
         """What a core asks for; `exclude` begins with the ensemble, by position."""
         ensemble = ask.exclude[: striping.ensemble_size]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import Striping
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
@@ -92,6 +93,9 @@ class Ledgers(Protocol):
         With `accepted` entries are synced later, or by `Writer.force`; it gets the last entry that ack_quorum bookies have
         in memory, before `confirmed` comes.
         """
+
+    def check_placement(self, striping: Striping, minimum_write_quorum: int, bookie_group: str) -> None:
+        """Raises NotEnoughBookies, unless `create` could make it once all bookies that are known take entries."""
 
     async def next_id(self, count: int = 1) -> int:
         """An id that no ledger had or will have, but for `create`; ids rise. The first of `count` in a row."""

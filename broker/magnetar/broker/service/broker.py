@@ -15,7 +15,7 @@ from ..log.positions import Start, check_start
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
-from ..topics.policies import Resolved, check_namespace, of_broker
+from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
@@ -235,21 +235,30 @@ class BrokerService:
 
     @on_topic("set_policies")
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict."""
+        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
         topic = await self._broker.known(name)
-        return await topic.policies.set(policies.check_topic(), version)
+        await self._check_possible(await topic.policies.read(), policies.check_topic())
+        return await topic.policies.set(policies, version)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
         """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
         policies, version = await self._broker.namespaces.read(check_namespace(namespace))
-        in_force = Resolved([("namespace", policies), of_broker(self.settings)])
-        return PoliciesFound(policies, version, in_force.rows())
+        return PoliciesFound(policies, version, self._of_namespace(policies).rows())
 
     @on_namespace("set_policies")
     async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict."""
-        return await self._broker.namespaces.set(check_namespace(namespace), policies, version)
+        """Compare-and-set; the new version. Raises VersionConflict, InvalidArgument."""
+        before, _ = await self._broker.namespaces.read(check_namespace(namespace))
+        await self._check_possible(self._of_namespace(before), policies)
+        return await self._broker.namespaces.set(namespace, policies, version)
+
+    def _of_namespace(self, policies: Policies) -> Resolved:
+        return Resolved([("namespace", policies), of_broker(self.settings)])
+
+    async def _check_possible(self, before: Resolved, policies: Policies) -> None:
+        groups = [broker.group for broker in await self._broker.ownership.brokers()]
+        check_possible(self._broker.ledgers, groups, before, policies)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 

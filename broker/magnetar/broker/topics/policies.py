@@ -13,9 +13,10 @@ would delete what the namespace says is to be kept, or store fewer copies than i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Watch
 from magnetar.proto.errors import (
@@ -23,15 +24,17 @@ from magnetar.proto.errors import (
     InvalidArgument,
     InvalidTopicName,
     MagnetarError,
+    NotEnoughBookies,
     ServiceNotReady,
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
-from magnetar.proto.policies import Policies, PolicyInForce
+from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
 
 from ..log.durability import Durability
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import NamespaceRecord, namespace_path, replace
+from ..resources.stores import Ledgers
 from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 
@@ -46,6 +49,10 @@ class Resolved(NamedTuple):
     """Levels with their names, the one that counts first; the last one has every policy but `subscription_ttl_ms`."""
 
     levels: list[tuple[str, Policies]]
+
+    def with_own(self, policies: Policies) -> Resolved:
+        """With others at the level that counts first."""
+        return Resolved([(self.levels[0][0], policies), *self.levels[1:]])
 
     @property
     def retention(self) -> tuple[int, int, str]:
@@ -287,6 +294,35 @@ class NamespacePolicies:
 def _conflict(what: str) -> VersionConflict:
     """Somebody changed the policies since they were read."""
     return VersionConflict(f"the policies of {what} have changed since they were read; read them again")
+
+
+def check_possible(
+    ledgers: Ledgers, broker_groups: Iterable[str], before: Resolved, policies: Policies
+) -> None:
+    """Of changed policies of the first level. Raises InvalidArgument where bookies or brokers are missing for them.
+
+    Those that are down for the moment, as far as that can be told, are not.
+    """
+    after = before.with_own(policies)
+    if after.durability != before.durability:
+        durable = after.durability
+        try:
+            ledgers.check_placement(
+                Striping(*durable[:3]), durable.minimum_write_quorum, durable.bookie_group
+            )
+        except NotEnoughBookies as error:
+            raise InvalidArgument(
+                f"no ledger could be made with these policies: {error.message}. To set them before the bookies are there, "
+                "allow fewer copies until then (minimum_write_quorum, --minimum-write-quorum), or others than those of a "
+                "group (bookie_group=preferred:NAME)"
+            ) from None
+    text = policies.broker_group or ""
+    group = PlacementGroup.parse(text, "broker_group")
+    if group.strict and text != before.levels[0][1].broker_group and group.name not in broker_groups:
+        raise InvalidArgument(
+            f"broker_group={group.name}: no broker has the setting [broker] group={group.name}, so that nobody could "
+            f"serve the topics; start one first, or set preferred:{group.name}"
+        )
 
 
 def check_namespace(namespace: str) -> str:

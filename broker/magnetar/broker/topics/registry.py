@@ -77,6 +77,7 @@ class Broker:
         self.settings = settings
         self.ownership: Ownership = ownership or SoleBroker(settings.name, settings.service_url)
         self._metadata = metadata
+        self.ledgers = ledgers
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
         self.publish_budget = ByteBudget(settings.publish_bytes)
@@ -205,7 +206,7 @@ class Broker:
         """Looks at every topic, in turns of the loop."""
         found = {
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
-            for bookie in self._components.ledgers.suspects()
+            for bookie in self.ledgers.suspects()
         }
         degraded = 0
 

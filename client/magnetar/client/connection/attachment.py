@@ -82,6 +82,7 @@ class Attachment:
         if self._closed:
             return
         self._owner.detached()
+        self._pool.note_attached(self, False)
         follow = self._pool.moved(self._topic, error)
         if self._attaching:
             self._lost_again = True
@@ -120,6 +121,7 @@ class Attachment:
         if not self._closed:
             self._closed = True
             self._owner.detached()
+            self._pool.note_attached(self, True)
             self._owner.gave_up(error)
             if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()
@@ -127,6 +129,7 @@ class Attachment:
     def close(self) -> None:
         """Stops trying. The pool awaits the end of what was under way."""
         self._closed = True
+        self._pool.note_attached(self, True)
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -154,6 +157,7 @@ class Attachment:
                 self._owner.detached()
                 return False
             self._attached_at = asyncio.get_running_loop().time()
+            self._pool.note_attached(self, True)
             return True
         finally:
             self._attaching = False

@@ -21,13 +21,14 @@ from .lookups import Lookups
 from .retries import until_answered
 
 # What leaving (closing a producer or consumer) waits for the broker's answer: leaving works without it as well.
-_LEAVE_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
     """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections.
 
-    cluster: counts the switches to another cluster; a message id is of the cluster in which it was received.
+    cluster: counts the switches to another cluster; a message id is of the cluster in which it was received. state: see
+    Client.connection_state.
     """
 
     def __init__(self, service: ServiceUrl, options: ClientOptions, clock: Clock, rng: random.Random) -> None:
@@ -36,6 +37,8 @@ class ConnectionPool:
         self.clock = clock
         self.rng = rng
         self.cluster = 0
+        self.state = "connected"
+        self._detached: dict[object, None] = {}
         self._ending = TaskSet("end of a client's work")
         self._use(service)
 
@@ -47,6 +50,22 @@ class ConnectionPool:
     def service(self) -> ServiceUrl:
         """Of the cluster that is used."""
         return self._brokers.service
+
+    def note_attached(self, who: object, attached: bool) -> None:
+        """What had a broker has none now, or it has one again, or wants none any more."""
+        if attached:
+            self._detached.pop(who, None)
+        else:
+            self._detached[who] = None
+        self.set_state("reconnecting" if self._detached else "connected")
+
+    def set_state(self, state: str) -> None:
+        """From "closed" there is no way back."""
+        if self.state not in (state, "closed"):
+            self.state = state
+            if self.options.on_connection_state is not None:
+                # In a turn of its own: what it raises is logged, and what it calls finds nothing half done.
+                asyncio.get_running_loop().call_soon(self.options.on_connection_state, state)
 
     async def to_service(self) -> BrokerConnection:
         """To any broker of the cluster."""
@@ -88,7 +107,7 @@ class ConnectionPool:
     async def tell_leaving(self, connection: BrokerConnection, command: Command) -> None:
         """Tells the broker that a producer or consumer is closed; it finds out itself if that fails."""
         with contextlib.suppress(MagnetarError):
-            await connection.request(command, min(_LEAVE_TIMEOUT_S, self.options.operation_timeout))
+            await connection.request(command, min(LEAVE_TIMEOUT_S, self.options.operation_timeout))
 
     async def probe(self, service: ServiceUrl) -> MagnetarError | None:
         """Whether a cluster answers: None, or what connecting to it failed with."""

@@ -11,16 +11,19 @@ that out. Both wait here: on a lost connection the broker delivers everything ag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, encode_rows
-from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import begin
 
 from ..connection.broker_connection import BrokerConnection
+from ..connection.pool import LEAVE_TIMEOUT_S
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
 from ..options import ConsumerOptions, check_delay
 from .acks import AckTracker, NackTracker, UnackedTracker
@@ -65,7 +68,7 @@ class Acknowledger:
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
         """See Consumer.ack."""
         if receipt:
-            self._session.check_open()
+            self._check_open()
             rows, spans = _rows_and_spans(messages, self._session.cluster)
             self._receipt_rows += rows
             self._receipt_spans += spans
@@ -91,7 +94,7 @@ class Acknowledger:
 
     async def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
         """See Consumer.ack_cumulative."""
-        self._session.check_open()
+        self._check_open()
         if self._options.type not in _CUMULATIVE_TYPES:
             raise InvalidArgument(
                 f"ack_cumulative on a {self._options.type} subscription would acknowledge what other consumers hold; use ack"
@@ -114,7 +117,7 @@ class Acknowledger:
 
     def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
         """See Consumer.nack."""
-        self._session.check_open()
+        self._check_open()
         if delay is not None:
             check_delay("delay", delay)
         now = self._loop.time()
@@ -158,7 +161,7 @@ class Acknowledger:
         elif isinstance(messages, MessageBatch) and _is_range(messages):
             acks.add_range(messages[0].delivery, messages[0].index, messages[-1].index + 1)
         else:
-            self._session.check_open()
+            self._check_open()
             for message in _iterated(messages):
                 if message.__class__ is Message:
                     acks.add(message)
@@ -166,7 +169,7 @@ class Acknowledger:
                     acks.add_id(_checked_id(message))
 
     def _schedule_flush(self) -> None:
-        self._session.check_open()
+        self._check_open()
         self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self.flush)
 
     def flush(self) -> None:
@@ -190,11 +193,16 @@ class Acknowledger:
     async def _receipt(self) -> None:
         task = self._next_receipt
         if task is None:
-            task = self._next_receipt = awaited(
-                self._request_receipt(self._session.cluster), f"ack {self._session.what}"
+            task = self._next_receipt = begin(
+                self._request_receipt(self._session.cluster),
+                f"ack {self._session.what}",
+                lambda done: done.cancelled() or done.exception(),  # those who waited may all have gone
             )
-        # Shielded: one who stops waiting must not take the receipt from the others.
-        await asyncio.shield(task)
+        # Not awaited itself: one who stops waiting must not take the receipt from the others.
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise self._closed()
+        task.result()
 
     async def _request_receipt(self, cluster: int) -> None:
         """Runs one loop turn after it was asked for, with everything acknowledged until then."""
@@ -315,21 +323,37 @@ class Acknowledger:
         self.forget_nacks()
 
     async def settle(self) -> None:
-        """Sends what is queued and waits for receipts, before the consumer closes."""
-        self.flush()
-        tasks = self._receipt_tasks()
-        if tasks and self._session.connection is not None:
-            await asyncio.wait(tasks, timeout=self._session.pool.options.operation_timeout)
+        """Sends what is queued and waits for receipts, before the consumer closes; for a broker it waits 5 s at most."""
+        timeout = self._session.pool.options.operation_timeout
+        with contextlib.suppress(TimeoutError):
+            if self._session.connection is None and (self._acks or self._receipt_tasks()):
+                async with asyncio.timeout(min(LEAVE_TIMEOUT_S, timeout)):
+                    await self._session.attached.wait()
+            self.flush()
+            async with asyncio.timeout(timeout):
+                while tasks := self._receipt_tasks():
+                    await asyncio.wait(tasks)
 
     def end(self) -> None:
-        """The consumer closes now: sends what can be sent without waiting, ends timers and tasks."""
+        """The consumer is closed now: sends what can be sent without waiting, ends timers and tasks."""
         self.flush()
+        self._group_limit = sys.maxsize  # what is acknowledged later is to be refused, not sent
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()
         for task in self._receipt_tasks():
             task.cancel()
             self._session.pool.await_end(task)
+
+    def _check_open(self) -> None:
+        if self._session.closed and self._session.failure is None:
+            raise self._closed()
+        self._session.check_open()
+
+    def _closed(self) -> MagnetarError:
+        return AlreadyClosed(
+            f"{self._session.what} is closed; open another one, which gets what was not acknowledged before"
+        )
 
     def _receipt_tasks(self) -> list[asyncio.Task[None]]:
         return [*self._unanswered, *filter(None, [self._next_receipt])]

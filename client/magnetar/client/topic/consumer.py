@@ -126,6 +126,7 @@ class TopicConsumer:
         self._turn_end: asyncio.Handle | None = None  # until then `_ahead` messages may be taken
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
+        self.stopped = False  # nothing is handed out any more
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
@@ -141,11 +142,11 @@ class TopicConsumer:
         return self._current
 
     async def refill(self, taking: Taking) -> bool:
-        """Opens the next delivery, waiting for it; False when closed. Raises what ended the consumer, or of a damage."""
+        """Opens the next delivery, waiting for it; False when stopped. Raises what ended the consumer, or of a damage."""
         while True:
             if length_hint(self._current):
                 return True  # another task was faster, and left something
-            if self._session.closed:
+            if self.stopped:
                 return False
             if self.withholds:
                 await self.hand_out(taking)
@@ -160,19 +161,20 @@ class TopicConsumer:
             await self._arrived.wait()
 
     async def refill_now(self, taking: Taking) -> bool:
-        """Opens the next delivery if it is here. Raises AlreadyClosed, what ended the consumer, or of a damage."""
+        """Opens the next delivery if it is here. Raises what ended the consumer, or of a damage."""
         while not length_hint(self._current):
             if self.withholds:
                 await self.hand_out(taking)
             elif not self.open_next():
-                self._session.check_open()
-                self.found_empty()
+                if not self.stopped:
+                    self._session.check_open()
+                    self.found_empty()
                 return False
         return True
 
     def open_next(self) -> bool:
         """Opens a delivery that is here, though it may have nothing to hand out; False if none is. Raises of a damage."""
-        if not self._queue or self._seeking or self._shown < len(self._open):
+        if not self._queue or self._seeking or self.stopped or self._shown < len(self._open):
             return False
         self._open_next()
         return True
@@ -470,12 +472,20 @@ class TopicConsumer:
             self._session.connection.send(CloseConsumer(0, self._session.id).encode())
         self._attachment.lost(error)
 
+    def stop(self) -> None:
+        """See Receiving."""
+        if not self.stopped:
+            self.stopped = True
+            self._take_back()
+            self._drop_local()
+            self._wake()
+
     async def close(self) -> None:
         """See Receiving. Cancelled, it does not wait for the broker."""
+        self.stop()
         async with self._closing:
             try:
                 if not self._session.closed:
-                    self._session.closed = True
                     await self.acknowledger.settle()
             except BaseException:
                 self.abandon()
@@ -492,16 +502,15 @@ class TopicConsumer:
 
     def _end(self) -> BrokerConnection | None:
         """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
+        self.stop()
         self._session.closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
-        self._take_back()
         self.acknowledger.end()
         connection = self._session.connection
         self._attachment.close()
         self.detached()
-        self._drop_local()
-        self._wake_all()
+        self._session.attached.set()  # it is not attached again
         self._on_closed()
         return connection
 
@@ -587,16 +596,13 @@ class TopicConsumer:
     def gave_up(self, error: MagnetarError) -> None:
         """Nothing more will come."""
         self._session.failure = error
-        self._wake_all()
+        self._session.attached.set()
+        self._wake()
 
     def _wake(self) -> None:
         self._arrived.set()
         if self._on_wake is not None:
             self._on_wake(self)
-
-    def _wake_all(self) -> None:
-        self._wake()
-        self._session.attached.set()
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
         """A DELIVER frame."""
@@ -654,7 +660,7 @@ class TopicConsumer:
     def _grant(self) -> None:
         self._window.charge(self._queued_bytes)
         connection = self._session.connection
-        if connection is None or self._paused:
+        if connection is None or self._paused or self.stopped:
             return
         permits = self._window.grant(self._queued_messages, self._queued_bytes)
         if permits is not None:
