@@ -8,8 +8,6 @@ SPARK_STAMP := $(VENV)/.spark
 DEMO_STAMP := $(VENV)/.demo-data
 DEMO_VENV := build/demo
 
-KILLS ?= 50
-CRASH_SECONDS ?= 30
 SEEDS ?= 100
 FILES ?=
 BASE ?= HEAD
@@ -30,7 +28,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -106,15 +104,15 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 
 sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, its repairs, deferred sync, standalone, a cluster of brokers
 	@echo "make sim: seeds 0..$(SEEDS)-1 of ledgers on a cluster of bookies"
-	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster that repairs itself"
-	@PYTHONPATH=tests $(PY) -m sim.runner repair --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner repair --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of writers with deferred sync on that cluster"
-	@PYTHONPATH=tests $(PY) -m sim.runner deferred --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner deferred --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
-	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster of brokers and bookies"
-	@PYTHONPATH=tests $(PY) -m sim.runner cluster --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner cluster --seeds $(SEEDS) --failed-once $(ARGS)
 
 teeth: SEEDS = 200
 teeth: $(STAMP) ## plant each known defect in the simulations; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
@@ -127,15 +125,21 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 	@echo "make model: breadth-first model check of the ledger protocol's cores"
 	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
-crash: $(SPARK_STAMP) ## kill -9 the service KILLS times (default 50) in six ways; faults of a cluster, each run CRASH_SECONDS (default 30)
-	@MAGNETAR_KILLS=$(KILLS) MAGNETAR_CRASH_SECONDS=$(CRASH_SECONDS) MAGNETAR_BOOKIE_LOSSES=4 MAGNETAR_FRAMES=100000 \
-		$(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py \
-		tests/crash/test_bookie_loss.py tests/crash/test_bad_bytes.py tests/crash/cluster \
-		tests/integration/test_rolling_restart.py $(ARGS)
+# The goals below run long forms, those of tests/support/long_form.py: LONG=2 for twice as much of each, LONG=0.1 for a tenth.
+crash machines spark: export LONG ?= 1
 
-spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
-	@MAGNETAR_JVM=1 MAGNETAR_SPARK_LONG=1 MAGNETAR_SPARK_SEEDS=10 $(PY) -m pytest -q --no-header \
-		tests/integration/spark_jobs/test_commands.py tests/integration/spark_shells tests/integration/spark/test_kill.py tests/integration/spark/test_random_histories.py tests/integration/spark/test_random_losses.py $(ARGS)
+crash: $(SPARK_STAMP) ## kill -9 the service 50 times in six ways, crash at every disk call, faults of a cluster for 30 s each; LONG=2 twice that
+	@$(PY) -m pytest -q -s --no-header tests/crash tests/integration/test_rolling_restart.py $(ARGS)
+
+machines: $(STAMP) ## thousands of examples for the state machines of Hypothesis, other ones each time; LONG=2 twice as many
+	@$(PY) -m pytest -q --no-header -n $(WORKERS) tests/unit/bookie/test_machines_bookie.py tests/unit/bookie/test_machine_index.py \
+		tests/unit/bookie/gc/test_machine_gc.py tests/unit/broker/test_dispatch_machine.py tests/unit/broker/test_subscription_machine.py $(ARGS)
+
+spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run all tests of the data pipeline: its commands, and every way of packaging it, in Java machines of their own
+	@$(PY) -m pytest -q --no-header tests/integration/spark tests/integration/spark_jobs tests/integration/spark_shells $(ARGS)
+
+long: $(SPARK_STAMP) $(DEMO_STAMP) ## run sim, teeth, model, machines, crash, spark and stutter, some hours; their output is in build/long, one table at the end
+	@PYTHONPATH=tests $(PY) -m support.long_run $(if $(ONLY),$(ONLY),sim teeth model machines crash spark stutter)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

@@ -18,9 +18,9 @@ pytest-xdist (`-n`) one worker, which counts as a failure of that test and is re
 
 A test of processes carries the marker `real` (support.real_tests); with `--second-try` one or two of them that failed run
 once more, alone (support.second_try). All others decide the same each time: Hypothesis tries the same examples in every run,
-and others only where MAGNETAR_EXAMPLES asks for more.
+and others only in the long form (support.long_form).
 
-A test that starts Java machines of its own carries the marker `jvm`, and is left out unless MAGNETAR_JVM is set.
+A test of Spark that carries the marker `spark` is left out unless SPARK or LONG is set (support.long_form).
 
 What runs in one worker is decided in support.workers.
 """
@@ -41,6 +41,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.long_form import LONG
 from support.real_tests import RealTests
 from support.second_try import SecondTry
 from support.sim import SimLoop
@@ -58,7 +59,7 @@ settings.register_profile(
     "shared cores",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="MAGNETAR_EXAMPLES" not in os.environ,
+    derandomize=not LONG,
 )
 settings.load_profile("shared cores")
 
@@ -162,8 +163,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the long units first; bound every async test from inside its loop; see the module docstring."""
-    if not os.environ.get("MAGNETAR_JVM"):
-        left_out = [item for item in items if item.get_closest_marker("jvm")]
+    if not (LONG or os.environ.get("SPARK")):
+        left_out = [item for item in items if item.get_closest_marker("spark")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not starts_early(item.nodeid))

@@ -1,13 +1,12 @@
 """Raw bytes thrown at the ports of a real service: it answers or closes, goes on serving, and does not grow.
 
-20,000 mutated frames (100,000 in `make crash`, MAGNETAR_FRAMES for more), before and after the handshake, at the ports of
+20,000 mutated frames (100,000 in the long form), before and after the handshake, at the ports of
 broker and bookie: valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import struct
 from pathlib import Path
@@ -20,12 +19,13 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from support.long_form import times
 from support.service import Service, resident_bytes
 
 pytestmark = pytest.mark.real
 
 
-FRAMES = int(os.environ.get("MAGNETAR_FRAMES", "20000"))
+FRAMES = times(20_000, 100_000)
 # Few: a frame whose border is lost ends its connection, and what follows it there is not read.
 FRAMES_PER_CONNECTION = 5
 MAX_GROWTH_BYTES = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ Afterwards a second client recovers the last ledger, which its writer left open,
 * and no task and no process is left.
 
 `make test` runs a kill and two hangs, and bounds stalls so generously that a busy machine passes. `make crash` runs 4 kills
-and 2 hangs in each test, and prints the figures: `MAGNETAR_BOOKIE_LOSSES=20` for 20 kills and 10 hangs.
+and 2 hangs in each test, and prints the figures; with LONG=5 20 kills and 10 hangs.
 Goals: kill, 99 of 100 stalls at most 1 s; hang, at most the add timeout and 1 s.
 """
 
@@ -43,12 +43,13 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import BookieFleet
 from support.ledger_load import LedgerLoad, LoadedLedger, payload_of
+from support.long_form import times
 from support.memory_metadata import MemoryMetadataStore
 
 pytestmark = pytest.mark.real
 
 
-LOSSES = int(os.environ.get("MAGNETAR_BOOKIE_LOSSES", "0"))
+LOSSES = times(0, 4)
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 RATE = 5000
 ENTRY_BYTES = 512

@@ -1,6 +1,6 @@
 """A crash, or a fault, at every single disk call of a bookie; again at the calls of the recovery (scorecard 7 and 15).
 
-MAGNETAR_CRASH_SEEDS=20 runs that many seeds of each workload instead of 1, and crashes at every call of each recovery. A
+The long form runs 20 seeds of each workload instead of 1, and crashes at every call of each recovery. A
 failure names its seed and calls: `crash_and_verify(seed, call, power=..., again=..., case=...)` replays it.
 """
 
@@ -19,6 +19,7 @@ import pytest
 from magnetar.bookie.device import ProcessDiskWorker
 from magnetar.bookie.device.disk_process import ANSWER
 from magnetar.proto.errors import DiskFull, StorageFailed
+from support.long_form import LONG, times
 from support.storage_check import WIDE, Machine, Session
 from support.storage_workload import (
     ADDS_BESIDE,
@@ -37,8 +38,7 @@ from support.storage_workload import (
     workload,
 )
 
-SEEDS = int(os.environ.get("MAGNETAR_CRASH_SEEDS", "1"))
-LONG = SEEDS > 1
+SEEDS = times(1, 20)
 TIMEOUT_S = 3600 if LONG else 120
 # Crashes in each recovery, and the calls that it makes.
 SAMPLES = 1

@@ -2,7 +2,7 @@
 
 On a file system of 64 MB of the test's own; where none can be made the test is skipped, and the simulated disk with a
 capacity stands for it (`test_every_disk_call.py`, ENOSPC at every call).
-MAGNETAR_FULL_DISKS=50 fills it that many times.
+The long form fills it 50 times.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.proto.errors import BookieReadOnly, LedgerFenced, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import KIB, MIB, entry
+from support.long_form import times
 from support.storage_small_disk import SmallDisk
 
 PATH = os.pathsep.join([str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-TIMES = int(os.environ.get("MAGNETAR_FULL_DISKS", "1"))
+TIMES = times(1, 50)
 READ_ONLY_WITHIN_S = 5.0
 BACK_WITHIN_S = 30.0
 BOOKIE = "small"

@@ -25,14 +25,14 @@ import pytest
 from magnetar.client import Client, Message, connect
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
+from support.long_form import LONG, times
 from support.service import Service
 
 pytestmark = pytest.mark.real
 
 
 # 50 kills in each of six ways in the long form, `make crash`; the short one has three: each victim, and both disks.
-LONG = "MAGNETAR_KILLS" in os.environ
-KILLS = int(os.environ.get("MAGNETAR_KILLS", "4"))
+KILLS = times(4, 50)
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 TOPIC = "kills"
 

@@ -1,7 +1,7 @@
 """kill -9 of a real bookie while it flushes, rolls, deletes logs and compacts, all at once and all the time.
 
 "lossy": the journal writers keep what they have not synced in memory, so that killing them loses it as a power failure
-would. What was acknowledged is counted against what the next process serves; MAGNETAR_KILLS=50 kills it that often.
+would. What was acknowledged is counted against what the next process serves; the long form kills it 50 times.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound
 from support.bookie_kit import add, entry
+from support.long_form import times
 from support.storage_load_child import DeletedLedgers, open_loaded_bookie, payload
 
 TESTS = Path(__file__).parents[1]
-KILLS = int(os.environ.get("MAGNETAR_KILLS", "1"))
+KILLS = times(1, 50)
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 20 * KILLS), pytest.mark.real]
 
 

@@ -1,14 +1,13 @@
 """Bits flip on a bookie's disk: each is detected, no wrong byte is served, damage is never "no such entry" (rule 8).
 
-One bit in each 4 KiB page of every file, after a crash that left journals, entry logs and index; MAGNETAR_FLIPS=8 flips
-that many in each page. The journal's last group would look like a torn tail, but for the record behind it that says so once
+One bit in each 4 KiB page of every file, after a crash that left journals, entry logs and index; the long form flips
+eight in each page. The journal's last group would look like a torn tail, but for the record behind it that says so once
 nothing was written for a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 import shutil
@@ -34,10 +33,11 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, open_real, small_settings
+from support.long_form import times
 from support.storage_check import SETTINGS, Broken, Machine, Session
 from support.storage_workload import workload
 
-FLIPS = int(os.environ.get("MAGNETAR_FLIPS", "1"))
+FLIPS = times(1, 8)
 PAGE_BYTES = 4096
 # RocksDB writes them and never reads them.
 NOT_READ = ("LOG", "LOCK")

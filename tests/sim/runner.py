@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from sim import defects
+from sim.failed_once import FAILED_ONCE
 from sim.report import Report, Tally, replay_command
 from sim.worker import Worker, play, scenario_named
 
@@ -230,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="play this one seed in this process")
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--twice", action="store_true", help="play each seed in two processes and compare")
+    parser.add_argument("--failed-once", action="store_true", help="play the seeds of sim.failed_once first")
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument(
         "--progress", type=float, default=PROGRESS_S, help="seconds from one line to the next"
@@ -244,10 +246,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.defect:
             defects.plant(options.defect)
         return play_one(options.scenario, options.seed, trace=options.trace)
-    seeds = range(options.first, options.first + options.seeds)
+    seeds: Sequence[int] = range(options.first, options.first + options.seeds)
     if options.defect:
         names = defects.defects_of(options.scenario) if options.defect == "all" else [options.defect]
         return 1 if try_defects(options.scenario, names, seeds, options.catches) else 0
+    if options.failed_once:
+        seeds = [*(seed for seed in FAILED_ONCE.get(options.scenario, ()) if seed not in seeds), *seeds]
     return soak(
         options.scenario,
         seeds,

@@ -14,7 +14,8 @@ from support.cluster.processes import ClusterProcesses, Daemon, Shape
 from support.cluster.replicas import Replicas, count_replicas
 from support.cluster.run import load_plan, round_of
 from support.cluster.schedule import schedule
-from support.cluster.scorecard import BROKERS, ROUND_S, SECONDS, SEED, Recorder, Row, long_form
+from support.cluster.scorecard import BROKERS, ROUND_S, SECONDS, SEED, Recorder, Row
+from support.long_form import long_form
 from support.storage_small_disk import SmallDisk
 from support.zookeeper import Ensemble
 

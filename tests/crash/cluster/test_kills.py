@@ -26,8 +26,8 @@ from support.cluster.scorecard import (
     TOPICS,
     Recorder,
     Row,
-    long_form,
 )
+from support.long_form import long_form
 from support.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(int(300 + 4 * SECONDS))]

@@ -20,8 +20,8 @@ from support.cluster.scorecard import (
     SEED,
     Recorder,
     Row,
-    long_form,
 )
+from support.long_form import long_form
 from support.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(int(300 + 4 * SECONDS))]

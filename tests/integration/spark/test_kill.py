@@ -128,7 +128,7 @@ def bookie_ledgers(service: Service) -> set[int]:
     return asyncio.run(work())
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_and_the_service_were_killed(
     spark: Any, own_service: Service, tmp_path: Path
 ) -> None:

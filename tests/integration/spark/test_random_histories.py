@@ -7,7 +7,6 @@ rows between its offsets, also when another process asks for it again; each rang
 from __future__ import annotations
 
 import json
-import os
 import random
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+from support.long_form import times
 from support.service import Service
 from support.spark_topics import Sent, Topics, full
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.rea
 
 COLUMNS = ("topic", "offset", "message_id", "append_time", "value")
 STEPS = 40
-SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "2"))
+SEEDS = times(2, 10)
 
 
 class Stored(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import random
 import re
 import shutil
@@ -32,6 +31,7 @@ from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows
+from support.long_form import times
 from support.service import Service
 from support.spark_tasks import LocalSession
 from support.spark_topics import Topics, full
@@ -39,7 +39,7 @@ from support.spark_topics import Topics, full
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.real]
 
 STEPS = 80
-SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "2"))
+SEEDS = times(2, 10)
 LEASE_S = 0.4
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
 from collections import Counter
@@ -26,6 +25,7 @@ from magnetar.cli.app import app
 from magnetar.ledger import LedgerSettings, StaticBookies, TcpTransport
 from magnetar.proto.commands import TopicLedgers
 from magnetar.runtime.connection import ConnectionOptions
+from support.long_form import LONG
 from support.service import Service
 from support.spark_command import QUICK, Ended, SparkCommand
 from support.spark_topics import Topics, full
@@ -34,7 +34,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.rea
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
-LONG = bool(os.environ.get("MAGNETAR_SPARK_LONG"))
 Start = Callable[..., SparkCommand]
 Run = Callable[..., Ended]
 
@@ -111,7 +110,7 @@ def table(out: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 def test_compact_into_a_topic_and_as_parquet(
     start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -142,7 +141,7 @@ def test_compact_into_a_topic_and_as_parquet(
     assert line.endswith("name a new one, or delete it first: magnetar topics delete c-compacted")
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 def test_archive_and_back_and_a_range_of_the_topic_marked(
     run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -178,7 +177,7 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
     ]
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 def test_an_audit_that_finds_something_ends_with_1(
     run: Run, service: Service, topics: Topics, produce: Callable[..., None]
 ) -> None:
@@ -215,7 +214,7 @@ def event_times(minutes: range) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -241,7 +240,7 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     assert all(row["messages"] in (3, 4) for row in figures)
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )

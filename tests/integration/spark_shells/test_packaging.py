@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -19,14 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from support.long_form import long_form
 from support.service import Service
 from support.spark_programs import Program, spark_environment
 from support.spark_topics import Sent, Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
-LONG = bool(os.environ.get("MAGNETAR_SPARK_LONG"))
-in_the_long_form = pytest.mark.skipif(not LONG, reason="`make spark` runs it")
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "spark-packaging.md"
 BIN = Path(sys.executable).parent
@@ -162,22 +160,22 @@ print("worker's magnetar:", spark.sparkContext.parallelize([1], 1).mapPartitions
 """
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
 def test_an_environment_as_an_archive(submit: Callable[..., None]) -> None:
     submit("An environment as an archive", "env-orders")
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
-@in_the_long_form
+@long_form
 def test_packages_as_an_archive(submit: Callable[..., None], worker: Path) -> None:
     submit("Packages as an archive", "deps-orders", ("/usr/bin/python3", str(worker / "bin" / "python")))
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
-@in_the_long_form
+@long_form
 def test_py_files(submit: Callable[..., None], worker: Path, programs: Path) -> None:
     names = "msgpack msgspec xxhash lz4 zstandard uvloop pyarrow"
     assert names in section("`--py-files`")

@@ -18,7 +18,7 @@ PAGE = TESTS.parent / "docs" / "spark-tutorial.md"
 ROLLUP, JOB = PAGE.with_name("spark-rollup.md"), PAGE.with_name("spark-job.md")
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
 def test_the_tutorial_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
     assert check(PAGE, service, tmp_path) >= 10
@@ -27,7 +27,7 @@ def test_the_tutorial_prints_what_it_shows(service: Service, tmp_path: Path) -> 
     assert (PAGE.parent / "spark-tutorial.svg").read_text().count("<path") > 20
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
 def test_the_rollup_step_by_step_prints_what_it_shows(tmp_path: Path) -> None:
     service = Service(tmp_path / "data")  # in that of all tests other messages may be in topics of that name
@@ -38,7 +38,7 @@ def test_the_rollup_step_by_step_prints_what_it_shows(tmp_path: Path) -> None:
         service.stop()
 
 
-@pytest.mark.jvm
+@pytest.mark.spark
 @pytest.mark.real
 def test_the_job_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
     assert check(JOB, service, tmp_path) == 5

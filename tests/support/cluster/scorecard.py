@@ -2,7 +2,7 @@
 
 | variable | default | what |
 |---|---|---|
-| MAGNETAR_CRASH_SECONDS | unset | length of each run; unset: the short form of the shortest runs alone, as in `make test` |
+| LONG | unset | 30 s for each run, times LONG; unset: the short form of the shortest runs alone, as in `make test` |
 | MAGNETAR_SEED | 1 | decides every fault; run N of several takes seed + N |
 | MAGNETAR_CRASH_RATE | 1000 | messages a second |
 | MAGNETAR_CRASH_BROKERS | 2 | in each cluster |
@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import pytest
 from rich.table import Table
 
+from support.long_form import FACTOR, LONG
+
 PROPERTY = "scorecard"
 QUICK_S = 8.0
+RUN_S = 30.0  # in the long form
 
-LONG = "MAGNETAR_CRASH_SECONDS" in os.environ
-SECONDS = float(os.environ.get("MAGNETAR_CRASH_SECONDS", QUICK_S))
+SECONDS = RUN_S * FACTOR if LONG else QUICK_S
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 RATE = int(os.environ.get("MAGNETAR_CRASH_RATE", "1000"))
 BROKERS = int(os.environ.get("MAGNETAR_CRASH_BROKERS", "2"))
@@ -34,7 +36,6 @@ ROUND_S = SECONDS / ROUNDS
 # What a machine that is busy with other things may add to a time before a test fails; the table shows the bare figures.
 BUSY_S = 10.0
 
-long_form = pytest.mark.skipif(not LONG, reason="runs in `make crash`, which sets MAGNETAR_CRASH_SECONDS")
 several_brokers = pytest.mark.skipif(BROKERS < 2, reason="needs several brokers: MAGNETAR_CRASH_BROKERS=2")
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from magnetar.bookie.index import LedgerRecord, Location, LocationIndex, RocksLocationIndex
 from support.index_model import ModelLocationIndex, ModelStorage
+from support.long_form import times
 
 ledger_ids = st.sampled_from([0, 1, 2, 2**64 - 1])
 entry_ids = st.sampled_from([0, 1, 2, 3, 7, 2**64 - 2])
@@ -127,7 +128,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(
-    max_examples=int(os.environ.get("MAGNETAR_EXAMPLES", "20")),
+    max_examples=times(20, 1000),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -3,14 +3,13 @@
 Hypothesis chooses the steps and shrinks a failing run to the few that matter; the model is `Promises`, dictionaries of what
 was acknowledged. The bookie runs on a simulated disk that loses and tears what was not synced.
 
-MAGNETAR_EXAMPLES=2000 runs that many histories instead of 150.
+The long form runs 2,000 histories instead of 150.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -21,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from magnetar.proto.errors import MagnetarError
 from support.inline_devices import InlineJournalDevice
+from support.long_form import LONG, times
 from support.storage_check import SETTINGS, WIDE, Broken, Machine, Session
 from support.storage_index import CountedIndex
 
-EXAMPLES = int(os.environ.get("MAGNETAR_EXAMPLES", "150"))
-LONG = EXAMPLES > 150
+EXAMPLES = times(150, 2000)
 LEDGERS = st.integers(1, 4)
 ENTRIES = st.integers(0, 12)
 SIZES = st.sampled_from([50, 700, 2000, 5000])

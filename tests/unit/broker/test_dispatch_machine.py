@@ -5,7 +5,6 @@ acknowledgements are right, permits and caps are overdrawn by less than a batch;
 message that is not acknowledged is delivered. The core checks its own invariants after every instruction on top of that.
 """
 
-import os
 from collections.abc import Sequence
 
 from hypothesis import Phase, settings
@@ -19,6 +18,7 @@ from magnetar.broker.dispatch.core.selection import key_shared
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
 from support.dispatch_kit import Delivered, DispatchWorld
+from support.long_form import LONG, times
 
 BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 LARGEST_BATCH = 4
@@ -558,9 +558,9 @@ class SkippingMachine(DispatchMachine):
 
 TestDispatchMachine = SkippingMachine.TestCase
 TestDispatchMachine.settings = settings(
-    max_examples=int(os.environ.get("MAGNETAR_EXAMPLES", "40")),
+    max_examples=times(40, 1000),
     stateful_step_count=100,
     deadline=None,
     # A long run tells what it found; making it smaller takes minutes.
-    phases=[phase for phase in Phase if phase is not Phase.shrink or "MAGNETAR_EXAMPLES" not in os.environ],
+    phases=[phase for phase in Phase if phase is not Phase.shrink or not LONG],
 )

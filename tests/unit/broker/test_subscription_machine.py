@@ -4,11 +4,10 @@ Everything is real from the listener to the cursor ledgers, which are in memory.
 they do it, and sees each delivery when it is sent. After each step it compares what must have come. In the end everything
 is acknowledged, and the cursors stand at the end of the topic.
 
-MAGNETAR_EXAMPLES=100 plays so many runs of 500 steps.
+The long form plays 100 runs of 500 steps.
 """
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
@@ -26,6 +25,7 @@ from magnetar.proto.errors import ConnectionLost, TopicNotServed
 from magnetar.proto.ids import MessageId
 from support.broker_kit import TOPIC, FakeClient, FakeClock
 from support.fake_ledger import FakeLedgers
+from support.long_form import LONG, times
 from support.memory_metadata import MemoryMetadataStore
 from support.sim import SimLoop
 
@@ -453,10 +453,10 @@ class TestSubscriptionMachine(SubscriptionMachine.TestCase):  # type: ignore[mis
 
 
 TestSubscriptionMachine.settings = settings(
-    max_examples=int(os.environ.get("MAGNETAR_EXAMPLES", "3")),
+    max_examples=times(3, 100),
     stateful_step_count=500,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     # A long run tells what it found; making it smaller takes minutes.
-    phases=[phase for phase in Phase if phase is not Phase.shrink or "MAGNETAR_EXAMPLES" not in os.environ],
+    phases=[phase for phase in Phase if phase is not Phase.shrink or not LONG],
 )

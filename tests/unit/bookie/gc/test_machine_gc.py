@@ -4,14 +4,13 @@ what is alive stays readable, what was deleted never comes back, and its space d
 The model is `Promises` (what was acknowledged) and the ledgers that metadata has. The bookie runs on a simulated disk which
 loses and tears what was not synced, over an index that loses what was not flushed.
 
-MAGNETAR_EXAMPLES=2000 runs that many histories instead of 60.
+The long form runs 2,000 histories instead of 60.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,10 +26,10 @@ from magnetar.bookie.entry_log.log_writer import LogWriter
 from magnetar.bookie.gc.collector import Collector
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.proto.errors import MagnetarError, RequestTimeout
+from support.long_form import LONG, times
 from support.storage_check import KIB, WIDE, Broken, ListedLedgers, Machine, Session
 
-EXAMPLES = int(os.environ.get("MAGNETAR_EXAMPLES", "60"))
-LONG = EXAMPLES > 60
+EXAMPLES = times(60, 2000)
 SETTINGS = replace(
     WIDE, journal_directories=(), ledger_directories=(), entry_log_bytes=2 * KIB, gc_max_deleted_ratio=1.0
 )
