@@ -28,7 +28,9 @@ def small_settings(data_directory: str, **changes: Any) -> BookieSettings:
         "read_cache_bytes": 64 * KIB,
         "entry_log_bytes": 64 * KIB,
         "max_entry_bytes": 32 * KIB,
+        # However full the disk of this machine is: neither read-only nor a collection of garbage before its time.
         "disk_read_only_ratio": 1.0,
+        "disk_warn_ratio": 1.0,
         "disk_minimum_free_bytes": 0,
         "disk_recovery_bytes": 16 * KIB,
         "lock_timeout_s": 10.0,
