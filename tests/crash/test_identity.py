@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from magnetar.ledger import LedgerSettings, TcpTransport
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import BookieFleet
+from support.forked_commands import run_magnetar
 
 TOPICS = 20
 MESSAGES = 5
@@ -137,12 +136,16 @@ async def test_rule_35_a_bookie_that_comes_back_empty_costs_nothing(tmp_path: Pa
             assert declared is not None, lines[0]
             fleet.processes["b2"].stop()
             shutil.rmtree(tmp_path / "b2")
-            command = [sys.executable, "-m", "magnetar.cli.main", "bookie", "cookie", "--accept-new-disk"]
-            subprocess.run(
-                [*command, declared[1], "--yes", "--data", str(tmp_path / "b2")],
-                check=True,
-                capture_output=True,
+            line = (
+                "bookie",
+                "cookie",
+                "--accept-new-disk",
+                declared[1],
+                "--yes",
+                "--data",
+                str(tmp_path / "b2"),
             )
+            run_magnetar(*line).check_returncode()
             await fleet.start("b2")
             assert await consume_all(broker.url) == {topic: values(topic) for topic in range(TOPICS)}
             async with connect(broker.url) as client:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.client.blocking import Message, connect
+from support.forked_commands import run_magnetar
 from support.service import Service
 
 pytestmark = [pytest.mark.integration, pytest.mark.real]
@@ -35,15 +36,8 @@ def magnetar(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAGNETAR_")}
     if url:
         environment["MAGNETAR_URL"] = url
-    done = subprocess.run(
-        [*MAGNETAR, *arguments],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
-        env=environment,
-        timeout=timeout,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    return run_magnetar(*arguments, stdin=data, environment=environment, timeout=timeout)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:

@@ -19,19 +19,13 @@ import pytest
 from bench.service_process import ServiceFailed, ServiceProcess
 
 from magnetar.client import connect
+from support.forked_commands import run_magnetar
 from support.zookeeper import Ensemble, open_store, zookeeper
 
 __all__ = ["zookeeper"]
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 SESSION_S = 2.0
-
-
-def magnetar(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that ends."""
-    return subprocess.run(
-        [sys.executable, "-m", "magnetar.cli.main", *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 class Cluster:
@@ -54,7 +48,7 @@ class Cluster:
         return ServiceProcess(self.directory / name, command=command, arguments=line)
 
     def status(self) -> dict[str, Any]:
-        found = magnetar("cluster", "status", "--metadata", self.url, "--json")
+        found = run_magnetar("cluster", "status", "--metadata", self.url, "--json")
         assert found.returncode == 0, found.stderr
         status: dict[str, Any] = json.loads(found.stdout)
         return status
@@ -63,7 +57,7 @@ class Cluster:
         return {bookie["id"]: bookie["state"] for bookie in self.status()["bookies"]}
 
     def start(self) -> None:
-        assert magnetar("cluster", "init", "--metadata", self.url).returncode == 0
+        assert run_magnetar("cluster", "init", "--metadata", self.url).returncode == 0
         with ThreadPoolExecutor() as pool:
             list(pool.map(ServiceProcess.start, self.bookies.values()))
         self.broker.start()
@@ -80,7 +74,7 @@ def cluster(zookeeper: Ensemble, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def drain(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return magnetar("cluster", "drain", "--metadata", cluster.url, *arguments)
+    return run_magnetar("cluster", "drain", "--metadata", cluster.url, *arguments)
 
 
 async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
@@ -139,7 +133,7 @@ def test_brokers_and_bundles_from_the_command_line(cluster: Cluster) -> None:
     try:
 
         def run(*arguments: str, fails: bool = False) -> str:
-            done = magnetar(*arguments, *url)
+            done = run_magnetar(*arguments, *url)
             assert (done.returncode != 0) is fails, (arguments, done)
             return done.stderr if fails else done.stdout
 
@@ -230,7 +224,7 @@ def test_rule_35_a_bookie_of_another_cluster_and_a_second_one_of_its_name_are_re
     cluster: Cluster,
 ) -> None:
     other = f"{cluster.url}-other"
-    assert magnetar("cluster", "init", "--metadata", other).returncode == 0
+    assert run_magnetar("cluster", "init", "--metadata", other).returncode == 0
     cluster.bookies["b1"].stop()
     assert "cluster" in refusal("bookie", cluster.directory / "b1", other, "--id", "b1")
     text = refusal("bookie", cluster.directory / "empty", cluster.url, "--id", "b1")
@@ -309,16 +303,16 @@ async def test_rule_22_a_lost_bookie_heals_and_a_drained_one_empties_by_themselv
         assert "bookie b2 can be stopped" in drained.stdout, drained.stderr
         assert not (await asyncio.to_thread(copies, cluster, "orders")).get("b2")
         assert (await asyncio.to_thread(cluster.states))["b2"] == "draining"
-        early = await asyncio.to_thread(magnetar, "cluster", "remove", "--metadata", cluster.url, "b2")
+        early = await asyncio.to_thread(run_magnetar, "cluster", "remove", "--metadata", cluster.url, "b2")
         assert "stop it first" in early.stderr
         await asyncio.to_thread(cluster.bookies["b2"].stop)
-        removed = await asyncio.to_thread(magnetar, "cluster", "remove", "--metadata", cluster.url, "b2")
+        removed = await asyncio.to_thread(run_magnetar, "cluster", "remove", "--metadata", cluster.url, "b2")
         assert removed.returncode == 0, removed.stderr
         assert "b2" not in await asyncio.to_thread(cluster.states)
         assert await consumed(cluster.broker.url, "orders", len(sent)) == sent
-        unknown = await asyncio.to_thread(magnetar, "cluster", "recover", "--metadata", cluster.url, "b9")
+        unknown = await asyncio.to_thread(run_magnetar, "cluster", "recover", "--metadata", cluster.url, "b9")
         assert "there is no bookie b9" in unknown.stderr
-        checked = await asyncio.to_thread(magnetar, "cluster", "check", "--metadata", cluster.url)
+        checked = await asyncio.to_thread(run_magnetar, "cluster", "check", "--metadata", cluster.url)
         assert "ledgers looked at" in checked.stdout, checked.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from bench.service_process import ServiceProcess
 
+from support.forked_commands import run_magnetar
 from support.zookeeper import ensemble_or_skip
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.integration, pytest.mark.real]
@@ -56,8 +55,7 @@ def test_what_is_missing_is_told_and_its_return_is_noticed(tmp_path: Path) -> No
             process.start()
             return process
 
-        line = [sys.executable, "-m", "magnetar.cli.main", "cluster", "init", "--metadata", url]
-        subprocess.run(line, check=True, capture_output=True, timeout=60)
+        run_magnetar("cluster", "init", "--metadata", url).check_returncode()
         bookies = [daemon("bookie", name, "--id", name) for name in ("b1", "b2")]
         quorums = [f"broker.{name}=2" for name in ("ensemble_size", "write_quorum", "ack_quorum")]
         broker = daemon("broker", "broker", *(part for quorum in quorums for part in ("--set", quorum)))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -23,6 +22,7 @@ from magnetar.client import connect
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import MagnetarError
+from support.forked_commands import run_magnetar
 from support.zookeeper import Ensemble, open_store, zookeeper
 
 __all__ = ["zookeeper"]
@@ -32,13 +32,6 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 SETTINGS = ("broker.ensemble_size=2", "broker.write_quorum=2", "broker.ack_quorum=1")
 NO_REPAIR = ("repair.auditor=false", "repair.workers=false", "daemon.session_timeout_s=2")
 REPAIR = ("bookie.gc_interval_s=1", "bookie.checkpoint_interval_s=1", "daemon.session_timeout_s=2")
-
-
-def magnetar(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that ends."""
-    return subprocess.run(
-        [sys.executable, "-m", "magnetar.cli.main", *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 class Cluster:
@@ -58,7 +51,7 @@ class Cluster:
         )
 
     def start(self) -> None:
-        assert magnetar("cluster", "init", "--metadata", self.url).returncode == 0
+        assert run_magnetar("cluster", "init", "--metadata", self.url).returncode == 0
         for daemon in (*self.bookies.values(), self.broker):
             daemon.start()
 
@@ -68,14 +61,14 @@ class Cluster:
         bookie.kill()
         assert bookie.data is not None
         shutil.rmtree(bookie.data)
-        accepted = magnetar(
+        accepted = run_magnetar(
             "bookie", "cookie", "--data", str(bookie.data), "--accept-new-disk", name, "--yes"
         )
         assert accepted.returncode == 0, accepted.stderr
         bookie.start()
 
     def recover(self, ledger_id: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return magnetar("cluster", "recover-ledger", str(ledger_id), "--metadata", self.url, *arguments)
+        return run_magnetar("cluster", "recover-ledger", str(ledger_id), "--metadata", self.url, *arguments)
 
     def open_ledgers(self) -> list[int]:
         async def find() -> list[int]:
@@ -199,7 +192,7 @@ def test_rule_9_an_emptied_bookie_denies_again_what_it_never_had_when_it_was_rep
         assert cluster.recover(ledger_id).returncode == 0
         cluster.replace_disk("b2")
         assert asyncio.run(denial(cluster, "b2", ledger_id)) == "UnknownLedgerState"
-        queued = magnetar("cluster", "recover", "--metadata", cluster.url, "b2")
+        queued = run_magnetar("cluster", "recover", "--metadata", cluster.url, "b2")
         assert queued.returncode == 0, queued.stderr
         deadline = time.monotonic() + 60
         while asyncio.run(denial(cluster, "b2", ledger_id)) != "EntryNotFound":
@@ -213,17 +206,17 @@ def test_the_ledgers_of_a_stopped_standalone_service(tmp_path: Path) -> None:
         stack.callback(service.kill)
         service.start()
         asyncio.run(send(service.url, "orders", [b"lost"]))
-        busy = magnetar("cluster", "recover-ledger", "0", "--data", str(data))
+        busy = run_magnetar("cluster", "recover-ledger", "0", "--data", str(data))
         assert busy.returncode == 1
         assert "is in use by another process" in busy.stderr
         service.kill()
         shutil.rmtree(data / "bookie")
         cookie = ("bookie", "cookie", "--data", str(data), "--accept-new-disk")
-        accepted = magnetar(*cookie, "bookie-1", "--yes")
+        accepted = run_magnetar(*cookie, "bookie-1", "--yes")
         assert accepted.returncode == 0, accepted.stderr
-        looked = magnetar("cluster", "recover-ledger", "0", "--data", str(data))
+        looked = run_magnetar("cluster", "recover-ledger", "0", "--data", str(data))
         assert "--accept-loss -1" in looked.stdout, looked.stderr
-        closed = magnetar(
+        closed = run_magnetar(
             "cluster", "recover-ledger", "0", "--data", str(data), "--accept-loss", "-1", "--yes"
         )
         assert "ledger 0 is closed, and empty" in closed.stdout, closed.stderr

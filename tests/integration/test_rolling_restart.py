@@ -19,8 +19,9 @@ from support.cluster.checker import check
 from support.cluster.figures import Confirmations
 from support.cluster.load import LoadProcess
 from support.cluster.run import load_plan
-from support.cluster.scorecard import long_form
+from support.forked_commands import run_magnetar
 from support.local_cluster import REPOSITORY, LocalCluster
+from support.long_form import long_form
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 RATE = 500
@@ -74,8 +75,8 @@ class Load:
 
 
 def rolling_restart(local: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "magnetar.cli.main", "cluster", "rolling-restart", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=local.environment, timeout=200)
+    line = ("cluster", "rolling-restart", *arguments)
+    return run_magnetar(*line, environment=local.environment, timeout=200)
 
 
 def restart_command() -> tuple[str, str]:

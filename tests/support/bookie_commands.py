@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner
 
 from magnetar.cli.app import app
+from support.forked_commands import run_magnetar
 
 __all__ = ["Run", "documented"]
 
@@ -34,8 +33,7 @@ class Run:
         if data is not None:
             line += ["--data", str(data)]
         if as_process:
-            command = [sys.executable, "-m", "magnetar.cli.main", *line]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+            done = run_magnetar(*line)
             self.code, self.out, self.errors = done.returncode, done.stdout, done.stderr
         else:
             result = CliRunner().invoke(app, line)
