@@ -14,7 +14,8 @@ import pytest
 
 from magnetar.client import Client, connect
 from support.cluster.processes import ClusterProcesses, Daemon, Shape
-from support.cluster.scorecard import Recorder, Row, long_form
+from support.cluster.scorecard import Recorder, Row
+from support.long_form import long_form
 from support.zookeeper import Ensemble
 
 pytestmark = [pytest.mark.crash, pytest.mark.real, pytest.mark.timeout(600)]
