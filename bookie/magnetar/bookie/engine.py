@@ -30,12 +30,12 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
-from magnetar.runtime.tasks import TaskSet
+from magnetar.runtime.tasks import TaskSet, awaited
 
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie, write_cookie
+from .cookie import Cookie, encode_cookie, write_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
@@ -115,6 +115,8 @@ class Bookie:
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
+        # The last write of the cookie by the disk worker, which does them in order.
+        self._cookie_written: asyncio.Task[None] | None = None
         self._closing = False
         self._make_request_paths(index)
         self._make_maintenance(index)
@@ -324,8 +326,23 @@ class Bookie:
         return introduce(self, expected)
 
     def change_cookie(self, cookie: Cookie) -> None:
-        """Durable when it returns. Blocks for some ms."""
+        """Durable when it returns. Blocks for some ms. ServiceNotReady: the disk worker still writes the one before."""
+        if self._cookie_written is not None and not self._cookie_written.done():
+            raise ServiceNotReady("this bookie writes its cookie; introduce yourself again")
         self.cookie = write_cookie(self.components.files, self.layout, cookie)
+
+    def change_cookie_later(self, cookie: Cookie) -> None:
+        """Durable some ms later; if that fails, the next introduction tries again."""
+        before, self.cookie = self.cookie, cookie
+        self._cookie_written = awaited(self._replace_cookie(before, cookie), "bookie cookie")
+
+    async def _replace_cookie(self, before: Cookie, cookie: Cookie) -> None:
+        try:
+            await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
+        except MagnetarError as error:
+            _log.warning("the cookie is not written yet: %s", error)
+            if self.cookie is cookie:
+                self.cookie = before
 
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
@@ -476,6 +493,8 @@ class Bookie:
 
     async def _finish(self) -> None:
         await self._tasks.wait()
+        if self._cookie_written is not None:
+            await self._cookie_written
         await self.journals.close()
         if self.failure is None:
             await self.scrubber.close()

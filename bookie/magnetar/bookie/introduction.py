@@ -12,12 +12,11 @@ What CONNECT leaves open is not compared. The first cluster that names itself is
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Protocol
 
 from magnetar.proto.bookie_identity import BookieIdentity, mismatch, older_copy
-from magnetar.proto.errors import DiskFull, WrongBookie
+from magnetar.proto.errors import WrongBookie
 
 from .cookie import Cookie
 from .ledgers import LedgerDescriptors
@@ -36,7 +35,10 @@ class Introduced(Protocol):
     next_ledger_id_at_start: int
 
     def change_cookie(self, cookie: Cookie) -> None:
-        """Durable when it returns. Blocks for some ms."""
+        """Durable when it returns. Blocks for some ms: once in the life of a bookie."""
+
+    def change_cookie_later(self, cookie: Cookie) -> None:
+        """Durable some ms later, or, where no space is left, after a later introduction."""
 
 
 def identity_of(bookie: Introduced) -> BookieIdentity:
@@ -93,6 +95,5 @@ def _registered(bookie: Introduced, expected: BookieIdentity) -> None:
     ledgers.complete_from(next_id)
     changed = cookie._replace(repairing=False, next_ledger_id=max(next_id, cookie.next_ledger_id))
     if changed != cookie:
-        with contextlib.suppress(DiskFull):  # the next introduction, or the next start, writes it
-            bookie.change_cookie(changed)
+        bookie.change_cookie_later(changed)
     ledgers.next_ledger_id = max(ledgers.next_ledger_id, next_id)

@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from magnetar.bookie import Bookie
+from magnetar.bookie.cookie import decode_cookie
 from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
@@ -665,3 +667,20 @@ async def test_states_that_cannot_be_forgotten_are_not_looked_through_for_each_n
 def test_settings_that_cannot_work_are_refused(name: str, value: float | str) -> None:
     with pytest.raises(InvalidSetting, match=name):
         small_settings("data", write_cache_bytes=1 << 30, journal_ring_bytes=1 << 30, **{name: value})
+
+
+async def test_an_introduction_never_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each broker that registers brings the next ledger id: the disk worker writes it into the cookie."""
+    bookie = await open_inline(str(tmp_path), ModelStorage())
+    started = bookie.introduce(None)
+
+    def blocks(*arguments: object) -> None:
+        raise AssertionError("the loop would wait for two syncs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie.components.files, "write_atomically", blocks)
+        assert bookie.introduce(msgspec.structs.replace(started, next_ledger_id=7)).next_ledger_id == 7
+    await until(lambda: decode_cookie(Path(bookie.layout.cookie).read_bytes(), "").next_ledger_id == 7)
+    await bookie.close()
