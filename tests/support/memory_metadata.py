@@ -85,5 +85,8 @@ class _ModelHandle:
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
         self._disk.write(self._holder, changes)
 
+    async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        self.write_synced(changes)
+
     def close(self) -> None:
         pass

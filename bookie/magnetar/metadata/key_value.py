@@ -32,6 +32,10 @@ class KeyValue(Protocol):
         """
         ...
 
+    async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """The same, one at a time, while the loop goes on: `get` and `keys` show the changes when it returns."""
+        ...
+
     def close(self) -> None:
         """Releases the storage."""
         ...

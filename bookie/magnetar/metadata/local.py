@@ -10,11 +10,13 @@ Keys (all integers big-endian):
 Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants are adjacent
 and `children` jumps over each child's subtree with one seek.
 
-Commits of one turn of the loop share a synced write, at the beginning of the next turn: 64 topics that are loaded together
-wait for the disk once and not 64 times. Each is judged on top of those before it; what they wrote is shown to readers when
-it is durable. The write is made in the loop: it takes 0.2 ms, and a thread would have to wait for the interpreter lock.
+Commits of one turn of the loop share a synced write, which begins in the next turn: 64 topics that are loaded together
+wait for the disk once and not 64 times. What comes while the disk writes is the next group. Each commit is judged on top of
+those before it; what they wrote is shown to readers when it is durable. Nothing but its callers waits for a slow disk.
 
-    commit, commit, next_id  ->  judged, put into the group  ->  next turn: one write  ->  all return, or all fail alike
+    commit, commit, next_id  ->  judged, put into the last group  ->  one write a group  ->  all return, or all fail alike
+
+The groups behind one that fails were judged on top of it, so they fail with it.
 
 A session lives as long as the process: those that a crash left behind are purged when the store is opened.
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from magnetar.proto.errors import (
@@ -38,6 +41,7 @@ from magnetar.proto.errors import (
     StorageFailed,
     VersionConflict,
 )
+from magnetar.runtime.tasks import begin
 
 from .key_value import KeyValue
 from .store import MAX_VALUE_BYTES, Check, Create, Delete, Operation, Put, Session, Versioned, split_path
@@ -47,7 +51,7 @@ FORMAT_VERSION = 1
 # A node of the tree that is listed costs 0.7 us, a new iterator with its seek 5 us.
 _STEPS_PER_SEEK = 10
 _ALL = 1 << 62
-# A group of so many bytes of values is written at once: nothing may hold the loop, or take more than its part of the log.
+# A group of so many bytes of values takes no more: none may take more than its part of the log.
 _GROUP_BYTES = 256 << 10
 
 _FORMAT_KEY = b"f"
@@ -94,13 +98,14 @@ class LocalSession:
         """Deletes the session's nodes."""
         if self.usable:
             self._closed = True
-            self._store.purge(self.session_id)
+            await self._store.purge(self.session_id)
 
 
 class _Group:
-    """Changes of one turn that wait for their write; `written` is done when they are durable, or fails with them."""
+    """Changes that wait for their write; `written` is done when they are durable, or fails with them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.full = False  # takes no more: it is being written, or large
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_paths: dict[str, None] = {}
         self.parents: dict[str, None] = {}  # nodes below these were made
@@ -119,11 +124,12 @@ class LocalMetadataStore:
         self._sessions: dict[int, LocalSession] = {}
         self._closed = False
         self._failure: StorageFailed | None = None
-        self._group: _Group | None = None
+        # Not durable yet, the oldest first; only that one is being written.
+        self._groups: deque[_Group] = deque()
         # Called once, from the loop, when a write has failed: nothing can be written any more, so the daemon must stop.
         self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
         self._check_format()
-        self._purge_all()
+        self._write(self._ephemerals(_EPHEMERAL, bytes([_EPHEMERAL[0] + 1]))[0])
 
     async def get(self, path: str) -> Versioned | None:
         """See MetadataStore."""
@@ -175,16 +181,15 @@ class LocalMetadataStore:
     async def commit(self, operations: Sequence[Operation]) -> None:
         """See MetadataStore."""
         self._check_open()
-        group = self._group
-        transaction = _Transaction(self._storage, group)
+        transaction = _Transaction(self._storage, self._groups)
         for index, operation in enumerate(operations):
             try:
                 self._check_session(operation)
                 transaction.apply(operation)
             except MagnetarError as error:
                 error.details["index"] = index
-                if group is not None:  # whoever reads now must find why it was refused
-                    await asyncio.shield(group.written)
+                if self._groups:  # whoever reads now must find why it was refused
+                    await asyncio.shield(self._groups[-1].written)
                 raise
         await self._write_grouped(transaction.changes, transaction.changed_paths, transaction.parents)
 
@@ -218,19 +223,19 @@ class LocalMetadataStore:
         session = self._sessions.get(session_id)
         if session is not None:
             session.lose()
-            self.purge(session_id)
+            begin(self.purge(session_id), "metadata session")
 
     async def close(self) -> None:
         """See MetadataStore."""
         if self._closed:
             return
+        self._closed = True
         try:
-            self._write_group()
+            await self._settled()
             if self._failure is None:
                 for session in list(self._sessions.values()):
                     await session.close()
         finally:
-            self._closed = True
             for watch in [watch for watches in self._watches.values() for watch in watches]:
                 watch.close()
             self._storage.close()
@@ -283,8 +288,8 @@ class LocalMetadataStore:
 
     def _next_in(self, key: bytes) -> int:
         """The next number of a sequence, those that wait for their write counted."""
-        drawn = None if self._group is None else self._group.changes.get(key)
-        data = self._storage.get(key) if drawn is None else drawn
+        drawn = (group.changes[key] for group in reversed(self._groups) if key in group.changes)
+        data = next(drawn, None) or self._storage.get(key)
         return 0 if data is None else int(_U64.unpack(data)[0])
 
     async def _write_grouped(
@@ -302,37 +307,44 @@ class LocalMetadataStore:
             for path in changed_paths:
                 self._notify_watches(path)
             return
-        loop = asyncio.get_running_loop()
-        if self._group is None:
-            self._group = _Group(loop)
-            loop.call_soon(self._end_turn, self._group)
-        group = self._group
+        groups = self._groups
+        if not groups:
+            begin(self._write_groups(), "metadata writes")
+        if not groups or groups[-1].full:
+            groups.append(_Group(asyncio.get_running_loop()))
+        group = groups[-1]
         group.changes.update(changes)
         group.changed_paths.update(dict.fromkeys(changed_paths))
         group.parents.update(parents or {})
         group.bytes += sum(len(value) for value in changes.values() if value is not None)
-        if group.bytes >= _GROUP_BYTES:
-            self._write_group()
+        group.full = group.bytes >= _GROUP_BYTES
         await asyncio.shield(group.written)
 
-    def _end_turn(self, group: _Group) -> None:
-        if group is self._group:
-            self._write_group()
+    async def _write_groups(self) -> None:
+        """One after the other, until none waits; who waits for one learns in the turn after it."""
+        groups = self._groups
+        while groups:
+            group = groups[0]
+            group.full = True
+            try:
+                with self._failing():
+                    await self._storage.write(group.changes)
+            except MagnetarError as error:
+                for failed in groups:
+                    failed.written.set_exception(error)
+                    failed.written.exception()  # looked at, in case all who waited were cancelled
+                groups.clear()
+                return
+            groups.popleft()
+            for path in group.changed_paths:
+                self._notify_watches(path)
+            group.written.set_result(None)
 
-    def _write_group(self) -> None:
-        """What waits is written now; who waits for it learns in the next turn."""
-        group, self._group = self._group, None
-        if group is None:
-            return
-        try:
-            self._write(group.changes)
-        except MagnetarError as error:
-            group.written.set_exception(error)
-            group.written.exception()  # looked at, in case all who waited were cancelled
-            return
-        for path in group.changed_paths:
-            self._notify_watches(path)
-        group.written.set_result(None)
+    async def _settled(self) -> None:
+        """Nothing waits for its write, for this moment."""
+        while self._groups:
+            with contextlib.suppress(MagnetarError):
+                await asyncio.shield(self._groups[-1].written)
 
     def _check_writable(self) -> None:
         if self._failure is not None:
@@ -340,36 +352,42 @@ class LocalMetadataStore:
 
     def _write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Durable when it returns."""
+        if changes:
+            with self._failing():
+                self._storage.write_synced(changes)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A write is made inside. Nothing may be built upon one that failed: what it left behind is not known (rule 4)."""
         self._check_writable()
-        if not changes:
-            return
         try:
-            self._storage.write_synced(changes)
+            yield
         except DiskFull:  # nothing was written, and a later write can succeed (rule 39)
             raise
-        except StorageFailed as failure:
-            # What a failed sync left behind is not known (rule 4), so nothing may be built upon it.
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(failure := error, StorageFailed):
+                failure = StorageFailed(f"a write of the metadata store ended: {error!r}")
             self._failure = failure
             with contextlib.suppress(RuntimeError):  # no loop yet while the store is being opened
                 asyncio.get_running_loop().call_soon(self._notify_failure, failure)
             for session in list(self._sessions.values()):
                 session.lose()
-            raise
+            raise failure from None
 
     def _notify_failure(self, failure: StorageFailed) -> None:
         self.on_failure(failure)  # read at this moment: the owner sets it after opening
 
-    def purge(self, session_id: int) -> None:
+    async def purge(self, session_id: int) -> None:
         """Deletes the nodes of a session (LocalSession.close calls it)."""
         self._sessions.pop(session_id, None)
-        self._write_group()  # it may have nodes of the session
+        await self._settled()  # it may have nodes in what waits
         if self._failure is None:
-            self._purge(_EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1))
+            await self._write_grouped(
+                *self._ephemerals(_EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1))
+            )
 
-    def _purge_all(self) -> None:
-        self._purge(_EPHEMERAL, bytes([_EPHEMERAL[0] + 1]))
-
-    def _purge(self, start: bytes, end: bytes) -> None:
+    def _ephemerals(self, start: bytes, end: bytes) -> tuple[dict[bytes, bytes | None], list[str]]:
+        """Changes that delete the nodes of these sessions, and their paths."""
         changes: dict[bytes, bytes | None] = {}
         paths = []
         for key in list(self._storage.keys(start, end)):
@@ -377,9 +395,7 @@ class LocalMetadataStore:
             path = key[9:].decode()
             changes[_node_key(path)] = None
             paths.append(path)
-        self._write(changes)
-        for path in paths:
-            self._notify_watches(path)
+        return changes, paths
 
     def _notify_watches(self, path: str) -> None:
         """Notifies watches of the node, its parent, and ancestors up to one that exists: their lists may have changed."""
@@ -401,10 +417,9 @@ def _ignore_failure(error: MagnetarError) -> None:
 class _Transaction:
     """Operations applied on top of the storage and of what waits for its write, nothing written yet."""
 
-    def __init__(self, storage: KeyValue, waiting: _Group | None) -> None:
+    def __init__(self, storage: KeyValue, waiting: Sequence[_Group]) -> None:
         self._storage = storage
-        self._waiting: Mapping[bytes, bytes | None] = {} if waiting is None else waiting.changes
-        self._parents: Mapping[str, None] = {} if waiting is None else waiting.parents
+        self._waiting = waiting
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_paths: dict[str, None] = {}
         self.parents: dict[str, None] = {}
@@ -455,20 +470,22 @@ class _Transaction:
 
     def _get(self, path: str) -> bytes | None:
         key = _node_key(path)
-        for changes in (self.changes, self._waiting):
+        for changes in (self.changes, *(group.changes for group in reversed(self._waiting))):
             if key in changes:
                 return changes[key]
         return self._storage.get(key)
 
     def _has_children(self, path: str) -> bool:
         start, end = _below(path)
-        if path in self._parents or path in self.parents:
-            changed = {**self._waiting, **self.changes}
+        changed = self.changes
+        if self._waiting:
+            changed = {}
+            for layer in (*(group.changes for group in self._waiting), self.changes):
+                changed.update(layer)
+        if path in self.parents or any(path in group.parents for group in self._waiting):
             if any(start <= key < end and value is not None for key, value in changed.items()):
                 return True
-        return any(
-            key not in self.changes and key not in self._waiting for key in self._storage.keys(start, end)
-        )
+        return any(key not in changed for key in self._storage.keys(start, end))
 
     def _change(self, path: str, data: bytes | None) -> None:
         self.changes[_node_key(path)] = data

@@ -153,6 +153,10 @@ class SyncedKeyValue:
         self._storage.write_synced(changes)
         self._files.disk.block()
 
+    async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """See KeyValue. What it changes is shown a little later than it is durable."""
+        await asyncio.get_running_loop().run_in_executor(None, self.write_synced, changes)
+
 
 class StandaloneBackend:
     """See sim.storm.Backend."""

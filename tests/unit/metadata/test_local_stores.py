@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 from magnetar.metadata import embedded
 from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    DataDirectoryError,
+    DiskFull,
+    MagnetarError,
+    StorageFailed,
+    VersionConflict,
+)
+from magnetar.runtime.files import OsFile
+from support.bookie_kit import until
 from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 
 
@@ -139,3 +150,106 @@ async def test_rule_39_a_full_disk_refuses_a_write_and_poisons_nothing(
     assert not failures
     assert not session.lost
     await store.create("/a", b"")
+
+
+class HangingDisk:
+    """Every disk of this process, which can be told to answer no sync."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+        sync = OsFile.sync
+
+        def hanging(file: OsFile) -> None:
+            self.asked += 1
+            assert self.answers.wait(10), "the test itself waits for this sync"
+            sync(file)
+
+        monkeypatch.setattr(OsFile, "sync", hanging)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # with threads
+async def test_a_disk_that_hangs_keeps_waiting_only_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broker and bookie of a standalone live in the same loop; what is not durable is not shown (rule 4)."""
+    disk = HangingDisk(monkeypatch)
+    store = EmbeddedMetadataStore(str(tmp_path / "m"))
+    await store.create("/a", b"0")
+    asked = disk.asked
+    disk.answers.clear()
+    first = asyncio.ensure_future(store.put("/a", b"1", version=0))
+    await until(lambda: disk.asked > asked)
+    second = asyncio.ensure_future(store.put("/a", b"2", version=1))
+    drawn = [asyncio.ensure_future(store.next_id("s")) for _ in range(2)]
+    late = asyncio.ensure_future(store.put("/a", b"x", version=1))
+    await asyncio.sleep(0.05)
+    assert await store.get("/a") == (b"0", 0)
+    assert not any(task.done() for task in (first, second, late, *drawn))
+    assert disk.asked == asked + 1
+    disk.answers.set()
+    assert (await first, await second, [await task for task in drawn]) == (1, 2, [0, 1])
+    with pytest.raises(VersionConflict):
+        await late
+    assert disk.asked == asked + 2, "what came meanwhile shares a write"
+    await store.close()
+    successor = EmbeddedMetadataStore(str(tmp_path / "m"))
+    assert await successor.get("/a") == (b"2", 2)
+    await successor.close()
+
+
+class Gated:
+    """A model whose writes wait until they are let through, or refused."""
+
+    def __init__(self) -> None:
+        self._model = ModelKeyValue().open()
+        self.get, self.keys, self.first_key = self._model.get, self._model.keys, self._model.first_key
+        self.write_synced, self.close = self._model.write_synced, self._model.close
+        self.outcome: asyncio.Future[None] | None = None
+
+    async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        if self.outcome is not None:
+            await self.outcome
+        self._model.write_synced(changes)
+
+
+@pytest.mark.parametrize("error", [DiskFull("no space left"), StorageFailed("input/output error")])
+async def test_rule_04_what_was_judged_on_top_of_a_failed_write_fails_with_it(error: MagnetarError) -> None:
+    storage = Gated()
+    store = LocalMetadataStore(storage)
+    storage.outcome = asyncio.get_running_loop().create_future()
+    first = asyncio.ensure_future(store.create("/a", b"1"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(store.put("/a", b"2", version=0))
+    await asyncio.sleep(0)
+    storage.outcome.set_exception(error)
+    found = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(one) for one in found] == [type(error), type(error)]
+    storage.outcome = None
+    if isinstance(error, DiskFull):
+        assert await store.create("/a", b"3") == 0
+        assert await store.get("/a") == (b"3", 0)
+    else:
+        with pytest.raises(StorageFailed):
+            await store.create("/a", b"3")
+    await store.close()
+
+
+async def test_a_store_that_is_closed_has_what_was_under_way() -> None:
+    storage = Gated()
+    store = LocalMetadataStore(storage)
+    session = await store.open_session(4)
+    storage.outcome = asyncio.get_running_loop().create_future()
+    made = asyncio.ensure_future(store.create("/a", b"", session=session))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    with pytest.raises(AlreadyClosed):
+        await store.create("/late", b"")
+    storage.outcome.set_result(None)
+    assert await made == 0
+    await closing
+    assert not list(storage.keys(b"n", b"o")), "the session's node goes with it"
