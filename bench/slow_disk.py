@@ -84,7 +84,9 @@ async def step(name: str, work: Awaitable[T]) -> T:
     """Runs and reports it, as a JSON line."""
     began = time.perf_counter()
     result, longest = await longest_turn(work)
-    print(json.dumps({"step": name, "seconds": time.perf_counter() - began, "longest_s": longest}), flush=True)
+    print(
+        json.dumps({"step": name, "seconds": time.perf_counter() - began, "longest_s": longest}), flush=True
+    )
     return result
 
 
