@@ -129,7 +129,7 @@ class LocalMetadataStore:
         # Called once, from the loop, when a write has failed: nothing can be written any more, so the daemon must stop.
         self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
         self._check_format()
-        self._write(self._ephemerals(_EPHEMERAL, bytes([_EPHEMERAL[0] + 1]))[0])
+        self._write(self._ephemerals()[0])
 
     async def get(self, path: str) -> Versioned | None:
         """See MetadataStore."""
@@ -223,7 +223,12 @@ class LocalMetadataStore:
         session = self._sessions.get(session_id)
         if session is not None:
             session.lose()
-            begin(self.purge(session_id), "metadata session")
+            if self._groups:
+                begin(self.purge(session_id), "metadata session")
+            else:
+                changes, paths = self._ephemerals(session_id)
+                self._write(changes)
+                self._notify_watches(*paths)
 
     async def close(self) -> None:
         """See MetadataStore."""
@@ -304,8 +309,7 @@ class LocalMetadataStore:
         self._check_writable()
         if not self._grouped:
             self._write(changes)
-            for path in changed_paths:
-                self._notify_watches(path)
+            self._notify_watches(*changed_paths)
             return
         groups = self._groups
         if not groups:
@@ -336,8 +340,7 @@ class LocalMetadataStore:
                 groups.clear()
                 return
             groups.popleft()
-            for path in group.changed_paths:
-                self._notify_watches(path)
+            self._notify_watches(*group.changed_paths)
             group.written.set_result(None)
 
     async def _settled(self) -> None:
@@ -382,12 +385,13 @@ class LocalMetadataStore:
         self._sessions.pop(session_id, None)
         await self._settled()  # it may have nodes in what waits
         if self._failure is None:
-            await self._write_grouped(
-                *self._ephemerals(_EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1))
-            )
+            await self._write_grouped(*self._ephemerals(session_id))
 
-    def _ephemerals(self, start: bytes, end: bytes) -> tuple[dict[bytes, bytes | None], list[str]]:
-        """Changes that delete the nodes of these sessions, and their paths."""
+    def _ephemerals(self, session_id: int | None = None) -> tuple[dict[bytes, bytes | None], list[str]]:
+        """Changes that delete the nodes of a session, or of all, and their paths."""
+        start, end = _EPHEMERAL, bytes([_EPHEMERAL[0] + 1])
+        if session_id is not None:
+            start, end = _EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1)
         changes: dict[bytes, bytes | None] = {}
         paths = []
         for key in list(self._storage.keys(start, end)):
@@ -397,17 +401,16 @@ class LocalMetadataStore:
             paths.append(path)
         return changes, paths
 
-    def _notify_watches(self, path: str) -> None:
-        """Notifies watches of the node, its parent, and ancestors up to one that exists: their lists may have changed."""
-        if not self._watches:
-            return
-        for watch in self._watches.get(path, ()):
-            watch.changed()
-        for ancestor in _ancestors(path):
-            for watch in self._watches.get(ancestor, ()):
+    def _notify_watches(self, *paths: str) -> None:
+        """Notifies watches of nodes, their parents, and ancestors up to one that exists: their lists may have changed."""
+        for path in paths if self._watches else ():
+            for watch in self._watches.get(path, ()):
                 watch.changed()
-            if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
-                return
+            for ancestor in _ancestors(path):
+                for watch in self._watches.get(ancestor, ()):
+                    watch.changed()
+                if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
+                    break
 
 
 def _ignore_failure(error: MagnetarError) -> None:

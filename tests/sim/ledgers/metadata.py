@@ -152,8 +152,7 @@ class ServiceSession:
     def expire(self) -> None:
         """Its nodes go at once; its holder hears of it when it can."""
         self.over = True
-        self.inner.lose()
-        _at_once(self._service.truth.purge(self.session_id))
+        self._service.truth.expire(self.session_id)
         self._tell()
 
     def _beat_later(self) -> None:
