@@ -124,6 +124,11 @@ ALLOWED: tuple[Allow, ...] = (
         "broker/magnetar/archive/reader.py", "network", "hands the helper process its end of a socket pair"
     ),
     _allow("broker/magnetar/archive/files.py", "chance", "draws the names of files that are not whole yet"),
+    _allow(
+        "client/magnetar/spark/program.py",
+        "file thread",
+        "a job's process: threads of it wait for the end of its command, and look at Spark's progress",
+    ),
     _allow("client/magnetar/spark/jobs/folders.py", "file", "looks at folders that Spark is going to write"),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
     _allow(

@@ -1,11 +1,13 @@
-"""`magnetar spark JOB`: names, options and help of the pipeline's jobs. The work is in spark_jobs and magnetar.spark.jobs.
+"""`magnetar spark JOB`: names, options and help of the pipeline's jobs. The work is in `spark_run` and `spark.program`.
 
 Nothing here imports Spark: half a gigabyte that most installations do not have. Help texts break where their lines do.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -62,7 +64,30 @@ ByteKeys = Annotated[
 ]
 
 
-@spark_app.command("archive")
+def _job(function: Callable[..., None]) -> Callable[..., None]:
+    """The command of a job, by the function's name: its options and help, and the options that all jobs have."""
+
+    def command(
+        url: Url = DEFAULT_URL,
+        master: Master = LOCAL,
+        conf: Conf = None,
+        as_json: Json = False,
+        **options: Any,
+    ) -> None:
+        from .spark_run import run_job
+
+        run_job(function.__name__, url, options, master=master, conf=conf or (), as_json=as_json)
+
+    common = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+    parameters = [*inspect.signature(function, eval_str=True).parameters.values(), *common]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return spark_app.command(function.__name__, help=function.__doc__)(command)
+
+
+@_job
 def archive(
     topics: Topics,
     path: Annotated[
@@ -91,10 +116,6 @@ def archive(
             "--moved", help="The archive was copied to P: the topic looks for it there from now on."
         ),
     ] = False,
-    url: Url = DEFAULT_URL,
-    master: Master = LOCAL,
-    conf: Conf = None,
-    as_json: Json = False,
 ) -> None:
     """Closed ledgers to Parquet, with a manifest each.
 
@@ -107,15 +128,9 @@ def archive(
     for its consumers, read the files: both have to find P by that name wherever
     they run. Exit code 1 if an archive is damaged.
     """
-    from . import spark_jobs
-
-    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.archive(
-            run, url, topics, path, file_mb=file_mb, trim=trim, moved=moved, with_backlog=with_backlog
-        )
 
 
-@spark_app.command("audit")
+@_job
 def audit(
     topics: Topics,
     report: Annotated[
@@ -136,10 +151,6 @@ def audit(
             metavar="PATH",
         ),
     ] = "",
-    url: Url = DEFAULT_URL,
-    master: Master = LOCAL,
-    conf: Conf = None,
-    as_json: Json = False,
 ) -> None:
     """Read every copy of every entry from its bookie, and compare them. Exit code
     1 if a copy is not ok.
@@ -150,13 +161,9 @@ def audit(
     answer: no damage, and not reported). Of an open ledger the confirmed
     entries are audited, if all copies must be there by then.
     """
-    from . import spark_jobs
-
-    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.audit(run, url, topics, to_parquet=to_parquet, report=report, shown=rows)
 
 
-@spark_app.command("compact")
+@_job
 def compact(
     topic: Topic,
     to_topic: ToTopic = "",
@@ -166,10 +173,6 @@ def compact(
     ] = False,
     byte_keys: ByteKeys = False,
     compression: MessageCompression = "none",
-    url: Url = DEFAULT_URL,
-    master: Master = LOCAL,
-    conf: Conf = None,
-    as_json: Json = False,
 ) -> None:
     """The last message of each key, into a new topic or as Parquet. A message
     without value deletes its key.
@@ -178,22 +181,9 @@ def compact(
     new; all of it becomes visible at once, and a job that fails leaves it
     empty. The topic itself stays as it is.
     """
-    from . import spark_jobs
-
-    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.compact(
-            run,
-            url,
-            topic,
-            to_topic=to_topic,
-            to_parquet=to_parquet,
-            keyless="drop" if drop_keyless else "keep",
-            text_keys=not byte_keys,
-            compression=compression,
-        )
 
 
-@spark_app.command("replay")
+@_job
 def replay(
     to_topic: ToTopic,
     topics: SomeTopics = None,
@@ -219,10 +209,6 @@ def replay(
     ] = False,
     byte_keys: ByteKeys = False,
     compression: MessageCompression = "none",
-    url: Url = DEFAULT_URL,
-    master: Master = LOCAL,
-    conf: Conf = None,
-    as_json: Json = False,
 ) -> None:
     """A range of topics, or of an archive, once more into another topic.
 
@@ -231,26 +217,9 @@ def replay(
     All becomes visible at once. Run twice, messages are there twice: --mark
     lets consumers tell.
     """
-    from . import spark_jobs
-
-    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.replay(
-            run,
-            url,
-            to_topic=to_topic,
-            topics=topics or [],
-            archive=archive,
-            start=start,
-            end=end,
-            from_offset=from_offset,
-            before_offset=before_offset,
-            mark=mark,
-            text_keys=not byte_keys,
-            compression=compression,
-        )
 
 
-@spark_app.command("rollup")
+@_job
 def rollup(
     topics: Topics,
     checkpoint: Annotated[
@@ -274,10 +243,6 @@ def rollup(
         ),
     ] = "earliest",
     once: Annotated[bool, typer.Option("--once", help="End when all that is there has been read.")] = False,
-    url: Url = DEFAULT_URL,
-    master: Master = LOCAL,
-    conf: Conf = None,
-    as_json: Json = False,
 ) -> None:
     """Messages and bytes per window of time, topic and key, as a stream; JSON into
     a topic, or Parquet.
@@ -286,19 +251,3 @@ def rollup(
     the query; started again with the same --checkpoint it goes on where it was,
     and counts nothing twice. With --once it is a job for cron.
     """
-    from . import spark_jobs
-
-    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.rollup(
-            run,
-            url,
-            topics,
-            checkpoint=checkpoint,
-            to_topic=to_topic,
-            to_parquet=to_parquet,
-            window=window,
-            watermark=watermark,
-            by_key=not without_key,
-            start=start,
-            once=once,
-        )

@@ -7,7 +7,6 @@ process shows, and runs the other commands on the session that all tests share; 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import signal
@@ -20,11 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import spark_jobs
+from magnetar.cli import spark_run
 from magnetar.cli.app import app
+from magnetar.cli.session import fail
 from magnetar.ledger import LedgerSettings, StaticBookies, TcpTransport
 from magnetar.proto.commands import TopicLedgers
 from magnetar.runtime.connection import ConnectionOptions
+from magnetar.spark import program
 from support.long_form import LONG
 from support.service import Service
 from support.spark_command import QUICK, Ended, SparkCommand
@@ -58,15 +59,15 @@ def start(url: str) -> Iterator[Start]:
 def run(start: Start, spark: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     """run("compact", "orders", ...) to its end; in the short form inside this process, on the session of all tests."""
 
-    @contextlib.contextmanager
-    def shared(*_: object) -> Iterator[Any]:
-        yield spark
+    def shared(order: program.Order, say: program.Say) -> Any:
+        last = json.loads(json.dumps(program.perform(spark, order, say)))
+        return last["report"] if "report" in last else fail(spark_run.as_flags(last["error"]))
 
     def call(*arguments: str) -> Ended:
         if LONG:
             return start(*arguments).end()
         with monkeypatch.context() as patched:
-            patched.setattr(spark_jobs, "spark_session", shared)
+            patched.setattr(spark_run, "run_program", shared)
             ended = CliRunner().invoke(app, ["spark", *arguments, "--url", url])
         return Ended(ended.exit_code, ended.stdout, ended.stderr)
 

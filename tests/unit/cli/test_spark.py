@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import spark_jobs, spark_session
+from magnetar.cli import spark_run
 from magnetar.cli.app import app
+from magnetar.spark import jobs, program
 
 JOBS = {
     "archive": ["orders", "--path", "/nowhere"],
@@ -32,7 +33,7 @@ def test_without_the_extra_one_line_names_the_cure(
     real = importlib.util.find_spec
 
     def find(name: str, *more: Any) -> Any:
-        return None if name in spark_session.REQUIRED else real(name, *more)
+        return None if name in spark_run.REQUIRED else real(name, *more)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     ended = CliRunner().invoke(app, ["spark", job, *JOBS[job]])
@@ -50,12 +51,10 @@ def test_the_command_tree_imports_no_spark() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_setting_of_spark_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    run = spark_jobs.SparkRun("local", ["spark.executor.memory"])
-    with pytest.raises(SystemExit) as ended:
-        run.run("", lambda: None, lambda _spark, _watch: None)
-    assert ended.value.code == 2
-    assert "--conf is 'spark.executor.memory'; want NAME=VALUE, as spark." in capsys.readouterr().err
+def test_a_setting_of_spark_that_is_none() -> None:
+    ended = CliRunner().invoke(app, ["spark", "audit", "orders", "--conf", "spark.executor.memory"])
+    assert ended.exit_code == 2
+    assert "--conf is 'spark.executor.memory'; want NAME=VALUE, as spark." in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_a_setting_of_spark_that_is_none(capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_what_magnetar_said_is_found_in_an_error_of_spark(text: str, line: str) -> None:
-    assert spark_jobs.quoted_error(text) == line
+    assert program.quoted_error(text) == line
 
 
 @pytest.mark.parametrize(
@@ -90,15 +89,15 @@ def test_what_magnetar_said_is_found_in_an_error_of_spark(text: str, line: str) 
     ],
 )
 def test_errors_name_options_of_the_command(message: str, told: str) -> None:
-    assert spark_jobs.as_flags(message) == told
+    assert spark_run.as_flags(message) == told
 
 
 def test_an_error_of_java_is_its_telling_line() -> None:
     told = "An error occurred while calling None.X.\n: org.SparkException: Could not parse Master URL: 'x'\n\tat a.b"
-    assert spark_session.of_java(told) == "org.SparkException: Could not parse Master URL: 'x'"
-    assert spark_session.of_java("\nplain\nmore") == "plain"
+    assert program.of_java(told) == "org.SparkException: Could not parse Master URL: 'x'"
+    assert program.of_java("\nplain\nmore") == "plain"
     told = "[X] Failed: Traceback (most recent call last):\n  File 'x', line 3\n    f()\nKeyError: 'a'\n\n\tat a.b"
-    assert spark_session.of_java(told) == "KeyError: 'a'"
+    assert program.of_java(told) == "KeyError: 'a'"
 
 
 def java_that_says(path: Path, version: str) -> None:
@@ -128,10 +127,10 @@ def test_java_of_another_version_is_told_before_spark_starts(
     java_that_says(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     if not told:
-        spark_session.require_java()
+        spark_run.require_java()
         return
     with pytest.raises(SystemExit) as ended:
-        spark_session.require_java()
+        spark_run.require_java()
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
@@ -143,10 +142,10 @@ def test_no_java_at_all_is_one_line_with_the_cure(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit):
-        spark_session.require_java()
+        spark_run.require_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(SystemExit):
-        spark_session.require_java()
+        spark_run.require_java()
     first, second = capsys.readouterr().err.splitlines()
     assert "Spark needs Java, and there is none at the PATH: install Java 17 or newer" in first
     assert f"none at {tmp_path}/gone/bin/java" in second
@@ -154,27 +153,28 @@ def test_no_java_at_all_is_one_line_with_the_cure(
 
 def test_an_argument_is_named_as_it_is_given_here() -> None:
     text = "with_backlog says what may leave the bookies, and without trim nothing does; give both"
-    assert spark_jobs.as_flags(text).startswith("--with-backlog says what")
+    assert spark_run.as_flags(text).startswith("--with-backlog says what")
+
+
+def report_of(job: str, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """What the command prints for a job whose program ends with this report."""
+    monkeypatch.setattr(program, "check", lambda *_: None)
+    monkeypatch.setattr(spark_run, "require_java", lambda: None)
+    monkeypatch.setattr(spark_run, "run_program", lambda *_: json.loads(json.dumps(report)))
+    return CliRunner().invoke(app, ["spark", job, *JOBS[job], *arguments])
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = pytest.importorskip("magnetar.spark.jobs")
+def test_what_was_trimmed_and_what_was_not(damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = jobs.KeptLedgers("orders", 16, 2, "subscription 'slow' has not acknowledged all of it", damaged)
     result = jobs.ArchiveResult((), 5, 1, (("orders", 12), ("orders", 14)), 7, 3, (kept,))
-
-    class Run(spark_jobs.SparkRun):
-        def run(self, *_: Any, **__: Any) -> Any:
-            return result
-
-    def archive(*, as_json: bool) -> str:
-        run = Run("local", (), as_json)
-        with pytest.raises(SystemExit) if damaged else contextlib.nullcontext() as ended:
-            spark_jobs.archive(run, "url", ["orders"], "/a", file_mb=1, trim=True, moved=True)
-        assert (None if ended is None else ended.value.code) == (1 if damaged else None)
-        return capsys.readouterr().out
-
-    lines = archive(as_json=False).splitlines()
+    monkeypatch.setattr(jobs, "archive", lambda *_, **__: result)
+    options = {"topics": ["orders"], "path": "/a", "file_mb": 1, "trim": True, "moved": True}
+    order: program.Order = {"job": "archive", "url": "", "options": options, "settings": {}, "watched": False}
+    report = program.perform(cast("Any", None), order, lambda _state: None)["report"]
+    ended = report_of("archive", report, monkeypatch)
+    assert ended.exit_code == int(damaged)
+    lines = ended.stdout.splitlines()
     assert (
         "orders: 2 ledgers stay as they are, from 16 on: subscription 'slow' has not acknowledged all of it"
         in lines
@@ -186,14 +186,12 @@ def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.Capture
         ("in another archive", "1"),
     ):
         assert any(line.strip("│ ").split() == [*name.split(), "│", figure] for line in lines), lines
-    told = json.loads(archive(as_json=True))
+    told = json.loads(report_of("archive", report, monkeypatch, "--json").stdout)
     assert told["trimmed"] == [{"topic": "orders", "ledger": 12}, {"topic": "orders", "ledger": 14}]
     assert (told["gone"], told["passed_over"], told["kept"][0]["first"]) == (3, 5, 16)
 
 
-def test_differences_are_a_table_that_says_how_many_more_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_differences_are_a_table_that_says_how_many_more_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, Any] = {
         "topic": "t",
         "ledger": 7,
@@ -204,11 +202,13 @@ def test_differences_are_a_table_that_says_how_many_more_there_are(
         "state": "missing",
         "detail": "",
     }
-    spark_jobs._print_problems([row, {**row, "ledger": 12, "state": "differs", "detail": "other"}], 1002)
-    out = capsys.readouterr().out
-    assert "│ t     │               7 │     3-9 │ b:3181 │ missing │        │" in out
-    assert "│ t     │          12 (7) │     3-9 │ b:3181 │ differs │ other  │" in out
-    assert out.splitlines()[-1] == "1,000 more; --to-parquet PATH writes all"
+    table = program.differences([row, {**row, "ledger": 12, "state": "differs", "detail": "other"}])
+    report = program.Report({}, "audited t", {}, table, ["1,000 more; --to-parquet PATH writes all"], True)
+    ended = report_of("audit", dataclasses.asdict(report), monkeypatch)
+    assert ended.exit_code == 1
+    assert "│ t     │               7 │     3-9 │ b:3181 │ missing │        │" in ended.stdout
+    assert "│ t     │          12 (7) │     3-9 │ b:3181 │ differs │ other  │" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "1,000 more; --to-parquet PATH writes all"
 
 
 class Query:
@@ -219,7 +219,7 @@ class Query:
 
 
 def test_figures_of_a_stream_count_each_batch_once() -> None:
-    query, figures = Query(), spark_jobs.StreamFigures()
+    query, figures = Query(), program.StreamFigures()
     for batch in range(4):
         told = {
             "batchId": batch,
