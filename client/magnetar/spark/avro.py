@@ -17,12 +17,14 @@ Null itself is no column. Other unions and records within themselves are refused
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import platform
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import fastavro
 import pyarrow as pa
 
 from magnetar.proto.errors import InvalidArgument
@@ -107,10 +109,12 @@ class _Field(ValueType):
 
 
 class AvroSchema:
-    """Of a record. Raises InvalidArgument, which names the option, for anything else."""
+    """Of a record. Raises InvalidArgument, which names the option, for anything else, and without fastavro."""
 
     def __init__(self, text: str) -> None:
+        self._fastavro = fastavro = _fastavro()
         try:
+            self._plain = _without_logical(json.loads(text))
             self._root: Schema = fastavro.parse_schema(json.loads(text))
         except (
             ValueError,
@@ -126,7 +130,7 @@ class AvroSchema:
         if not isinstance(self._root, dict) or self._root.get("type") != "record":
             raise _refused("the value", "is no record", "write records, whose fields become the columns")
         self._named = dict(_named(self._root))
-        self._writer = fastavro.parse_schema(self._plain(self._root, set(), None))
+        self._writer = fastavro.parse_schema(self._plain)
         self._reader: Schema = None
         self._full = self.record()
 
@@ -140,8 +144,11 @@ class AvroSchema:
         if wanted is not None:
             names = {field.name for field in wanted}
             # fastavro's way of passing over fields takes 0.7 us a value, and saves 0.1 us a field.
-            if len(self._root["fields"]) - len(names) >= _FIELDS_WORTH_SKIPPING:
-                self._reader = fastavro.parse_schema(self._plain(self._root, set(), names))
+            fields = self._plain["fields"]
+            if len(fields) - len(names) >= _FIELDS_WORTH_SKIPPING:
+                # A field that has the definition of a named type is read as well.
+                read = [one for one in fields if one["name"] in names or any(_named(one["type"]))]
+                self._reader = self._fastavro.parse_schema({**self._plain, "fields": read})
         return self._record(self._root, wanted, "", ())
 
     # --- values ------------------------------------------------------------------------------------------------------
@@ -152,7 +159,7 @@ class AvroSchema:
             return None
         data = io.BytesIO(value)
         try:
-            row = fastavro.schemaless_reader(data, self._writer, self._reader)
+            row = self._fastavro.schemaless_reader(data, self._writer, self._reader)
         except (EOFError, LookupError):
             raise ValueError(
                 "it is no record of the schema: it was written with another, or cut short"
@@ -166,7 +173,7 @@ class AvroSchema:
     def encode(self, row: Mapping[str, Any]) -> bytes:
         """The other way."""
         data = io.BytesIO()
-        fastavro.schemaless_writer(data, self._writer, row)
+        self._fastavro.schemaless_writer(data, self._writer, row)
         return data.getvalue()
 
     def check_written(self, columns: pa.DataType) -> None:
@@ -174,33 +181,6 @@ class AvroSchema:
         _check_record(columns, self._full, "")
 
     # --- the schema --------------------------------------------------------------------------------------------------
-
-    def _plain(self, node: Schema, seen: set[str], names: set[str] | None) -> Schema:
-        """Without the logical types but decimal; of a record only the fields of these names, if they are given."""
-        if isinstance(node, list):
-            return [self._plain(one, seen, None) for one in node]
-        if isinstance(node, str):
-            new = node in self._named and node not in seen
-            return self._plain(self._named[node], seen, None) if new else node
-        kept = {name: value for name, value in node.items() if not name.startswith("__")}
-        if kept.get("logicalType") != "decimal":
-            kept.pop("logicalType", None)
-        if kept["type"] in _NAMED:
-            if kept["name"] in seen:
-                return kept["name"]
-            seen.add(kept["name"])
-        if kept["type"] == "record":
-            kept["fields"] = [
-                {**field, "type": self._plain(field["type"], seen, None)}
-                for field in kept["fields"]
-                if names is None or field["name"] in names
-            ]
-        for inner in ("items", "values"):
-            if inner in kept:
-                kept[inner] = self._plain(kept[inner], seen, None)
-        if not isinstance(kept["type"], str):
-            kept["type"] = self._plain(kept["type"], seen, None)
-        return kept
 
     def _record(self, node: Schema, wanted: pa.DataType | None, path: str, outer: tuple[str, ...]) -> DictOf:
         if node["name"] in outer:
@@ -263,6 +243,30 @@ class AvroSchema:
         if kind == "null":
             raise _refused(path, "is always null", "leave the field out")
         return ValueType(_PRIMITIVES[kind])
+
+
+def _fastavro() -> Any:
+    """Imported only where it is used: other value formats do without it, and it need not be installed for them."""
+    try:
+        return importlib.import_module("fastavro")
+    except ModuleNotFoundError as missing:
+        raise InvalidArgument(
+            f"option value_format is 'avro', and {missing.name} is not installed on {platform.node()}, in {sys.prefix}; "
+            "install it there (it comes with magnetar[spark])"
+        ) from None
+
+
+def _without_logical(node: Any) -> Any:
+    """A schema in JSON whose values are read and written as the numbers and texts that they are; decimals stay."""
+    if isinstance(node, list):
+        return [_without_logical(one) for one in node]
+    if isinstance(node, dict):
+        return {
+            name: _without_logical(one)
+            for name, one in node.items()
+            if name != "logicalType" or one == "decimal"
+        }
+    return node
 
 
 def _named(node: Schema) -> Iterator[tuple[str, Schema]]:

@@ -2,67 +2,38 @@
 
 A data source says its schema in a Python process that has no session, and Spark's own parser is in the JVM. Handing it the
 text would do for plain columns, but not for a prefix, for names that clash with the topic's, nor for an error that names
-the option. Nullability and comments are read and passed over: every field may be null.
+the option. So the text becomes what `df.schema.json()` gives, which PySpark reads without a session. Nullability and
+comments are read and passed over: every field may be null.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from magnetar.proto.errors import InvalidArgument
 
-_PRIMITIVES: Final[dict[str, Callable[[], DataType]]] = {
-    "boolean": BooleanType,
-    "tinyint": ByteType,
-    "byte": ByteType,
-    "smallint": ShortType,
-    "short": ShortType,
-    "int": IntegerType,
-    "integer": IntegerType,
-    "bigint": LongType,
-    "long": LongType,
-    "float": FloatType,
-    "real": FloatType,
-    "double": DoubleType,
-    "string": StringType,
-    "binary": BinaryType,
-    "date": DateType,
-    "timestamp": TimestampType,
-    "timestamp_ltz": TimestampType,
-    "timestamp_ntz": TimestampNTZType,
-}
+# Names in DDL, and what they are in JSON where that is something else.
+_TYPES: Final = dict.fromkeys(
+    "boolean tinyint byte smallint short int integer bigint long float real double string binary date timestamp "
+    "timestamp_ltz timestamp_ntz".split()
+) | {
+    "tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long", "real": "float",
+    "timestamp_ltz": "timestamp",
+}  # fmt: skip
 _DECIMALS: Final = ("decimal", "dec", "numeric")
-_TYPES: Final = f"{', '.join(_PRIMITIVES)}, decimal(p,s), array<>, map<,> and struct<>"
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(\w+)|([<>(),:])|(\S))")
+_KINDS: Final = ("quoted", "text", "name", "mark", "other")
 _MAX_PRECISION: Final = 38
+_END: Final = "\0"
 
 
 class _Token(NamedTuple):
-    kind: str  # name, quoted (a name in backticks), text, mark or end
+    kind: str  # one of _KINDS (quoted: a name in backticks), or end
     text: str
     at: int
 
@@ -75,9 +46,13 @@ def parse_schema(option: str, text: str) -> StructType:
     """Columns of a DDL schema, or of the JSON that `df.schema.json()` gives. Raises InvalidArgument."""
     try:
         if text.lstrip().startswith("{"):
-            parsed = StructType.fromJson(json.loads(text))
-            return StructType([StructField(one.name, nullable(one.dataType)) for one in parsed.fields])
-        return _Parser(text).schema()
+            parsed = nullable(StructType.fromJson(json.loads(text)))
+            assert isinstance(parsed, StructType)
+            return parsed
+        fields = _Parser(text).fields(_END)
+        if not fields:
+            raise _Wrong("it names no column")
+        return StructType.fromJson({"fields": fields})
     except _Wrong as wrong:
         raise InvalidArgument(
             f"option {option} is not a schema: {wrong}; want it as in 'id bigint, name string, tags array<string>'"
@@ -94,63 +69,57 @@ class _Parser:
         self._tokens = list(_tokens(text))
         self._next = 0
 
-    def schema(self) -> StructType:
-        fields = self._fields("end")
-        if not fields:
-            raise _Wrong("it names no column")
-        return StructType(fields)
-
-    def _fields(self, closing: str) -> list[StructField]:
-        fields: list[StructField] = []
-        while not self._closes(closing):
+    def fields(self, closing: str) -> list[dict[str, Any]]:
+        """Those of a struct, in JSON, and what closes it."""
+        fields: list[dict[str, Any]] = []
+        while not self._passed(closing):
             if fields:
                 self._expect(",")
-            name = self._take("a name", "name", "quoted")
+            name = self._take("a name", "name", "quoted").text
             self._passed(":")
-            fields.append(StructField(name.text, self._type()))
-            self._remarks()
+            fields.append({"name": name, "type": self._type(), "nullable": True, "metadata": {}})
+            if self._passed("not"):
+                self._expect("null")
+            if self._passed("comment"):
+                self._take("the comment", "text")
         return fields
 
-    def _type(self) -> DataType:
+    def _type(self) -> Any:
         token = self._take("a type", "name")
         kind = token.text.lower()
-        if kind in _PRIMITIVES:
-            return _PRIMITIVES[kind]()
+        if kind in _TYPES:
+            return _TYPES[kind] or kind
         if kind in _DECIMALS:
             return self._decimal(token)
-        if kind == "array":
-            self._expect("<")
-            element = self._type()
-            self._expect(">")
-            return ArrayType(element)
-        if kind == "map":
-            self._expect("<")
-            key = self._type()
-            self._expect(",")
-            value = self._type()
-            self._expect(">")
-            return MapType(key, value)
+        if kind not in ("array", "map", "struct"):
+            raise _Wrong(
+                f"there is no type {token.text!r} (at {token.at}) that values can have; there are {', '.join(_TYPES)}, "
+                "decimal(p,s), array<>, map<,> and struct<>"
+            )
+        self._expect("<")
         if kind == "struct":
-            self._expect("<")
-            return StructType(self._fields(">"))
-        raise _Wrong(
-            f"there is no type {token.text!r} (at {token.at}) that values can have; there are {_TYPES}"
-        )
+            return {"type": kind, "fields": self.fields(">")}
+        found: dict[str, Any] = {"type": kind, "containsNull": True, "valueContainsNull": True}
+        if kind == "map":
+            found["keyType"] = self._type()
+            self._expect(",")
+        found["elementType" if kind == "array" else "valueType"] = self._type()
+        self._expect(">")
+        return found
 
-    def _decimal(self, token: _Token) -> DecimalType:
-        numbers: list[int] = []
+    def _decimal(self, token: _Token) -> str:
+        precision, scale = 10, 0
         if self._passed("("):
-            numbers.append(self._number())
+            precision = self._number()
             if self._passed(","):
-                numbers.append(self._number())
+                scale = self._number()
             self._expect(")")
-        precision, scale = numbers + [10, 0][len(numbers) :]
         if not 0 < precision <= _MAX_PRECISION or scale > precision:
             raise _Wrong(
                 f"decimal({precision},{scale}) (at {token.at}) does not exist: precision is at most {_MAX_PRECISION}, "
                 "scale at most precision"
             )
-        return DecimalType(precision, scale)
+        return f"decimal({precision},{scale})"
 
     def _number(self) -> int:
         token = self._take("a number", "name")
@@ -158,21 +127,9 @@ class _Parser:
             raise _Wrong(f"{token.text!r} (at {token.at}) is where a number should be")
         return int(token.text)
 
-    def _remarks(self) -> None:
-        if self._passed("not"):
-            self._expect("null")
-        if self._passed("comment"):
-            self._take("the comment", "text")
-
-    def _closes(self, closing: str) -> bool:
-        token = self._tokens[self._next]
-        if closing == "end":
-            return token.kind == "end"
-        return self._passed(closing)
-
     def _passed(self, text: str) -> bool:
         token = self._tokens[self._next]
-        if token.kind not in ("name", "mark") or token.text.lower() != text:
+        if token.kind not in ("name", "mark", "end") or token.text.lower() != text:
             return False
         self._next += 1
         return True
@@ -192,17 +149,12 @@ class _Parser:
 
 def _tokens(text: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(text):
-        quoted, string, name, mark, other = match.groups()
-        at = match.end() - len(match[0].lstrip())
-        if quoted:
-            yield _Token("quoted", quoted[1:-1].replace("``", "`"), at)
-        elif string:
-            yield _Token("text", string, at)
-        elif name:
-            yield _Token("name", name, at)
-        else:
-            yield _Token("mark" if mark else "other", mark or other, at)
-    yield _Token("end", "", len(text))
+        assert match.lastindex is not None
+        kind, token = _KINDS[match.lastindex - 1], match[match.lastindex]
+        if kind == "quoted":
+            token = token[1:-1].replace("``", "`")
+        yield _Token(kind, token, match.start(match.lastindex))
+    yield _Token("end", _END, len(text))
 
 
 def nullable(data_type: DataType) -> DataType:

@@ -28,7 +28,7 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.message_rules import checked_properties, checked_time_ms, properties_bytes
 
-from .optional_avro import derived_schema
+from .avro import derived
 from .options import WriteOptions
 from .schema import COLUMNS
 from .values import ColumnEncoder, ValueEncoder, value_columns
@@ -115,7 +115,7 @@ def _check_encoded(schema: StructType, options: WriteOptions) -> None:
     if options.value_format == "avro" and not options.value_schema:
         raise InvalidArgument(
             "option value_format is 'avro', which needs the option value_schema: what readers are to read by; for these "
-            f"columns it may be {json.dumps(derived_schema(fields))}"
+            f"columns it may be {json.dumps(derived(fields))}"
         )
     ValueEncoder(options.value_format, options.value_schema, fields)
 

@@ -150,9 +150,9 @@ def _declared(options: ReadOptions) -> StructType:
     if options.value_format == "avro":
         from pyspark.sql.pandas.types import from_arrow_type
 
-        from .optional_avro import avro_schema
+        from .avro import AvroSchema
 
-        whole = from_arrow_type(avro_schema(options.value_schema).arrow, prefer_timestamp_ntz=True)
+        whole = from_arrow_type(AvroSchema(options.value_schema).arrow, prefer_timestamp_ntz=True)
         assert isinstance(whole, StructType)
         return whole
     return parse_schema("value_schema", options.value_schema)

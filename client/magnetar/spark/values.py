@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
-from .optional_avro import avro_schema
+from .avro import AvroSchema
 from .schema import COLUMNS, RowColumns, ValueFields
 from .value_types import Record, ValueType, struct_type
 
@@ -73,7 +73,7 @@ class ValueDecoder:
         self._format = wanted.value_format
         self._record: Record
         if self._format == "avro":
-            avro = avro_schema(wanted.value_schema)
+            avro = AvroSchema(wanted.value_schema)
             self._record = avro.record(wanted.fields)
             self._decode: Any = avro.decode
         else:
@@ -149,7 +149,7 @@ class ValueEncoder:
         self._format = value_format
         self._record: Record
         if value_format == "avro":
-            avro = avro_schema(value_schema)
+            avro = AvroSchema(value_schema)
             avro.check_written(columns)
             self._record = avro.record()
             self._encode: Any = avro.encode
