@@ -1,14 +1,16 @@
 """The service layer: every operation is authorized, and none that is refused does anything."""
 
+import contextlib
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+from magnetar.broker.listeners.native.requests import REQUESTS, to_wire
 from magnetar.broker.service import OPERATIONS, BrokerService, LedgerService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE
 from magnetar.broker.service.operations import Operation
-from magnetar.proto.errors import InvalidArgument, NotAuthorized
+from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -89,6 +91,16 @@ def test_the_table_of_operations() -> None:
         "LedgerService.report_damage": Operation("report_damage", TOPIC),
         "LedgerService.archive_ledgers": Operation("archive_ledgers", TOPIC),
     }
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+async def test_the_fields_of_a_request_are_the_arguments_of_its_operation(kind: Any) -> None:
+    values = {str: "orders", int: 1, bool: False, tuple[str, Any]: ("earliest", None)}
+    types = get_type_hints(kind)
+    command = kind(0, *[values[types[name]] for name in kind.__struct_fields__[1:]])
+    async with running_broker() as broker:
+        with contextlib.suppress(MagnetarError):
+            to_wire(await REQUESTS[kind](BrokerService(broker), Everyone(), command, b"\x90"))
 
 
 def test_every_operation_is_in_the_table() -> None:

@@ -66,7 +66,6 @@ class Wanted(NamedTuple):
 def decode_wanted(
     location: str,
     payload: bytes,
-    *,
     lease: str = "",
     dry: bool = False,
     moved: bool = False,

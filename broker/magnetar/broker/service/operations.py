@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import update_wrapper
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from magnetar.proto.ids import TopicName
 
 from .results import ConsumerOpened
 
+A = TypeVar("A")
+G = TypeVar("G")
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
@@ -42,53 +44,57 @@ class Operation(NamedTuple):
 OPERATIONS: dict[str, Operation] = {}  # by the qualified name of the method
 
 
-def on_topic(
-    permission: str,
-) -> Callable[
-    [Callable[Concatenate[S, TopicName, P], Awaitable[T]]],
-    Callable[Concatenate[S, Caller, str, P], Awaitable[T]],
-]:
-    """The resource is a topic, named by the caller: callers give its name, the method gets it parsed."""
+class _On(Generic[A, G]):
+    """Decorates operations of one kind of resource: callers give an `A`, the method gets what `find` makes of it."""
 
-    def decorate(
-        method: Callable[Concatenate[S, TopicName, P], Awaitable[T]],
-    ) -> Callable[Concatenate[S, Caller, str, P], Awaitable[T]]:
-        OPERATIONS[method.__qualname__] = Operation(permission, "topic")
+    def __init__(self, resource: str, find: Callable[[A], tuple[G, str]]) -> None:
+        """`find` returns the resource's name as well, or raises."""
+        self._resource = resource
+        self._find = find
 
-        async def operation(self: S, caller: Caller, topic: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            name = TopicName.parse(topic)
-            caller.authorize(permission, str(name))
-            return await method(self, name, *args, **kwargs)
+    def __call__(
+        self, permission: str
+    ) -> Callable[
+        [Callable[Concatenate[S, G, P], Awaitable[T]]],
+        Callable[Concatenate[S, Caller, A, P], Awaitable[T]],
+    ]:
+        find = self._find
 
-        update_wrapper(operation, method)
-        return operation
+        def decorate(
+            method: Callable[Concatenate[S, G, P], Awaitable[T]],
+        ) -> Callable[Concatenate[S, Caller, A, P], Awaitable[T]]:
+            OPERATIONS[method.__qualname__] = Operation(permission, self._resource)
 
-    return decorate
+            async def operation(self: S, caller: Caller, asked: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+                given, name = find(asked)
+                caller.authorize(permission, name)
+                return await method(self, given, *args, **kwargs)
+
+            update_wrapper(operation, method)
+            return operation
+
+        return decorate
 
 
-def on_consumer(
-    permission: str,
-) -> Callable[
-    [Callable[Concatenate[S, ConsumerOpened, P], Awaitable[T]]],
-    Callable[Concatenate[S, Caller, ConsumerOpened, P], Awaitable[T]],
-]:
-    """The resource is the topic of a consumer that the caller has opened."""
+def _parsed(topic: str) -> tuple[TopicName, str]:
+    name = TopicName.parse(topic)
+    return name, str(name)
 
-    def decorate(
-        method: Callable[Concatenate[S, ConsumerOpened, P], Awaitable[T]],
-    ) -> Callable[Concatenate[S, Caller, ConsumerOpened, P], Awaitable[T]]:
-        OPERATIONS[method.__qualname__] = Operation(permission, "topic of the consumer")
 
-        async def operation(
-            self: S, caller: Caller, opened: ConsumerOpened, /, *args: P.args, **kwargs: P.kwargs
-        ) -> T:
-            caller.authorize(permission, str(opened.topic.name))
-            return await method(self, opened, *args, **kwargs)
+def _opened(consumer: ConsumerOpened) -> tuple[ConsumerOpened, str]:
+    return consumer, str(consumer.topic.name)
 
-        update_wrapper(operation, method)
-        return operation
 
-    return decorate
+def _namespace(namespace: str) -> tuple[str, str]:
+    return namespace, namespace
+
+
+# A topic, named by the caller: callers give its name, the method gets it parsed.
+on_topic = _On("topic", _parsed)
+# The topic of a consumer that the caller has opened.
+on_consumer = _On("topic of the consumer", _opened)
+# A namespace `tenant/namespace`, or "" for all.
+on_namespace = _On("namespace", _namespace)
 
 
 def on_cluster(
@@ -107,31 +113,6 @@ def on_cluster(
         async def operation(self: S, caller: Caller, /, *args: P.args, **kwargs: P.kwargs) -> T:
             caller.authorize(permission, "")
             return await method(self, *args, **kwargs)
-
-        update_wrapper(operation, method)
-        return operation
-
-    return decorate
-
-
-def on_namespace(
-    permission: str,
-) -> Callable[
-    [Callable[Concatenate[S, str, P], Awaitable[T]]],
-    Callable[Concatenate[S, Caller, str, P], Awaitable[T]],
-]:
-    """The resource is a namespace `tenant/namespace`, or "" for all."""
-
-    def decorate(
-        method: Callable[Concatenate[S, str, P], Awaitable[T]],
-    ) -> Callable[Concatenate[S, Caller, str, P], Awaitable[T]]:
-        OPERATIONS[method.__qualname__] = Operation(permission, "namespace")
-
-        async def operation(
-            self: S, caller: Caller, namespace: str, /, *args: P.args, **kwargs: P.kwargs
-        ) -> T:
-            caller.authorize(permission, namespace)
-            return await method(self, namespace, *args, **kwargs)
 
         update_wrapper(operation, method)
         return operation

@@ -18,32 +18,41 @@ from ...export.archived import decode_wanted
 from ...export.attach import decode_attachment
 from ...export.damage import decode_damage
 from ...export.queries import Batch
-from ...service import BrokerService, Caller
+from ...service import OPERATIONS, BrokerService, Caller, LedgerService
 from ...service.results import ConsumerOpened
 
-_decode_ids = msgspec.msgpack.Decoder(list[int]).decode
 _Answer = Callable[[BrokerService, Caller, Any, bytes], Awaitable[Any]]
 
 
-def _as(name: str, answer: _Answer) -> _Answer:
-    """The answer is a map with what `answer` returns under this name."""
+def _call(
+    operation: Callable[..., Awaitable[Any]], result: str = "", **payload: Callable[[bytes], Any]
+) -> _Answer:
+    """The fields of the command are the operation's arguments, by name; its payload is one more, decoded.
 
-    async def named(service: BrokerService, caller: Caller, asked: Any, payload: bytes) -> Any:
-        return {name: await answer(service, caller, asked, payload)}
+    The answer is a map with what the operation returns under the name `result`, or "" if that is a map itself.
+    """
+    resource = OPERATIONS[operation.__qualname__].resource
+    of_ledgers = operation.__qualname__.startswith(LedgerService.__name__)
 
-    return named
+    async def answer(service: BrokerService, caller: Caller, command: c.Command, data: bytes) -> Any:
+        fields = {name: getattr(command, name) for name in command.__struct_fields__ if name != "request_id"}
+        of = [] if resource == "cluster" else [fields.pop(resource)]
+        fields |= {name: decode(data) for name, decode in payload.items()}
+        found = await operation(service.ledgers if of_ledgers else service, caller, *of, **fields)
+        return {result: found} if result else found
+
+    return answer
 
 
 async def _lookup(service: BrokerService, caller: Caller, command: c.Lookup, _: bytes) -> Any:
     found = await service.lookup(
         caller, command.topic, authoritative=command.authoritative, unreachable=command.unreachable
     )
-    return {"url": found.url, "final": found.final}
+    return found._asdict()
 
 
 async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
-    _check_level(command)
-    if command.topic:
+    if _is_of_topic(command):
         return await service.topic_policies(caller, command.topic)
     return await service.namespace_policies(caller, command.namespace)
 
@@ -51,47 +60,24 @@ async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPo
 async def _set_policies(
     service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes
 ) -> Any:
-    _check_level(command)
-    policies = decode_policies(payload)
-    if command.topic:
-        version = await service.set_topic_policies(caller, command.topic, policies, command.version)
-    else:
-        version = await service.set_namespace_policies(caller, command.namespace, policies, command.version)
-    return {"version": version}
+    of_topic, policies = _is_of_topic(command), decode_policies(payload)
+    change = service.set_topic_policies if of_topic else service.set_namespace_policies
+    return {"version": await change(caller, command.topic or command.namespace, policies, command.version)}
 
 
-def _check_level(command: c.GetPolicies | c.SetPolicies) -> None:
+def _is_of_topic(command: c.GetPolicies | c.SetPolicies) -> bool:
     if bool(command.topic) == bool(command.namespace):
         raise InvalidArgument("policies are of a topic or of a namespace: name one of the two")
+    return bool(command.topic)
 
 
-async def _seek_subscription(
-    service: BrokerService, caller: Caller, command: c.SeekSubscription, _: bytes
-) -> Any:
-    topic, subscription = command.topic, command.subscription
-    return {"epoch": await service.seek_subscription(caller, topic, subscription, start=command.start)}
-
-
-async def _put_metadata(
-    service: BrokerService, caller: Caller, command: c.PutLedgerMetadata, payload: bytes
-) -> Any:
-    version = await service.ledgers.put_ledger_metadata(
-        caller, command.topic, command.ledger, command.version, payload
-    )
-    return {"version": version}
-
-
-async def _discard_staged(
-    service: BrokerService, caller: Caller, command: c.DiscardStaged, payload: bytes
-) -> Any:
+def _stored_ids(payload: bytes) -> list[int] | None:
     try:
-        stored_ids = _decode_ids(payload) if payload else None
+        return msgspec.msgpack.decode(payload, type=list[int]) if payload else None
     except msgspec.MsgspecError as error:
         raise InvalidArgument(
             f"the ledgers to discard are not a msgpack array of stored ids: {error}"
         ) from None
-    discarded = await service.ledgers.discard_staged(caller, command.topic, command.transaction, stored_ids)
-    return {"discarded": discarded}
 
 
 async def _attach_ledgers(
@@ -104,15 +90,8 @@ async def _attach_ledgers(
 async def _archive_ledgers(
     service: BrokerService, caller: Caller, command: c.ArchiveLedgers, payload: bytes
 ) -> Any:
-    wanted = decode_wanted(
-        command.location,
-        payload,
-        lease=command.lease,
-        dry=command.dry,
-        moved=command.moved,
-        with_backlog=command.with_backlog,
-    )
-    return await service.ledgers.archive_ledgers(caller, command.topic, wanted)
+    _, topic, location, *how = msgspec.structs.astuple(command)
+    return await service.ledgers.archive_ledgers(caller, topic, decode_wanted(location, payload, *how))
 
 
 def started(opened: ConsumerOpened, epoch: int, trimmed: bool) -> dict[str, Any]:
@@ -131,82 +110,41 @@ async def _last_message_id(
     return None if found is None else found.to_bytes()
 
 
+_B, _L = BrokerService, LedgerService
+
 REQUESTS: dict[type[c.Command], _Answer] = {
     c.Lookup: _lookup,
-    c.Partitions: _as(
-        "partitions", lambda service, caller, asked, _: service.partitions(caller, asked.topic)
-    ),
-    c.ListTopics: lambda service, caller, asked, _: service.list_topics(
-        caller, asked.namespace, after=asked.after, count=asked.count
-    ),
-    c.TopicStats: lambda service, caller, asked, _: service.topic_stats(caller, asked.topic),
-    c.CreateTopic: lambda service, caller, asked, _: service.create_topic(
-        caller, asked.topic, partitions=asked.partitions
-    ),
-    c.DeleteTopic: lambda service, caller, asked, _: service.delete_topic(
-        caller, asked.topic, force=asked.force
-    ),
-    c.DeleteSubscription: lambda service, caller, asked, _: service.delete_subscription(
-        caller, asked.topic, asked.subscription, force=asked.force
-    ),
+    c.Partitions: _call(_B.partitions, "partitions"),
+    c.ListTopics: _call(_B.list_topics),
+    c.TopicStats: _call(_B.topic_stats),
+    c.CreateTopic: _call(_B.create_topic),
+    c.DeleteTopic: _call(_B.delete_topic),
+    c.DeleteSubscription: _call(_B.delete_subscription),
     c.GetPolicies: _get_policies,
     c.SetPolicies: _set_policies,
-    c.ExpireMessages: lambda service, caller, asked, _: service.expire_messages(
-        caller, asked.topic, asked.subscription, asked.before_ms
-    ),
-    c.CreateSubscription: lambda service, caller, asked, _: service.create_subscription(
-        caller, asked.topic, asked.subscription, start=asked.start
-    ),
-    c.SeekSubscription: _seek_subscription,
-    c.SkipMessages: lambda service, caller, asked, _: service.skip_messages(
-        caller, asked.topic, asked.subscription, count=asked.count
-    ),
-    c.PeekMessages: lambda service, caller, asked, _: service.peek_messages(
-        caller, asked.topic, asked.subscription, count=asked.count
-    ),
-    c.ClearBacklog: lambda service, caller, asked, _: service.clear_backlog(
-        caller, asked.topic, asked.subscription
-    ),
-    c.CompactTopic: lambda service, caller, asked, _: service.compact_topic(
-        caller, asked.topic, action=asked.action
-    ),
-    c.TopicLedgers: lambda service, caller, asked, _: service.ledgers.topic_ledgers(
-        caller, asked.topic, after=asked.after, count=asked.count
-    ),
-    c.KeepLedgers: lambda service, caller, asked, _: service.ledgers.keep_ledgers(
-        caller, asked.topic, lease=asked.lease, ttl_ms=asked.ttl_ms, first=asked.first
-    ),
-    c.CreateStagedLedger: lambda service, caller, asked, _: service.ledgers.create_staged_ledger(
-        caller, asked.topic, asked.transaction, asked.ttl_ms
-    ),
-    c.GetLedgerMetadata: lambda service, caller, asked, _: service.ledgers.get_ledger_metadata(
-        caller, asked.topic, asked.ledger
-    ),
-    c.PutLedgerMetadata: _put_metadata,
-    c.KeepStaged: lambda service, caller, asked, _: service.ledgers.keep_staged(
-        caller, asked.topic, asked.transaction, ttl_ms=asked.ttl_ms
-    ),
-    c.DiscardStaged: _discard_staged,
+    c.ExpireMessages: _call(_B.expire_messages),
+    c.CreateSubscription: _call(_B.create_subscription),
+    c.SeekSubscription: _call(_B.seek_subscription, "epoch"),
+    c.SkipMessages: _call(_B.skip_messages),
+    c.PeekMessages: _call(_B.peek_messages),
+    c.ClearBacklog: _call(_B.clear_backlog),
+    c.CompactTopic: _call(_B.compact_topic),
+    c.TopicLedgers: _call(_L.topic_ledgers),
+    c.KeepLedgers: _call(_L.keep_ledgers),
+    c.CreateStagedLedger: _call(_L.create_staged_ledger),
+    c.GetLedgerMetadata: _call(_L.get_ledger_metadata),
+    c.PutLedgerMetadata: _call(_L.put_ledger_metadata, "version", metadata=bytes),
+    c.KeepStaged: _call(_L.keep_staged),
+    c.DiscardStaged: _call(_L.discard_staged, "discarded", stored_ids=_stored_ids),
     c.AttachLedgers: _attach_ledgers,
-    c.QueryState: _as(
-        "batch",
-        lambda service, caller, asked, _: service.ledgers.last_batch(caller, asked.topic, asked.query),
-    ),
+    c.QueryState: _call(_L.last_batch, "batch"),
     c.ArchiveLedgers: _archive_ledgers,
-    c.ReportDamage: lambda service, caller, asked, payload: service.ledgers.report_damage(
-        caller, asked.topic, decode_damage(payload)
-    ),
-    c.ListBrokers: lambda service, caller, asked, _: service.list_brokers(caller),
-    c.ListBundles: lambda service, caller, asked, _: service.list_bundles(caller, asked.namespace),
-    c.UnloadBundle: lambda service, caller, asked, _: service.unload_bundle(
-        caller, asked.bundle, to=asked.to
-    ),
-    c.SplitBundle: _as(
-        "bundles", lambda service, caller, asked, _: service.split_bundle(caller, asked.bundle)
-    ),
-    c.Drain: lambda service, caller, asked, _: service.drain(
-        caller, asked.name, zone=asked.zone, kind=asked.kind, undo=asked.undo
-    ),
+    c.ReportDamage: _call(_L.report_damage, rows=decode_damage),
+    c.ListBrokers: _call(_B.list_brokers),
+    c.ListBundles: _call(_B.list_bundles),
+    c.UnloadBundle: _call(_B.unload_bundle),
+    c.SplitBundle: _call(_B.split_bundle, "bundles"),
+    c.Drain: _call(_B.drain),
 }
 
 # Of an open consumer, which they get instead of a payload.
