@@ -61,7 +61,6 @@ class ArchiveProcesses:
         self._failures = 0
 
     def figures(self) -> dict[str, int]:
-        """See `ArchiveReader`."""
         return {
             "archive_reads_total": self._read_count,
             "archive_read_bytes_total": self._read_bytes,
@@ -72,7 +71,6 @@ class ArchiveProcesses:
     async def read(
         self, topic: str, archived: ArchivedLedger, first: int, last: int, *, max_bytes: int
     ) -> list[bytes]:
-        """See `ArchiveReader`."""
         if self._closed:
             raise ArchiveUnavailable("the broker is stopping")
         info, location = archived

@@ -248,7 +248,7 @@ class Calm:
         assert again is not None
         await self._wish(f"no longer draining {owner}", asked, lambda: again.drain(owner, undo=True))
         await self._until(
-            lambda: drained.ownership is not None and drained.ownership._bundles.state == "ready", 5.0, owner
+            lambda: drained.ownership is not None and drained.ownership.state == "ready", 5.0, owner
         )
         await asyncio.sleep(SETTLED_S)
 

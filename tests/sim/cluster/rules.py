@@ -152,7 +152,7 @@ class Rules:
         """
         for machine in self._brokers:
             if machine.name in names and machine.ownership is not None:
-                found = machine.ownership._bundles.holding(topic)
+                found = machine.ownership.holding(topic)
                 if found is not None and found[1].state in (State.ARRIVING, State.ACQUIRING):
                     return True
         return False
@@ -182,7 +182,7 @@ class Rules:
         for machine in self._brokers:
             if machine.ownership is None:
                 continue
-            for bundle, held in machine.ownership._bundles.held.items():
+            for bundle, held in machine.ownership.held.items():
                 owner = self.owners.get(bundle)
                 if owner is None or owner.broker != machine.name:
                     found.append(f"{machine.name} holds {bundle} ({held.state.value}) without its node")

@@ -250,7 +250,7 @@ class Cluster:
             f"{machine.name}: "
             + ", ".join(
                 f"{bundle.range} {held.state.value}"
-                for bundle, held in (machine.ownership._bundles.held.items() if machine.ownership else ())
+                for bundle, held in (machine.ownership.held.items() if machine.ownership else ())
                 if held.state is not State.OWNED
             )
             for machine in self.brokers

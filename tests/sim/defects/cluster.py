@@ -158,7 +158,7 @@ def lost_session_fences_nothing() -> None:
 @cluster_defect
 def validity_is_not_read_from_the_clock() -> None:
     """Rule 31: a broker that stood still confirms what it finds, before it is told that its session is over."""
-    ClusterOwnership.valid = property(lambda self: self._bundles._session is not None)  # type: ignore[assignment,method-assign]
+    ClusterOwnership.valid = property(lambda self: self._session is not None)  # type: ignore[assignment,method-assign]
 
 
 @cluster_defect
@@ -194,7 +194,7 @@ def ownership_is_not_checked_after_a_load() -> None:
     check = ClusterOwnership.check
 
     def once(self: Any, name: Any) -> None:
-        if str(name) not in self._bundles.host._loading:
+        if str(name) not in self.host._loading:
             check(self, name)
 
     ClusterOwnership.check = once  # type: ignore[method-assign]

@@ -106,7 +106,7 @@ class Loads:
 
 
 class Balancing:
-    """`serve` it under the broker's session; cancelled, it stops."""
+    """`ClusterFacts` for the leader. `serve` it under the broker's session; cancelled, it stops."""
 
     def __init__(
         self,
@@ -156,11 +156,9 @@ class Balancing:
     # --- ClusterFacts ------------------------------------------------------------------------------------------------
 
     async def brokers(self) -> list[BrokerFacts]:
-        """See ClusterFacts."""
         return await broker_facts(self._view)
 
     async def owners(self) -> list[BundleOwner]:
-        """See ClusterFacts."""
         owners = await self._view.all_owners()
         now_ms = self._clock.now_ms()
         return [
@@ -175,12 +173,10 @@ class Balancing:
         ]
 
     async def transfers(self) -> list[Transfer]:
-        """See ClusterFacts."""
         asked = await self._view.transfers.get()
         return [Transfer(str(bundle), known.record.to) for bundle, known in asked.items()]
 
     async def bindings(self) -> Mapping[str, NamespaceBinding]:
-        """See ClusterFacts."""
         found = {}
         for namespace in self._view.namespaces():
             try:
@@ -193,7 +189,6 @@ class Balancing:
         return found
 
     async def request(self, bundle: str, *, to: str, split: bool, reason: str) -> bool:
-        """See ClusterFacts."""
         record = TransferRecord(to, split, reason)
         with contextlib.suppress(AlreadyExists):
             await self._metadata.create(transfer_path(Bundle.parse(bundle)), record.encode())

@@ -96,7 +96,10 @@ class Held:
 
 
 class BundleOwnership:
-    """`begin` before use, `end` afterwards. What owners are asked to do is carried out by `transfers.Transfers`."""
+    """Of `Ownership`, what concerns one bundle. `begin` before use, `end` afterwards.
+
+    What owners are asked to do is carried out by `transfers.Transfers`.
+    """
 
     def __init__(
         self,
@@ -230,7 +233,6 @@ class BundleOwnership:
 
     @property
     def valid(self) -> bool:
-        """See Ownership."""
         return self._session is not None and not self._session.lost
 
     @property
@@ -263,7 +265,6 @@ class BundleOwnership:
         return [bundle for bundle, held in self.held.items() if held.state in (State.OWNED, State.MOVING)]
 
     def check(self, name: TopicName) -> None:
-        """See Ownership."""
         if not self.valid:
             raise TopicNotServed(
                 f"broker {self.name} has no session with the metadata store; look topic {name} up"
@@ -279,7 +280,6 @@ class BundleOwnership:
             )
 
     def serves(self, name: TopicName) -> bool:
-        """See Ownership."""
         try:
             self.check(name)
         except TopicNotServed:
@@ -398,7 +398,6 @@ class BundleOwnership:
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
     async def claim(self, name: TopicName) -> None:
-        """See Ownership."""
         if (await self.view.bounds(name.full_namespace)).version == NEW:
             await self.locate(name, authoritative=True, unreachable="", claim=True)
 

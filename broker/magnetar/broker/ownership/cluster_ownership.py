@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from magnetar.ledger.settings import LedgerSettings
-from magnetar.metadata import MetadataStore, Session
+from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Check
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -17,7 +17,6 @@ from magnetar.proto.errors import (
     RequestTimeout,
     VersionConflict,
 )
-from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from .balance import BalanceSettings
@@ -26,7 +25,7 @@ from .bundle_ownership import BundleOwnership, OwnershipSettings
 from .cluster_view import NEW, KnownTransfer, Watched, put_bounds
 from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
 from .draining import Draining, choose
-from .ownership import BrokerRow, BundleRow, DrainState, Host, Located
+from .ownership import BrokerRow, BundleRow, DrainState, Host
 from .records import (
     BALANCER_PATH,
     READY,
@@ -45,8 +44,8 @@ __all__ = ["ClusterOwnership"]
 _REQUEST_TIMEOUT_S = 30.0
 
 
-class ClusterOwnership:
-    """See Ownership."""
+class ClusterOwnership(BundleOwnership):
+    """`Ownership` of a broker in a cluster."""
 
     alone = False
 
@@ -61,74 +60,37 @@ class ClusterOwnership:
         ledger: LedgerSettings | None = None,
     ) -> None:
         """`balance`, `ledger`: the defaults without them. `cpu_s`: the CPU time of this process until now, in seconds."""
-        self._metadata = metadata
         balance = balance or BalanceSettings()
-        self._bundles = bundles = BundleOwnership(metadata, settings, balance, clock, rng)
-        self._transfers = Transfers(bundles)
-        self._draining = Draining(metadata, bundles.view, balance, ledger or LedgerSettings(), rng, clock)
-        loads = Loads(lambda: bundles.host, bundles.owned, cpu_s)
+        super().__init__(metadata, settings, balance, clock, rng)
+        self._transfers = Transfers(self)
+        self._draining = Draining(metadata, self.view, balance, ledger or LedgerSettings(), rng, clock)
+        loads = Loads(lambda: self.host, self.owned, cpu_s)
         self._balancing = Balancing(
-            metadata, bundles.view, loads, balance, rng, settings.name, self._load, clock
+            metadata, self.view, loads, balance, rng, settings.name, self._load, clock
         )
-        bundles.with_session = self._balancing.serve
+        self.with_session = self._balancing.serve
 
     def _load(self, load: BrokerLoad) -> None:
-        self._bundles.load = load
+        self.load = load
 
     async def start(self, host: Host) -> None:
-        """See Ownership."""
-        await self._bundles.begin(host)
+        await self.begin(host)
         self._transfers.start()
 
-    @property
-    def valid(self) -> bool:
-        """See Ownership."""
-        return self._bundles.valid
-
     def figures(self) -> dict[str, float]:
-        """See Ownership."""
-        return {"owned_bundles": len(self._bundles.owned()), **self._balancing.figures()}
-
-    @property
-    def state(self) -> str:
-        """As this broker's node says: READY, DRAINING, DRAINED or STOPPING."""
-        return self._bundles.state
-
-    @property
-    def session(self) -> Session:
-        """In which everything is owned. Raises ServiceNotReady."""
-        return self._bundles.session
-
-    def check(self, name: TopicName) -> None:
-        """See Ownership."""
-        self._bundles.check(name)
-
-    def serves(self, name: TopicName) -> bool:
-        """See Ownership."""
-        return self._bundles.serves(name)
-
-    async def claim(self, name: TopicName) -> None:
-        """See Ownership."""
-        await self._bundles.claim(name)
-
-    async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
-        """See Ownership."""
-        return await self._bundles.locate(name, authoritative=authoritative, unreachable=unreachable)
+        return {"owned_bundles": len(self.owned()), **self._balancing.figures()}
 
     async def brokers(self) -> list[BrokerRow]:
-        """See Ownership."""
-        found = await self._bundles.view.brokers.get()
+        found = await self.view.brokers.get()
         return [found[name] for name in sorted(found)]
 
     async def balancer(self) -> str:
-        """See Ownership."""
-        node = await self._metadata.get(BALANCER_PATH)
+        node = await self.metadata.get(BALANCER_PATH)
         return "" if node is None else node.value.decode("utf-8", "replace")
 
     async def bundles(self, namespace: str) -> list[BundleRow]:
-        """See Ownership."""
-        known = await self._bundles.view.bounds(namespace)
-        owners = {} if known.version == NEW else await self._bundles.view.owners(namespace).get()
+        known = await self.view.bounds(namespace)
+        owners = {} if known.version == NEW else await self.view.owners(namespace).get()
         nobody = OwnerRecord("", "", "", 0)
         found = (
             (bundle, owners[bundle].record if bundle in owners else nobody)
@@ -139,31 +101,29 @@ class ClusterOwnership:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def transfer(self, bundle: str, to: str) -> None:
-        """See Ownership."""
         found = await self._known(bundle)
         if to:
-            brokers = await self._bundles.view.brokers.get()
+            brokers = await self.view.brokers.get()
             if to not in brokers or brokers[to].state != READY:
                 ready = [name for name, row in sorted(brokers.items()) if row.state == READY]
                 raise InvalidArgument(
                     f"there is no broker {to} that takes bundles; there are {', '.join(ready)}"
                 )
         await self._ask(found, TransferRecord(to, False, "asked for"))
-        owner = await self._bundles.view.owner(found)
+        owner = await self.view.owner(found)
         if to and owner is not None and owner.record.broker != to:
             raise RequestTimeout(
                 f"bundle {found} is still at broker {owner.record.broker}, whose log says why; try again"
             )
 
     async def split(self, bundle: str) -> list[str]:
-        """See Ownership."""
         found = await self._known(bundle)
-        if await self._bundles.view.owner(found) is None:
+        if await self.view.owner(found) is None:
             await self._split_unowned(found)
         else:
             await self._ask(found, TransferRecord("", True, "asked for"))
-        self._bundles.view.drop(found.namespace)
-        known = await self._bundles.view.bounds(found.namespace)
+        self.view.drop(found.namespace)
+        known = await self.view.bounds(found.namespace)
         parts = [
             str(part)
             for part in known.bounds.bundles(found.namespace)
@@ -175,17 +135,17 @@ class ClusterOwnership:
 
     async def _split_unowned(self, bundle: Bundle) -> None:
         """In the middle, unless somebody owns it, or has divided it, by now."""
-        known = await self._bundles.view.bounds(bundle.namespace)
+        known = await self.view.bounds(bundle.namespace)
         bounds = known.bounds.split(bundle, middle(bundle, ()))
         changed = put_bounds(bundle.namespace, bounds, known.version)
         with contextlib.suppress(AlreadyExists, VersionConflict):
-            await self._metadata.commit([Check(owner_path(bundle), None), changed])
+            await self.metadata.commit([Check(owner_path(bundle), None), changed])
 
     async def _known(self, text: str) -> Bundle:
         """A bundle by its name, or the one of a topic. Raises InvalidArgument."""
         named = parse_bundle_or_topic(text)
         namespace = named.namespace if isinstance(named, Bundle) else named.full_namespace
-        bounds = (await self._bundles.view.bounds(namespace)).bounds
+        bounds = (await self.view.bounds(namespace)).bounds
         if not isinstance(named, Bundle):
             return bounds.bundle_of(namespace, topic_hash(named))
         bounds.require(named)
@@ -193,13 +153,13 @@ class ClusterOwnership:
 
     async def _ask(self, bundle: Bundle, record: TransferRecord) -> None:
         """Returns when the request is gone: done, or impossible. Without an owner only a destination has anything to do."""
-        view = self._bundles.view
+        view = self.view
         transfers = view.transfers
         if not record.to and await view.owner(bundle) is None:
             return
         path = transfer_path(bundle)
         try:
-            await self._metadata.create(path, record.encode())
+            await self.metadata.create(path, record.encode())
         except AlreadyExists:
             raise RequestTimeout(
                 f"the owner of bundle {bundle} is busy with another request; try again"
@@ -220,14 +180,13 @@ class ClusterOwnership:
 
     async def _withdraw(self, path: str) -> None:
         try:
-            await self._metadata.delete(path)
+            await self.metadata.delete(path)
         except MagnetarError:  # it is gone, or its owner finds it
             return
 
     async def drain(
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
-        """See Ownership."""
         draining = self._draining
         chosen = choose(await draining.members(), name, zone=zone, kind=kind)
         await (draining.undo(chosen) if undo else draining.begin(chosen))
@@ -236,15 +195,13 @@ class ClusterOwnership:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def hand_over(self) -> None:
-        """See Ownership."""
-        self._bundles.set_state(STOPPING)  # also without a session: the next one would take bundles
-        if self._bundles.valid:
+        self.set_state(STOPPING)  # also without a session: the next one would take bundles
+        if self.valid:
             await self._transfers.hand_over()
 
     async def close(self) -> None:
-        """See Ownership."""
         await self._transfers.close()
-        await self._bundles.end()
+        await self.end()
 
 
 async def _until_gone(transfers: Watched[dict[Bundle, KnownTransfer]], bundle: Bundle) -> None:

@@ -183,7 +183,7 @@ class Ownership(Protocol):
 
 
 class SoleBroker:
-    """A broker that is alone: everything is its own, for ever."""
+    """`Ownership` of a broker that is alone: everything is its own, for ever."""
 
     alone = True
     valid = True
@@ -194,37 +194,30 @@ class SoleBroker:
         self._host: Host | None = None
 
     async def start(self, host: Host) -> None:
-        """See Ownership."""
         self._host = host
 
     def check(self, name: TopicName) -> None:
         """See Ownership."""
 
     def serves(self, name: TopicName) -> bool:
-        """See Ownership."""
         return True
 
     async def claim(self, name: TopicName) -> None:
         """See Ownership."""
 
     async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
-        """See Ownership."""
         return Located(self._url, True)
 
     def figures(self) -> dict[str, float]:
-        """See Ownership."""
         return {}
 
     async def brokers(self) -> list[BrokerRow]:
-        """See Ownership."""
         return [BrokerRow(self._name, self._url, "", "", READY, 0, "", BrokerLoad())]
 
     async def balancer(self) -> str:
-        """See Ownership."""
         return ""
 
     async def bundles(self, namespace: str) -> list[BundleRow]:
-        """See Ownership."""
         return [
             BundleRow(str(bundle), self._name, self._url, "") for bundle in Bounds.even(1).bundles(namespace)
         ]
@@ -243,13 +236,11 @@ class SoleBroker:
                 await self._host.unload(name, error)
 
     async def split(self, bundle: str) -> list[str]:
-        """See Ownership."""
         raise _alone()
 
     async def drain(
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
-        """See Ownership."""
         raise _alone()
 
     async def hand_over(self) -> None:

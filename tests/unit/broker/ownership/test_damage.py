@@ -29,7 +29,7 @@ async def located(broker: ClusterBroker, name: TopicName) -> str:
 async def moved(cluster: Cluster, bundle: Bundle, source: str, target: str) -> None:
     """Asks for a move, and waits until it is done."""
     await cluster.brokers[source].ownership.transfer(str(bundle), target)
-    await until(lambda: bundle in cluster.brokers[target].ownership._bundles.held)
+    await until(lambda: bundle in cluster.brokers[target].ownership.held)
 
 
 async def test_an_owner_node_that_cannot_be_read_costs_its_bundle_only() -> None:
@@ -49,7 +49,7 @@ async def test_an_owner_node_that_cannot_be_read_costs_its_bundle_only() -> None
         assert [row.broker for row in rows].count("") == 1
         assert len(await a.ownership._balancing.owners()) == 3
         await cluster.metadata.delete(owner_path(damaged))
-        await until(lambda: a.ownership._bundles.view.owners(NAMESPACE)._value is None)
+        await until(lambda: a.ownership.view.owners(NAMESPACE)._value is None)
         assert await located(a, TOPICS[0]) == a.url
 
 

@@ -46,8 +46,8 @@ async def test_rule_47_looking_up_topics_of_made_up_namespaces_leaves_nothing_be
                 await b.broker.topic(TopicName.parse(f"made-up/{number}/topic"), create=False)
         assert await nodes(cluster.metadata) == before
         assert watched == []
-        assert not a.ownership._bundles.held
-        assert not b.ownership._bundles.held
+        assert not a.ownership.held
+        assert not b.ownership.held
 
 
 async def test_whoever_makes_the_first_topic_of_a_namespace_owns_its_bundle() -> None:

@@ -315,7 +315,7 @@ async def test_a_broker_that_stops_does_not_wait_for_what_moves_to_it() -> None:
         await cluster.start("c")
         async with asyncio.timeout(10):
             await target.ownership.hand_over()
-        assert target.ownership._bundles.owned() == []
+        assert target.ownership.owned() == []
         gate.set()
         moving.cancel()
 
@@ -344,14 +344,12 @@ async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() 
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), ""))
         await until(lambda: len(source.topics) < len(TOPICS))
         closed = [name for name in TOPICS if name.name not in source.topics]
-        target.ownership._bundles.view.owners(NAMESPACE).drop()
+        target.ownership.view.owners(NAMESPACE).drop()
         found = await asyncio.gather(*(locate(target, name, authoritative=True) for name in closed))
         assert {one.url for one in found} == {target.url}
         gate.set()
         await moving
-        await until(
-            lambda: all(held.state.value == "owned" for held in target.ownership._bundles.held.values())
-        )
+        await until(lambda: all(held.state.value == "owned" for held in target.ownership.held.values()))
         for name in TOPICS:
             assert await locate(source, name) == Located(target.url, True)
             await target.broker.topic(name, create=False)
@@ -414,7 +412,7 @@ async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> 
     async with brokers("a", "b", default_bundles=1) as cluster:
         a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
         whole = "other/space/0x00000000_0xffffffff"
-        await asyncio.gather(*(one._bundles.view.bounds("other/space") for one in (a, b)))
+        await asyncio.gather(*(one.view.bounds("other/space") for one in (a, b)))
         of_a, of_b = await asyncio.gather(a.split(whole), b.split(whole))
         assert of_a == of_b
         assert len(of_a) == 2
@@ -427,7 +425,7 @@ async def test_a_bundle_that_was_divided_meanwhile_is_not_owned_as_a_whole() -> 
         name = TOPICS[0]
         if await owner(cluster, name, "a") is slow:
             await cluster.brokers["a"].ownership.transfer(str(name), "a")
-        watched = slow.ownership._bundles.view._bounds[NAMESPACE]
+        watched = slow.ownership.view._bounds[NAMESPACE]
         old = await watched.get()
         await cluster.brokers["a"].ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
         cluster.expire("a")
@@ -464,7 +462,7 @@ async def test_a_drained_broker_hands_over_everything_and_gets_nothing_until_tha
         await load_all(cluster)
         a, b = cluster.brokers["a"], cluster.brokers["b"]
         await b.ownership.drain("a", undo=False)
-        await until(lambda: not a.topics and not a.ownership._bundles.held)
+        await until(lambda: not a.topics and not a.ownership.held)
         assert {await owner(cluster, name) is b for name in TOPICS} == {True}
         assert (await locate(a, TopicName.parse("tenant/other/x"))).url == b.url
         assert (await b.ownership.drain("a", undo=True)).over

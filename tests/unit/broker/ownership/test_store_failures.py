@@ -53,7 +53,7 @@ async def test_a_broker_that_cannot_write_what_it_says_of_itself_keeps_its_sessi
         await cluster.metadata.create("/draining-brokers/a", encode_drain(""))
         await until(lambda: lost)
         await one.ownership.drain("a", undo=True)
-        await until(lambda: one.ownership._bundles.state == READY)
+        await until(lambda: one.ownership.state == READY)
         assert one.ownership.session is session
         assert topic.not_served is None
 
@@ -62,7 +62,7 @@ async def test_a_session_that_is_given_up_fences_every_topic(monkeypatch: pytest
     async with brokers("a") as cluster:
         one = cluster.brokers["a"]
         topic = await (await owner(cluster, TOPICS[0])).broker.topic(TOPICS[0], create=True)
-        bundles: Any = one.ownership._bundles
+        bundles: Any = one.ownership
         session = bundles.session
 
         async def broken(*_: Any) -> None:
@@ -80,7 +80,7 @@ async def test_a_request_whose_deletion_is_lost_is_deleted_all_the_same() -> Non
     async with brokers("a", "b", default_bundles=1) as cluster:
         name = TOPICS[0]
         source = await owner(cluster, name)
-        (bundle,) = source.ownership._bundles.held
+        (bundle,) = source.ownership.held
         lost = fail_once(cluster, "delete", transfer_path(bundle))
         assert len(await source.ownership.split(str(bundle))) == 2
         assert lost
@@ -100,7 +100,7 @@ async def request_goes(cluster: Cluster, bundle: Bundle) -> None:
 async def test_a_request_about_a_bundle_that_was_divided_is_deleted() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         source = await owner(cluster, TOPICS[0])
-        (bundle,) = source.ownership._bundles.held
+        (bundle,) = source.ownership.held
         await source.ownership.split(str(bundle))
         await request_goes(cluster, bundle)
 
@@ -109,7 +109,7 @@ async def test_a_request_to_an_owner_that_died_with_the_one_who_asked_is_deleted
     """Regression: it stayed, and whoever owned the bundle one day would have let go of it again."""
     async with brokers("a", default_bundles=2) as cluster:
         source = await owner(cluster, TOPICS[0])
-        held = set(source.ownership._bundles.held)
+        held = set(source.ownership.held)
         (bundle,) = set(Bounds.even(2).bundles("public/default")) - held
         await request_goes(cluster, bundle)
 
@@ -119,7 +119,7 @@ async def test_a_move_that_could_not_be_announced_is_found_out() -> None:
         name = TOPICS[0]
         source = await owner(cluster, name)
         target = next(one for one in cluster.brokers.values() if one is not source)
-        (bundle,) = source.ownership._bundles.held
+        (bundle,) = source.ownership.held
         store: Any = cluster.metadata
         real_put, real_get, path = store.put, store.get, owner_path(bundle)
         answers = ["put", "get"]  # are lost
@@ -141,7 +141,7 @@ async def test_a_move_that_could_not_be_announced_is_found_out() -> None:
         await source.ownership.transfer(str(bundle), target.broker.settings.name)
         assert not answers
         assert await owner(cluster, name) is target
-        assert not source.ownership._bundles.held
+        assert not source.ownership.held
 
 
 async def test_parts_that_are_found_before_the_answer_to_their_division_are_held_once() -> None:
@@ -149,7 +149,7 @@ async def test_parts_that_are_found_before_the_answer_to_their_division_are_held
     async with brokers("a", default_bundles=1) as cluster:
         broker, store = cluster.brokers["a"], cluster.metadata
         await owner(cluster, TOPICS[0])
-        bundles = broker.ownership._bundles
+        bundles = broker.ownership
         (whole,) = bundles.held
         committed, gate, real = asyncio.Event(), asyncio.Event(), store.commit
 
@@ -177,7 +177,7 @@ async def test_a_division_whose_answer_was_lost_is_found_by_reading(reads_fail: 
     async with brokers("a", default_bundles=1) as cluster:
         broker, store = cluster.brokers["a"], cluster.metadata
         await owner(cluster, TOPICS[0])
-        bundles = broker.ownership._bundles
+        bundles = broker.ownership
         (whole,) = bundles.held
         real, read = store.commit, store.children
         lost: list[str] = []
@@ -207,7 +207,7 @@ async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:
         name = TOPICS[0]
         source = await owner(cluster, name)
         target = next(one for one in cluster.brokers.values() if one is not source)
-        (bundle,) = source.ownership._bundles.held
+        (bundle,) = source.ownership.held
         closing = asyncio.Event()
 
         async def close_later(*_: Any) -> None:
@@ -216,13 +216,13 @@ async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:
         transfers: Any = source.ownership._transfers
         transfers._close_topics = close_later
         moving = asyncio.create_task(source.ownership.transfer(str(bundle), target.broker.settings.name))
-        held = source.ownership._bundles.held
+        held = source.ownership.held
         await until(lambda: bundle in held and held[bundle].state is State.MOVING)
         await asyncio.gather(*(locate(target, name, authoritative=True) for _ in range(5)))
         closing.set()
         await moving
-        await until(lambda: target.ownership._bundles.held.get(bundle) is not None)
-        await until(lambda: target.ownership._bundles.held[bundle].state is State.OWNED)
+        await until(lambda: target.ownership.held.get(bundle) is not None)
+        await until(lambda: target.ownership.held[bundle].state is State.OWNED)
 
 
 async def test_rule_31_the_receipt_of_an_acknowledgement_asks_whether_the_broker_is_valid() -> None:
@@ -266,7 +266,7 @@ async def test_a_look_up_that_chose_this_broker_finds_the_bundle_taken_meanwhile
     """Regression: it expected the bundle to be on its way still, and failed by an assertion."""
     async with brokers("a", default_bundles=1) as cluster:
         one = cluster.brokers["a"]
-        bundles: Any = one.ownership._bundles
+        bundles: Any = one.ownership
         chosen, go_on = asyncio.Event(), asyncio.Event()
         choose = bundles.choose
 
@@ -319,8 +319,8 @@ async def test_a_look_up_ends_though_the_store_refuses_every_owner() -> None:
 async def test_a_defect_in_one_look_at_requests_does_not_end_all_others() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         source = await owner(cluster, TOPICS[0])
-        (bundle,) = source.ownership._bundles.held
-        view: Any = source.ownership._bundles.view
+        (bundle,) = source.ownership.held
+        view: Any = source.ownership.view
         real = view.draining.get
         failed: list[str] = []
 
@@ -387,7 +387,7 @@ async def test_a_broker_that_is_told_to_stop_without_a_session_takes_nothing_in_
         await until(lambda: one.ownership.valid)
         for name in TOPICS:
             assert await locate(one, name, authoritative=True) == Located(other.url, False)
-        assert not one.ownership._bundles.held
+        assert not one.ownership.held
 
 
 async def test_a_broker_that_stops_takes_nothing_before_its_node_says_so() -> None:
@@ -403,7 +403,7 @@ async def test_a_broker_that_stops_takes_nothing_before_its_node_says_so() -> No
             return new
 
         store.put = later
-        one.ownership._bundles.set_state(STOPPING)
+        one.ownership.set_state(STOPPING)
         for name in TOPICS:
             assert await locate(one, name) == Located(other.url, False)
         may_change.set()
@@ -417,7 +417,7 @@ async def test_rule_31_an_owner_whose_answer_was_lost_leaves_the_node_of_the_nex
     async with brokers("a", "b", default_bundles=1) as cluster:
         source = await owner(cluster, TOPICS[0])
         target = next(one for one in cluster.brokers.values() if one is not source)
-        (bundle,) = source.ownership._bundles.held
+        (bundle,) = source.ownership.held
         path, session = owner_path(bundle), target.ownership.session
         record = OwnerRecord(target.broker.settings.name, target.url, "", session.session_id).encode()
         store: Any = cluster.metadata

@@ -25,7 +25,6 @@ class ExclusiveSelector:
         self._consumer: Consumer | None = None
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
-        """See `Selector`."""
         assert self._consumer is None
         self._consumer = consumer
         return False
@@ -37,7 +36,6 @@ class ExclusiveSelector:
         return True
 
     def timer_due(self, now_ms: int) -> bool:
-        """See `Selector`."""
         return False
 
     def changed(self, consumer: Consumer) -> None:
@@ -45,12 +43,10 @@ class ExclusiveSelector:
 
     @property
     def ready(self) -> bool:
-        """See `Selector`."""
         consumer = self._consumer
         return consumer is not None and consumer.ready
 
     def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        """See `Selector`."""
         consumer = self._consumer
         assert consumer is not None
         return consumer, wanted, consumer.available_permits

@@ -36,14 +36,12 @@ class FailoverSelector:
         self.next_due_ms: int | None = None  # a takeover is under way until then
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
-        """See `Selector`."""
         self._consumers.append(consumer)
         if self._elect() and len(self._consumers) > 1:
             self.next_due_ms = now_ms + self._takeover_delay_ms
         return False
 
     def left(self, consumer: Consumer) -> bool:
-        """See `Selector`."""
         self._consumers.remove(consumer)
         if not self._elect():
             return False
@@ -69,12 +67,10 @@ class FailoverSelector:
 
     @property
     def ready(self) -> bool:
-        """See `Selector`."""
         active = self.active
         return active is not None and self.next_due_ms is None and active.ready
 
     def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        """See `Selector`."""
         active = self.active
         assert active is not None
         return active, wanted, active.available_permits

@@ -127,7 +127,6 @@ class KeySharedSelector:
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
-        """See `Selector`."""
         self._consumers.append(consumer)
         self._owners.add(consumer)
         self._release_all()
@@ -147,11 +146,9 @@ class KeySharedSelector:
         self._waiting.clear()
 
     def timer_due(self, now_ms: int) -> bool:
-        """See `Selector`."""
         return False
 
     def changed(self, consumer: Consumer) -> None:
-        """See `Selector`."""
         if consumer.ready and not consumer.closed:
             self._candidates[consumer] = None
             if self._waiting:
@@ -164,7 +161,6 @@ class KeySharedSelector:
 
     @property
     def ready(self) -> bool:
-        """See `Selector`."""
         candidates = self._candidates
         while candidates:
             first = next(iter(candidates))
@@ -197,7 +193,6 @@ class KeySharedSelector:
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        """See `share_out`."""
         raise NotImplementedError
 
     def share_out(
@@ -440,7 +435,6 @@ class KeySharedSelector:
     def on_delivered(
         self, consumer: Consumer, key: EntryKey, starts: Sequence[int], ends: Sequence[int]
     ) -> None:
-        """See `Observer`."""
         slots, in_flight = self._slots[key], self._in_flight
         slots.held += count_members(starts, ends)
         for slot, messages in slots.counted(starts, ends):
@@ -450,7 +444,6 @@ class KeySharedSelector:
             flight.messages += messages
 
     def on_settled(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """See `Observer`."""
         slots, in_flight = self._slots[key], self._in_flight
         slots.held -= count_members(starts, ends)
         for slot, messages in slots.counted(starts, ends):
@@ -464,7 +457,6 @@ class KeySharedSelector:
             self._unheld[key] = None
 
     def on_queued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """See `Observer`."""
         slots, queued = self._slots[key], self._queued
         slots.held += count_members(starts, ends)
         slots.waits_for = None
@@ -472,7 +464,6 @@ class KeySharedSelector:
             queued[slot] = queued.get(slot, 0) + messages
 
     def on_unqueued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """See `Observer`."""
         slots, queued = self._slots[key], self._queued
         slots.held -= count_members(starts, ends)
         for slot, messages in slots.counted(starts, ends):

@@ -44,7 +44,6 @@ class SharedSelector:
         self._count = 0  # of all consumers
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
-        """See `Selector`."""
         self._count += 1
         if consumer.priority_level not in self._queues:
             self._queues[consumer.priority_level] = deque()
@@ -62,18 +61,15 @@ class SharedSelector:
         return False
 
     def timer_due(self, now_ms: int) -> bool:
-        """See `Selector`."""
         return False
 
     def changed(self, consumer: Consumer) -> None:
-        """See `Selector`."""
         if not consumer.queued and not consumer.closed and consumer.ready:
             consumer.queued = True
             self._queues[consumer.priority_level].append(consumer)
 
     @property
     def ready(self) -> bool:
-        """See `Selector`."""
         for queue in self._queues.values():
             while queue:
                 if queue[0].ready:
