@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.arguments import console
 from magnetar.broker import Broker, BrokerSettings
+from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.ids import TopicName
@@ -127,10 +128,10 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
 async def _tail(topic: Any, *, others: int = 0, connected: bool = False) -> Callable[[], int]:
     """One exclusive consumer with permits, beside subscriptions that have nothing to do."""
     port = _Port()
-    subscription, consumer, _ = await topic.subscribing.subscribe("active", port)
+    subscription, consumer, _ = await topic.subscribing.subscribe(SubscribeRequest("active"), port)
     subscription.flow(consumer, 1 << 30, 0)
     for number in range(others):
-        other, idle, _ = await topic.subscribing.subscribe(f"idle-{number}", _Port())
+        other, idle, _ = await topic.subscribing.subscribe(SubscribeRequest(f"idle-{number}"), _Port())
         if not connected:
             other.remove_consumer(idle)
     return lambda: port.deliveries
@@ -140,7 +141,8 @@ async def _shared(topic: Any, *, with_permits: int) -> Callable[[], int]:
     """Many consumers on one subscription."""
     port = _Port()
     for number in range(MANY):
-        subscription, consumer, _ = await topic.subscribing.subscribe("shared", port, type="shared")
+        asked = SubscribeRequest("shared", "shared")
+        subscription, consumer, _ = await topic.subscribing.subscribe(asked, port)
         if number >= MANY - with_permits:
             subscription.flow(consumer, 1 << 30, 0)
     return lambda: port.deliveries

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.broker.listeners.native.requests import REQUESTS, to_wire
 from magnetar.broker.service import OPERATIONS, BrokerService, LedgerService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE
@@ -123,7 +124,10 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
     async with running_broker(ledgers, metadata) as broker:
         service, nobody = BrokerService(broker), Nobody()
         opened = await service.subscribe(
-            Everyone(), "orders", "billing", port=_port(broker), start=("earliest", None)
+            Everyone(),
+            "orders",
+            SubscribeRequest("billing", start=("earliest", None)),
+            port=_port(broker),
         )
         before = await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)
         owner: Any = service if name.startswith("BrokerService") else service.ledgers

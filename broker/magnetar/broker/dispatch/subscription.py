@@ -29,13 +29,14 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicBusy,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, check_subscription_name
 from magnetar.runtime.tasks import begin
 
 from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
+from ..log.positions import Start, check_start
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE, Acks
 from .core.events import (
@@ -65,6 +66,8 @@ _log = logging.getLogger(__name__)
 # Acknowledgements that wait for a lookup: rows, over all requests.
 MAX_LOOKUP_ROWS = 100_000
 LOOKUPS_AT_ONCE = 32  # entries
+MAX_EPOCH = 1 << 62
+MAX_PRIORITY_LEVEL = 1_000
 # So often a message comes back, or is the first in hand of a lost consumer, before it is named.
 POISON_REDELIVERIES = 5
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
@@ -94,6 +97,45 @@ class _Lookup(NamedTuple):
     rows: list[AckRange]
     cumulative: bool
     done: DurableCallback | None
+
+
+class SubscribeRequest(NamedTuple):
+    """What whoever subscribes asks for; `check` it as a whole before anything is made."""
+
+    subscription: str
+    type: str = "exclusive"
+    start: Start = ("latest", None)  # of a subscription that is made for it
+    durable: bool = True
+    name: str = ""  # of the consumer
+    epoch: int = 0
+    priority_level: int = 0
+    hash_ranges: Sequence[Range] = ()
+    create: bool = True  # the topic, if there is none and settings allow it
+    # Of what was compacted it gets what is left; for types where one consumer gets everything in order.
+    read_compacted: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidArgument for what no subscription takes, whatever it has."""
+        if not 0 <= self.epoch < MAX_EPOCH:
+            raise InvalidArgument(f"a consumer epoch of {self.epoch} is not allowed")
+        if not 0 <= self.priority_level <= MAX_PRIORITY_LEVEL:
+            raise InvalidArgument(
+                f"a priority level of {self.priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
+            )
+        if self.type not in SELECTORS:
+            raise InvalidArgument(
+                f"unknown subscription type {self.type!r} (want {' or '.join(map(repr, SELECTORS))})"
+            )
+        if self.read_compacted and SELECTORS[self.type].individual_acks:
+            raise InvalidArgument(
+                f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {self.type} one"
+            )
+        if self.hash_ranges and self.type != "key_shared":
+            raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {self.type} one")
+        check_hash_ranges(self.hash_ranges, ())
+        if self.subscription or self.durable:
+            check_subscription_name(self.subscription)
+        check_start(self.start)
 
 
 class Subscribed(NamedTuple):
@@ -187,30 +229,26 @@ class Subscription:
         self.cursor.follow(log)
         self.dispatcher.look_at(log, acks)
 
-    def add_consumer(
-        self,
-        port: ConsumerPort,
-        *,
-        type: str,
-        name: str,
-        epoch: int,
-        priority_level: int = 0,
-        hash_ranges: Sequence[Range] = (),
-    ) -> Consumer:
-        """Attaches a consumer that `check_consumer` lets pass. Raises ConsumerBusy; nothing is delivered before `flow`."""
+    def add_consumer(self, port: ConsumerPort, asked: SubscribeRequest) -> Consumer:
+        """Attaches a consumer. Raises ConsumerBusy; nothing is delivered before `flow`."""
         if self._closed is not None:
             raise self._closed
+        type = asked.type
         if self.consumers and (type != self.type or not SELECTORS[type].several):
             raise ConsumerBusy(
                 f"subscription {self.name!r} is held by {len(self.consumers)} consumer(s) of type {self.type}; "
                 "close them, choose another subscription, or subscribe with type='shared' on all of them"
             )
         if type == "key_shared":
-            check_hash_ranges(hash_ranges, self.consumers)
+            check_hash_ranges(asked.hash_ranges, self.consumers)
         self.type = type
-        self.epoch = max(self.epoch, epoch)
+        self.epoch = max(self.epoch, asked.epoch)
         consumer = Consumer(
-            name, self.epoch, port, priority_level=priority_level, hash_ranges=sorted(hash_ranges)
+            asked.name,
+            self.epoch,
+            port,
+            priority_level=asked.priority_level,
+            hash_ranges=sorted(asked.hash_ranges),
         )
         self._hold_back()  # it may take over
         self.dispatcher.handle(ConsumerAdded(consumer, type, self.dispatcher.now_ms()))
@@ -494,21 +532,6 @@ class Subscription:
             self._lookup_task.cancel()
             await asyncio.wait([self._lookup_task])
         return await self.dispatcher.close(error if tell else None)
-
-
-def check_consumer(type: str, hash_ranges: Sequence[Range], *, read_compacted: bool) -> None:
-    """Raises InvalidArgument for what no subscription takes, whatever it has."""
-    if type not in SELECTORS:
-        raise InvalidArgument(
-            f"unknown subscription type {type!r} (want {' or '.join(map(repr, SELECTORS))})"
-        )
-    if read_compacted and SELECTORS[type].individual_acks:
-        raise InvalidArgument(
-            f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {type} one"
-        )
-    if hash_ranges and type != "key_shared":
-        raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {type} one")
-    check_hash_ranges(hash_ranges, ())
 
 
 def _checked(rows: list[AckRange]) -> list[AckRange]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
@@ -10,7 +10,7 @@ from magnetar.proto.policies import Policies
 
 from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
-from ..dispatch.subscription import Sought, Subscription, check_consumer
+from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
 from ..log.positions import Start, check_start
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
@@ -36,8 +36,6 @@ from .results import (
 from .stats import TopicOffsets, backlog, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
-MAX_PRIORITY_LEVEL = 1_000
-_MAX_EPOCH = 1 << 62
 
 
 class BrokerService:
@@ -76,7 +74,7 @@ class BrokerService:
         """
         if producer_name is not None and not 0 < len(producer_name) <= 255:
             raise InvalidArgument("a producer name has 1 to 255 characters")
-        if not 0 <= epoch < _MAX_EPOCH:
+        if not 0 <= epoch < MAX_EPOCH:
             raise InvalidArgument(f"a producer epoch of {epoch} is not allowed")
         if access_mode != "shared":
             raise Unsupported(
@@ -94,47 +92,19 @@ class BrokerService:
     async def subscribe(
         self,
         name: TopicName,
-        subscription: str,
+        asked: SubscribeRequest,
         *,
         port: ConsumerPort,
-        type: str = "exclusive",
-        start: Start = ("latest", None),
-        durable: bool = True,
-        consumer_name: str = "",
-        epoch: int = 0,
-        priority_level: int = 0,
-        hash_ranges: Sequence[tuple[int, int]] = (),
-        create: bool = True,
-        read_compacted: bool = False,
     ) -> ConsumerOpened:
-        """A consumer; its subscription is made at `start` if there is none, the topic if `create` and settings allow it.
+        """A consumer; its subscription is made if there is none, the topic if the request and settings allow it.
 
         Raises ConsumerBusy, TopicNotFound, InvalidArgument.
         """
-        if not 0 <= epoch < _MAX_EPOCH:
-            raise InvalidArgument(f"a consumer epoch of {epoch} is not allowed")
-        if not 0 <= priority_level <= MAX_PRIORITY_LEVEL:
-            raise InvalidArgument(
-                f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
-            )
-        check_consumer(type, hash_ranges, read_compacted=read_compacted)
-        if subscription or durable:
-            check_subscription_name(subscription)
-        check_start(start)
-        topic = await (self._broker.find(name) if create else self._broker.known(name))
-        subscribed = await topic.subscribing.subscribe(
-            subscription,
-            port,
-            type=type,
-            start=start,
-            durable=durable,
-            consumer_name=consumer_name or self._broker.generate_name(),
-            epoch=epoch,
-            priority_level=priority_level,
-            hash_ranges=hash_ranges,
-            read_compacted=read_compacted,
-        )
-        return ConsumerOpened(topic, *subscribed)
+        asked.check()
+        if not asked.name:
+            asked = asked._replace(name=self._broker.generate_name())
+        topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
+        return ConsumerOpened(topic, *await topic.subscribing.subscribe(asked, port))
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened) -> None:

@@ -12,7 +12,7 @@ Which of the two it looks at changes only while it has no consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, SubscriptionNotFound
@@ -22,11 +22,10 @@ from magnetar.runtime.clock import Clock
 from ..compaction.topic_compaction import TopicCompaction
 from ..compaction.view import CompactedLog, WholeTopic
 from ..cursors.core.acks import Position
-from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort, Peer
-from ..dispatch.subscription import Sought, Subscribed, Subscription
+from ..dispatch.subscription import Sought, Subscribed, SubscribeRequest, Subscription
 from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
 from .probing import probe
@@ -62,32 +61,18 @@ class Subscribing:
         self._changing = asyncio.Lock()
         self._reader_number = 0
 
-    async def subscribe(
-        self,
-        name: str,
-        port: ConsumerPort,
-        *,
-        type: str = "exclusive",
-        start: Start = ("latest", None),
-        durable: bool = True,
-        consumer_name: str = "",
-        epoch: int = 0,
-        priority_level: int = 0,
-        hash_ranges: Sequence[Range] = (),
-        read_compacted: bool = False,
-    ) -> Subscribed:
+    async def subscribe(self, asked: SubscribeRequest, port: ConsumerPort) -> Subscribed:
         """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy.
 
         The request was checked as a whole before anything is made, as the topic may be.
-        `read_compacted`: of what was compacted it gets what is left; for types where one consumer gets everything in order.
         """
-        topic = self._topic
-        if not name and not durable:
+        topic, name, start = self._topic, asked.subscription, asked.start
+        if not name and not asked.durable:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
         self._check(name)
         compacted: CompactedLog | None = None
-        if read_compacted:
+        if asked.read_compacted:
             await topic.compaction.load()
             compacted = topic.compaction.log_of(topic)
         find = topic.find if compacted is None else compacted.find
@@ -101,24 +86,17 @@ class Subscribing:
             trimmed = False
             if subscription is None:
                 position = position or await find(start)
-                trimmed = not read_compacted and skips_trimmed(topic.ledger.list, start, position)
-                subscription = await self._create(name, position, durable=durable)
+                trimmed = not asked.read_compacted and skips_trimmed(topic.ledger.list, start, position)
+                subscription = await self._create(name, position, durable=asked.durable)
                 if compacted is not None:
                     compacted.begin_at(position, new=start[0] == "earliest")
                     subscription.read_compacted_from(compacted)
-            elif subscription.durable != durable:
+            elif subscription.durable != asked.durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             topic.check_served()
             self._choose_view(subscription, compacted)
-            consumer = subscription.add_consumer(
-                port,
-                type=type,
-                name=consumer_name,
-                epoch=epoch,
-                priority_level=priority_level,
-                hash_ranges=hash_ranges,
-            )
+            consumer = subscription.add_consumer(port, asked)
             active = subscription.dispatcher.core.active
             if active not in (None, consumer):  # it is waited for, as it would be if it held a place
                 active.port.peer.probe()

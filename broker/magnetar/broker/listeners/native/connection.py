@@ -31,6 +31,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.frames import Run
 from magnetar.runtime.tasks import TaskSet
 
+from ...dispatch.subscription import SubscribeRequest
 from ...resources.budget import ByteBudget
 from ...service import BrokerService
 from ...service.results import ConsumerOpened
@@ -308,19 +309,10 @@ class ClientConnection:
         return await self._service.subscribe(
             self._link,
             command.topic,
-            command.subscription,
+            SubscribeRequest(*[getattr(command, name) for name in SubscribeRequest._fields]),
             port=ConsumerPort(
                 self._link, command.consumer_id, self._consumer_closed, self._consumer_too_small
             ),
-            type=command.type,
-            start=command.start,
-            durable=command.durable,
-            consumer_name=command.name,
-            epoch=command.epoch,
-            priority_level=command.priority_level,
-            hash_ranges=command.hash_ranges,
-            create=command.create,
-            read_compacted=command.read_compacted,
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
