@@ -10,7 +10,6 @@ from magnetar.ledger.local_bookie import LocalBookie
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,
-    DEFERRED_SYNC,
     ENTRY_RANGE_ROW,
     LEDGER_FENCED,
     LEDGER_ROW,
@@ -36,8 +35,6 @@ from magnetar.runtime.connection import Connection, ConnectionOptions, FramedSer
 
 class BookieConnectionHandler:
     """One connection to a bookie in memory."""
-
-    knows_stripes = True  # False: as bookies of the first releases
 
     def __init__(self, bookie: LocalBookie, deaf: asyncio.Event) -> None:
         self.bookie = bookie
@@ -110,13 +107,11 @@ class BookieConnectionHandler:
         try:
             match command:
                 case ReadEntries(_, ledger_id, first, last, max_bytes, fence, cycle, residues):
-                    stripe = Stripe(cycle, residues) if self.knows_stripes else EVERY_ENTRY
+                    stripe = Stripe(cycle, residues) if cycle != 1 else EVERY_ENTRY
                     entries, lac = await bookie.read(
                         ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
                     )
                     result: Any = {"sizes": [len(entry) for entry in entries], "last_add_confirmed": lac}
-                    if self.knows_stripes and cycle != 1:
-                        result["striped"] = True
                     connection.answer(command.request_id, result, entries)
                 case ReadLastConfirmed(_, ledger_id, fence):
                     lac, last_entry = await bookie.read_last_confirmed(ledger_id, fence=fence)
@@ -156,9 +151,8 @@ class BookieConnectionHandler:
 class BookieServer:
     """A listening bookie. Stop it, start it again on the same port, or make it deaf (connected, silent)."""
 
-    def __init__(self, bookie: LocalBookie, *, features: tuple[str, ...] = (DEFERRED_SYNC,)) -> None:
+    def __init__(self, bookie: LocalBookie) -> None:
         self.bookie = bookie
-        self.features = features
         self.deaf = asyncio.Event()
         self.port = 0
         self.accepted = 0
@@ -171,7 +165,7 @@ class BookieServer:
             "127.0.0.1",
             self.port,
             self._handler,
-            ConnectionOptions("bookie", close_timeout_s=0.2, features=self.features),
+            ConnectionOptions("bookie", close_timeout_s=0.2),
         )
         self.port = self._server.addresses[0][1]
         return self

@@ -17,7 +17,7 @@ from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarErr
 from magnetar.runtime.connection import Connection
 
 from .bookie_link import BookieLink, Destination
-from .transport import AddCallback
+from .core.outstanding_adds import AddCallback
 
 
 class BookieChannel:

@@ -16,7 +16,6 @@ from typing import Protocol
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,
-    DEFERRED_SYNC,
     AddDone,
     AddEntry,
     ForceLedger,
@@ -37,11 +36,17 @@ from magnetar.runtime.connection import Connection, ConnectionOptions, open_conn
 from magnetar.runtime.tasks import begin
 
 from .add_clock import AddClock
-from .core.outstanding_adds import TICKS_PER_TIMEOUT, AddOutcome, OutstandingAdds, Waited
+from .core.outstanding_adds import (
+    MAX_ADD_TIMEOUTS,
+    TICKS_PER_TIMEOUT,
+    AddCallback,
+    AddOutcome,
+    OutstandingAdds,
+    Waited,
+)
 from .directory import BookieDirectory
 from .identities import MOST_INTRODUCTIONS, BookieIdentities
-from .settings import MAX_ADD_TIMEOUTS, LedgerSettings
-from .transport import AddCallback
+from .settings import LedgerSettings
 
 _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
@@ -92,7 +97,6 @@ class BookieLink:
         "_closing",
         "_connecting",
         "_connection",
-        "_deferred_header",
         "_destination",
         "_given_up",
         "_header",
@@ -107,7 +111,6 @@ class BookieLink:
         self._owner = owner
         self._bookie = destination.bookie
         self._header = _RECOVERY_HEADER if destination.recovery else _ADD_HEADER
-        self._deferred_header = _ADD_HEADER  # unless the bookie knows better
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None  # once ready
         self._adds = OutstandingAdds(destination.settings.max_outstanding_bytes)
@@ -126,7 +129,7 @@ class BookieLink:
         if outcome is _SEND:
             assert connection is not None
             try:
-                connection.send(self._deferred_header if deferred else self._header, entry)
+                connection.send(_DEFERRED_HEADER if deferred else self._header, entry)
             except MagnetarError as error:
                 self._unsendable(ledger_id, entry_id, error)
         elif outcome is _REFUSED:
@@ -138,7 +141,7 @@ class BookieLink:
         """What was sent of the ledger shall become durable; the clock runs for it again."""
         if not self._adds.force(ledger_id):
             return
-        if self._connection is not None and self._deferred_header is not _ADD_HEADER:
+        if self._connection is not None:
             self._connection.send(ForceLedger(0, ledger_id).encode())
         if not self._clock.running:
             self._clock.start()
@@ -249,11 +252,9 @@ class BookieLink:
         """Sends what was taken meanwhile."""
         self._connection = connection
         self._owner.link_ready()
-        if DEFERRED_SYNC in connection.features:
-            self._deferred_header = _DEFERRED_HEADER
         while (held := self._adds.next_held()) is not None:
             try:
-                connection.send(self._deferred_header if held.deferred else self._header, held.entry)
+                connection.send(_DEFERRED_HEADER if held.deferred else self._header, held.entry)
             except MagnetarError as error:
                 self._unsendable(held.ledger_id, held.entry_id, error)
 

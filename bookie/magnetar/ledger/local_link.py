@@ -14,9 +14,8 @@ from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import MagnetarError, RequestTimeout, TooManyRequests
 
 from .add_clock import AddClock
-from .core.outstanding_adds import AddOutcome, OutstandingAdds, Waited
+from .core.outstanding_adds import AddCallback, AddOutcome, OutstandingAdds, Waited
 from .local_bookie import LocalBookie
-from .transport import AddCallback
 
 _SEND, _REFUSED = AddOutcome.SEND, AddOutcome.REFUSED
 

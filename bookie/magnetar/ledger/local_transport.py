@@ -6,28 +6,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
+from magnetar.proto.commands import (
+    ENTRY_RANGE_ROW,
+    LEDGER_DELETED,
+    LEDGER_FENCED,
+    LEDGER_ROW,
+    BookieInfo,
+    Command,
+    DeleteLedger,
+    ListEntries,
+    ListLedgers,
+    ReadEntries,
+    ReadLastConfirmed,
+    WaitLastConfirmed,
+    WriteLastConfirmed,
+    encode_rows,
+)
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, RequestTimeout
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
+from .core.outstanding_adds import AddCallback
 from .local_bookie import LocalBookie
 from .local_link import LocalLink
-from .transport import (
-    AddCallback,
-    EntryPage,
-    LastConfirmed,
-    LedgerPage,
-    ListedLedger,
-    LongPollAnswer,
-    ReadResult,
-)
-
-T = TypeVar("T")
+from .transport import Answer, BookieTransport
 
 
-class LocalTransport:
+class LocalTransport(BookieTransport):
     """BookieTransport over bookies of this process, which it does not own.
 
     Adds fail as over TCP (see `core.outstanding_adds`), a request after `read_timeout_s` (rule 21).
@@ -88,65 +94,21 @@ class LocalTransport:
         links[bookie] = link
         return link
 
-    async def read(
-        self,
-        bookie: str,
-        ledger_id: int,
-        first: int,
-        last: int,
-        *,
-        max_bytes: int = 0,
-        fence: bool = False,
-        stripe: Stripe = EVERY_ENTRY,
-    ) -> ReadResult:
-        read = self._bookie(bookie).read(
-            ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
-        )
-        return ReadResult(*await self._in_time(bookie, read))
-
-    async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
-        read = self._bookie(bookie).read_last_confirmed(ledger_id, fence=fence)
-        return LastConfirmed(*await self._in_time(bookie, read))
-
-    async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
-        write = self._bookie(bookie).write_last_confirmed(ledger_id, last_add_confirmed)
-        await self._in_time(bookie, write)
-
-    async def wait_last_confirmed(
-        self,
-        bookie: str,
-        ledger_id: int,
-        last_add_confirmed: int,
-        *,
-        timeout_s: float,
-        max_entries: int = 0,
-        max_bytes: int = 0,
-    ) -> LongPollAnswer:
-        wait = self._bookie(bookie).wait_last_confirmed(
-            ledger_id,
-            last_add_confirmed,
-            timeout_s=max(timeout_s, 0.001),
-            max_entries=max_entries,
-            max_bytes=max_bytes,
-        )
-        return LongPollAnswer(*await self._in_time(bookie, wait, timeout_s))
-
-    async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
-        await self._in_time(bookie, self._bookie(bookie).delete_ledger(ledger_id))
-
-    async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
-        ledgers, more = self._bookie(bookie).list_ledgers(after, count)
-        return LedgerPage([ListedLedger(*ledger) for ledger in ledgers], more)
-
-    async def list_entries(
-        self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
-    ) -> EntryPage:
-        entries = self._bookie(bookie).list_entries(ledger_id, first, count)
-        ranges, following = await self._in_time(bookie, entries)
-        return EntryPage([(begin, end) for begin, end in ranges], following)
-
-    async def info(self, bookie: str) -> dict[str, Any]:
-        return self._bookie(bookie).info()
+    async def ask(self, bookie: str, command: Command, longer_s: float = 0.0) -> Answer:
+        if self._closed:
+            raise ConnectionLost("the transport to the bookies is closed")
+        target = self._bookies.get(bookie)
+        if target is None:
+            raise BookieUnavailable(
+                f"bookie {bookie} is not one of this process ({', '.join(self._bookies)})"
+            )
+        try:
+            async with asyncio.timeout(self._read_timeout_s + longer_s):
+                return await _answer(target, command)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
+            ) from None
 
     async def close(self) -> None:
         """Refuses further calls; the bookies stay open."""
@@ -155,19 +117,40 @@ class LocalTransport:
             if not link.failed:
                 link.fail(ConnectionLost.code)
 
-    async def _in_time(self, bookie: str, work: Coroutine[Any, Any, T], longer_s: float = 0.0) -> T:
-        try:
-            async with asyncio.timeout(self._read_timeout_s + longer_s):
-                return await work
-        except TimeoutError:
-            raise RequestTimeout(
-                f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
-            ) from None
 
-    def _bookie(self, name: str) -> LocalBookie:
-        if self._closed:
-            raise ConnectionLost("the transport to the bookies is closed")
-        found = self._bookies.get(name)
-        if found is None:
-            raise BookieUnavailable(f"bookie {name} is not one of this process ({', '.join(self._bookies)})")
-        return found
+async def _answer(bookie: LocalBookie, command: Command) -> Answer:
+    """As `bookie.server.requests` answers over TCP, but for the bounds of a frame."""
+    match command:
+        case ReadEntries(_, ledger_id, first, last, max_bytes, fence, cycle, residues):
+            stripe = Stripe(cycle, residues) if cycle != 1 else EVERY_ENTRY
+            entries, confirmed = await bookie.read(
+                ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
+            )
+            return Answer({"last_add_confirmed": confirmed}, entries)
+        case ReadLastConfirmed(_, ledger_id, fence):
+            confirmed, last = await bookie.read_last_confirmed(ledger_id, fence=fence)
+            return Answer({"last_add_confirmed": confirmed, "last_entry": last})
+        case WriteLastConfirmed(_, ledger_id, confirmed):
+            await bookie.write_last_confirmed(ledger_id, confirmed)
+            return Answer(None)
+        case WaitLastConfirmed(_, ledger_id, known, timeout_ms, max_entries, max_bytes):
+            confirmed, fenced, entries = await bookie.wait_last_confirmed(
+                ledger_id, known, timeout_s=timeout_ms / 1000, max_entries=max_entries, max_bytes=max_bytes
+            )
+            return Answer({"last_add_confirmed": confirmed, "fenced": fenced}, entries)
+        case DeleteLedger(_, ledger_id):
+            await bookie.delete_ledger(ledger_id)
+            return Answer(None)
+        case ListLedgers(_, after, count):
+            ledgers, more = bookie.list_ledgers(after, count)
+            rows = [
+                (one, LEDGER_FENCED * fenced | LEDGER_DELETED * deleted, *ends)
+                for one, fenced, deleted, *ends in ledgers
+            ]
+            return Answer({"more": more}, (encode_rows(LEDGER_ROW, rows),))
+        case ListEntries(_, ledger_id, first, count):
+            ranges, following = await bookie.list_entries(ledger_id, first, count)
+            return Answer({"next": following}, (encode_rows(ENTRY_RANGE_ROW, ranges),))
+        case BookieInfo():
+            return Answer(bookie.info())
+    raise AssertionError(f"not a request to a bookie: {command}")

@@ -29,9 +29,9 @@ from .core.events import (
     WriteMetadata,
 )
 from .core.metadata import LedgerMetadata
+from .core.outstanding_adds import MAX_ADD_TIMEOUTS
 from .core.recovery import RecoveryCore
 from .recovery_reads import RecoveryReads
-from .settings import MAX_ADD_TIMEOUTS
 
 # Before a bookie that had too much to do gets entries again.
 RETRY_PAUSE_S = 0.1

@@ -13,10 +13,6 @@ PLACEMENTS = ("random", "rack", "zone")
 MAX_WAIT_S = 366 * 86400.0  # a longer time is a mistake, and timers take neither infinity nor NaN
 
 
-# How long one add may take at a bookie that works, in add timeouts; after that a slow or busy bookie has failed as well.
-MAX_ADD_TIMEOUTS = 4
-
-
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
     """Defaults for new ledgers, and how long to wait. Raises InvalidSetting when made with values that do not fit."""

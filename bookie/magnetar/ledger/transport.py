@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from magnetar.proto.commands import (
+    ENTRY_RANGE_ROW,
+    LEDGER_DELETED,
+    LEDGER_FENCED,
+    LEDGER_ROW,
+    BookieInfo,
+    Command,
+    DeleteLedger,
+    ListEntries,
+    ListLedgers,
+    ReadEntries,
+    ReadLastConfirmed,
+    WaitLastConfirmed,
+    WriteLastConfirmed,
+    decode_rows,
+)
+from magnetar.proto.errors import MalformedFrame
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
-# bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors (or ADD_ACCEPTED).
-AddCallback = Callable[[str, int, int, int], None]
+from .core.outstanding_adds import AddCallback
 
 
 class ReadResult(NamedTuple):
@@ -57,10 +73,18 @@ class EntryPage(NamedTuple):
     following: int
 
 
+class Answer(NamedTuple):
+    """What a bookie answers to a command: its result, and the entries or rows that come with it."""
+
+    result: Any
+    parts: Sequence[bytes] = ()
+
+
 class BookieTransport(Protocol):
     """Access to bookies by their ids.
 
-    No call calls back from within; entries are whole ledger entries and are not copied.
+    No call calls back from within; entries are whole ledger entries and are not copied. What a transport does by itself is
+    to add, and to `ask`; each request is put into a command, and its answer taken apart, here.
     """
 
     def add(
@@ -77,7 +101,7 @@ class BookieTransport(Protocol):
         """Stores an entry. `done` comes once, at the latest after the add timeout, in a later turn of the loop.
 
         For a deferred add it comes with ADD_ACCEPTED first, as soon as the bookie has it, durably or not, and then has no
-        time limit until the ledger is forced. A bookie that knows no deferred adds leaves the first call out.
+        time limit until the ledger is forced.
         """
         ...
 
@@ -87,6 +111,13 @@ class BookieTransport(Protocol):
 
     def expect(self, bookie: str) -> None:
         """The bookie is about to be written to: the next call tries to reach it, however recently that failed."""
+        ...
+
+    async def ask(self, bookie: str, command: Command, longer_s: float = 0.0) -> Answer:
+        """What the bookie answers, within the read timeout and `longer_s`; entries one by one, rows in one piece.
+
+        BookieUnavailable, RequestTimeout, ConnectionLost, and what the bookie answers with.
+        """
         ...
 
     async def read(
@@ -106,15 +137,25 @@ class BookieTransport(Protocol):
         `fence` the ledger is fenced, durably, before the answer, whatever that is. LedgerNotFound, BookieUnavailable,
         RequestTimeout, ConnectionLost, UnknownLedgerState, EntryDamaged.
         """
-        ...
+        answer = await self.ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence, *stripe))
+        if not answer.parts:
+            raise _misfit(bookie, "ReadEntries", answer)
+        try:
+            return ReadResult(list(answer.parts), answer.result["last_add_confirmed"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ReadEntries", answer) from None
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
         """The end of the ledger as this bookie knows it; fences as `read` does. LedgerNotFound: it knows nothing."""
-        ...
+        answer = await self.ask(bookie, ReadLastConfirmed(0, ledger_id, fence))
+        try:
+            return LastConfirmed(answer.result["last_add_confirmed"], answer.result["last_entry"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ReadLastConfirmed", answer) from None
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
         """Writes an idle writer's LAC (explicit LAC)."""
-        ...
+        await self.ask(bookie, WriteLastConfirmed(0, ledger_id, last_add_confirmed))
 
     async def wait_last_confirmed(
         self,
@@ -131,26 +172,65 @@ class BookieTransport(Protocol):
         With it come up to `max_entries` confirmed entries after the given LAC, if this bookie has them. A bookie may wait
         for a shorter time than it is asked to. LedgerNotFound if deleted, TooManyRequests, and as `read`.
         """
-        ...
+        milliseconds = max(1, round(timeout_s * 1000))
+        command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
+        answer = await self.ask(bookie, command, timeout_s)
+        try:
+            confirmed, fenced = answer.result["last_add_confirmed"], answer.result["fenced"]
+            return LongPollAnswer(confirmed, fenced, list(answer.parts))
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "WaitLastConfirmed", answer) from None
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
         """The bookie may drop the ledger's entries, and never serves them again. Only after the metadata is deleted."""
-        ...
+        await self.ask(bookie, DeleteLedger(0, ledger_id))
 
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
         """The ledgers with ids above `after` that the bookie stores."""
-        ...
+        answer = await self.ask(bookie, ListLedgers(0, after, count))
+        try:
+            ledgers = [
+                ListedLedger(
+                    ledger_id,
+                    bool(flags & LEDGER_FENCED),
+                    bool(flags & LEDGER_DELETED),
+                    last_entry,
+                    confirmed,
+                )
+                for rows in answer.parts
+                for ledger_id, flags, last_entry, confirmed in decode_rows(LEDGER_ROW, rows)
+            ]
+            return LedgerPage(ledgers, answer.result["more"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ListLedgers", answer) from None
 
     async def list_entries(
         self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
     ) -> EntryPage:
         """Which entries the bookie stores of a ledger, from `first` on. LedgerNotFound."""
-        ...
+        answer = await self.ask(bookie, ListEntries(0, ledger_id, first, count))
+        try:
+            ranges = [
+                (begin, end) for rows in answer.parts for begin, end in decode_rows(ENTRY_RANGE_ROW, rows)
+            ]
+            return EntryPage(ranges, answer.result["next"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ListEntries", answer) from None
 
     async def info(self, bookie: str) -> dict[str, Any]:
         """Identity, disks and load: the map of BookieInfo in WIRE.md. Tries to reach it, however recently that failed."""
-        ...
+        answer = await self.ask(bookie, BookieInfo(0))
+        if not isinstance(answer.result, dict):
+            raise _misfit(bookie, "BookieInfo", answer)
+        return answer.result
 
     async def close(self) -> None:
         """Drops the connections; outstanding adds and reads fail with ConnectionLost."""
         ...
+
+
+def _misfit(bookie: str, command: str, answer: Answer) -> MalformedFrame:
+    size = sum(map(len, answer.parts))
+    return MalformedFrame(
+        f"bookie {bookie} answered {command} with {size} bytes that do not fit {answer.result!r:.100}"
+    )

@@ -37,11 +37,11 @@ from .core.events import (
     WriteMetadata,
 )
 from .core.metadata import LedgerMetadata
+from .core.outstanding_adds import MAX_ADD_TIMEOUTS
 from .core.pending import PendingAdd
 from .core.writer import WriterCore, WriterState
 from .reader import read_entries
 from .replicas import ReadHistory
-from .settings import MAX_ADD_TIMEOUTS
 
 _log = logging.getLogger(__name__)
 

@@ -34,8 +34,6 @@ from .topic_commands import *  # noqa: F403  (its commands are read under this n
 
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
-# Feature of Connect: the bookie takes deferred adds. Adds to one without it are synced before they are answered.
-DEFERRED_SYNC = "deferred_sync"
 
 # An error may quote what the peer sent; its text must fit into a header all the same.
 MAX_ERROR_CHARS = 8_000
@@ -366,8 +364,7 @@ class Transaction(Command, tag=35):
 class AddEntry(Command, tag=96):
     """Payload: a ledger entry (40-byte header and payload). Answered by AddDone rows. `recovery` passes the fence.
 
-    `deferred` (only where both sides have the feature DEFERRED_SYNC): does not ask for a sync, and is answered twice, when
-    the bookie has taken it and when it is durable.
+    `deferred`: does not ask for a sync, and is answered twice, when the bookie has taken it and when it is durable.
     """
 
     recovery: bool = False
@@ -388,8 +385,7 @@ class ReadEntries(Command, tag=98):
     """Entries first..last, as many as fit in `max_bytes` but at least one, up to the first one that is not there.
 
     With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are skipped, and
-    nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
-    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know stripes.
+    nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int}; payload: the entries back to back.
     EntryNotFound when `first`, which is of the stripe, is not there. `fence` fences the ledger first and answers once that
     is durable.
     """

@@ -18,7 +18,6 @@ from magnetar.bookie.server import BookieServer
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,
-    DEFERRED_SYNC,
     AddDone,
     AddEntry,
     ForceLedger,
@@ -382,9 +381,8 @@ class Client:
 async def test_over_tcp_each_entry_has_two_rows_and_a_force_needs_no_answer(bookie: Bookie) -> None:
     server = await BookieServer.start(bookie, "127.0.0.1", 0, ConnectionOptions("bookie"))
     client = Client()
-    options = ConnectionOptions("client", features=(DEFERRED_SYNC, "another"))
+    options = ConnectionOptions("client")
     connection = await open_connection(*server.addresses[0], client, options)
-    assert connection.features == {DEFERRED_SYNC}
     connection.send_encoded(encode_frames(DEFERRED, [entry(1, 0), entry(1, 1)]))
     await until(lambda: len(client.rows) == 2)
     assert client.rows == [(True, 0, 0), (True, 1, 0)]

@@ -124,7 +124,6 @@ async def test_reads(service: Service) -> None:
         ReadEntries(client.connection.next_request_id(), 1, 2, 8, cycle=3, residues=0b101), timeout=5
     )
     assert reply.payload == b"".join(entries[number] for number in (2, 3, 5, 6, 8))
-    assert reply.result["striped"] is True
     for first, cycle, residues in ((4, 3, 0b101), (0, 65, 1), (0, 0, 1), (0, 3, 0), (0, 3, 8), (0, -3, 1)):
         command = ReadEntries(
             client.connection.next_request_id(), 1, first, 9, cycle=cycle, residues=residues

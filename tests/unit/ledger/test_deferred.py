@@ -20,7 +20,6 @@ from magnetar.ledger import (
 )
 from magnetar.ledger.bookie_link import BookieLink
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.proto.commands import DEFERRED_SYNC
 from magnetar.proto.errors import (
     AlreadyClosed,
     EntriesNotForced,
@@ -49,10 +48,10 @@ class Party:
         self.clients: list[LedgerClient] = []
         self.transports: list[BookieTransport] = []
 
-    async def start(self, features: tuple[str, ...] = (DEFERRED_SYNC,)) -> None:
+    async def start(self) -> None:
         if self.over_tcp:
             for name, bookie in self.bookies.items():
-                self.servers[name] = await BookieServer(bookie, features=features).start()
+                self.servers[name] = await BookieServer(bookie).start()
 
     def client(
         self,
@@ -316,18 +315,6 @@ async def test_an_ordinary_writer_can_be_forced_too(party: Party) -> None:
     await within(5, writer.force())
     assert writer.last_add_confirmed == 2
     assert sum(bookie.forces for bookie in party.bookies.values()) == 0
-
-
-async def test_a_bookie_that_knows_no_deferred_adds_gets_ordinary_ones() -> None:
-    party = Party(over_tcp=True)
-    await party.start(features=())
-    writer, answered = await writing(party.client(), 5)
-    assert writer.last_add_confirmed == 4
-    assert answered.ids == list(range(5))
-    await within(5, writer.force())
-    await within(5, writer.close())
-    assert sum(bookie.forces for bookie in party.bookies.values()) == 0
-    await party.close()
 
 
 async def test_readers_that_follow_are_told_after_a_force_although_more_is_outstanding(party: Party) -> None:

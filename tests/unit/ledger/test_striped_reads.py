@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.ledger import LedgerReader, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
-from magnetar.ledger.client import LedgerClient
-from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.ledger import LedgerReader, LedgerSettings, LedgerWriter
 from magnetar.proto.errors import (
     BookieUnavailable,
     EntryDamaged,
@@ -20,9 +18,7 @@ from magnetar.proto.errors import (
     MagnetarError,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.runtime.connection import ConnectionOptions
-from support.bookies import Bookies, Confirmations, FakeBookie, StillClock
-from support.tcp_bookies import BookieConnectionHandler, BookieServer
+from support.bookies import Bookies, Confirmations, FakeBookie
 
 HASTY = LedgerSettings(explicit_lac_interval_s=0, speculative_read_s=0.02)
 NAMES = ("b1", "b2", "b3", "b4", "b5", "b6")
@@ -298,42 +294,3 @@ async def test_ranges_across_ensembles_come_from_each() -> None:
             entries = await reader.read(position, 89, max_bytes=limit)
             assert numbers(entries) == list(range(position, position + len(entries)))
             position += len(entries)
-
-
-async def test_bookies_of_the_first_releases_answer_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    bookies = Bookies("b1", "b2", "b3")
-    servers = {name: await BookieServer(bookie).start() for name, bookie in bookies.items()}
-    addresses = {name: ("127.0.0.1", server.port) for name, server in servers.items()}
-    transport = TcpTransport(StaticBookies(addresses), HASTY, ConnectionOptions("test"))
-    client = LedgerClient(
-        StoredLedgers(bookies.metadata),
-        transport,
-        StaticBookies(addresses),
-        HASTY,
-        random.Random(1),
-        StillClock(),
-    )
-    try:
-        writer = await closed(bookies, (3, 2, 2), 40)
-        for known in (True, False):
-            monkeypatch.setattr(BookieConnectionHandler, "knows_stripes", known)
-            reader = await client.open(writer.ledger_id, recover=False)
-            assert numbers(await reader.read(1, 39)) == list(range(1, 40))
-        assert caplog.text == "", "what they answer besides is not taken for damage"
-        # A recovery reads its shares from them as well.
-        monkeypatch.setattr(BookieConnectionHandler, "knows_stripes", False)
-        left = await client.create(ensemble_size=3, write_quorum=2, ack_quorum=2)
-        confirmed = Confirmations()
-        for number in range(200):
-            left.append(b"%d" % number, confirmed)
-        await confirmed.count(200)
-        left.detach()
-        reader = await client.open(left.ledger_id, recover=True)
-        assert reader.last_add_confirmed == 199
-    finally:
-        await client.close()
-        await transport.close()
-        for server in servers.values():
-            await server.stop()

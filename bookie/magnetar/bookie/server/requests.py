@@ -51,17 +51,15 @@ class Answer(NamedTuple):
 async def _read(bookie: Bookie, connection: Connection, command: ReadEntries) -> Answer:
     # What the peer takes in one frame, whatever it asked for.
     limit = min(command.max_bytes or connection.max_message_bytes, connection.max_message_bytes)
-    striped = command.cycle != 1
     entries, confirmed = await bookie.read(
         command.ledger_id,
         command.first,
         command.last,
         max_bytes=limit,
         fence=command.fence,
-        stripe=Stripe(command.cycle, command.residues) if striped else EVERY_ENTRY,
+        stripe=Stripe(command.cycle, command.residues) if command.cycle != 1 else EVERY_ENTRY,
     )
-    result = {"sizes": [len(entry) for entry in entries], "last_add_confirmed": confirmed}
-    return Answer(result | {"striped": True} if striped else result, entries)
+    return Answer({"sizes": [len(entry) for entry in entries], "last_add_confirmed": confirmed}, entries)
 
 
 async def _read_last_confirmed(bookie: Bookie, _: Connection, command: ReadLastConfirmed) -> Answer:

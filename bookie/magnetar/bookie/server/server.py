@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from magnetar.proto.commands import DEFERRED_SYNC
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 
 from ..engine import Bookie
@@ -29,8 +28,7 @@ class BookieServer:
     async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
         """Raises InvalidSetting when the port cannot be used."""
         self = cls(bookie)
-        features = (*options.features, DEFERRED_SYNC)
-        options = replace(options, features=features, introduce=bookie.introduce)
+        options = replace(options, introduce=bookie.introduce)
         self._server = await start_server(host, port, self._handler, options)
         bookie.on_accepting.append(self._paused.release)
         return self

@@ -27,14 +27,25 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
-from ..settings import MAX_ADD_TIMEOUTS
-from ..transport import AddCallback
+__all__ = [
+    "MAX_ADD_TIMEOUTS",
+    "TICKS_PER_TIMEOUT",
+    "AddCallback",
+    "AddOutcome",
+    "HeldAdd",
+    "OutstandingAdds",
+    "Waited",
+]
 
-__all__ = ["TICKS_PER_TIMEOUT", "AddOutcome", "HeldAdd", "OutstandingAdds", "Waited"]
+# bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors (or ADD_ACCEPTED).
+AddCallback = Callable[[str, int, int, int], None]
 
 TICKS_PER_TIMEOUT = 20
+# How long one add may take at a bookie that works, in add timeouts; after that a slow or busy bookie has failed as well.
+MAX_ADD_TIMEOUTS = 4
 
 
 class AddOutcome(enum.Enum):

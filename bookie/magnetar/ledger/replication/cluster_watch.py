@@ -11,7 +11,7 @@ from functools import partial
 
 import msgpack
 
-from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
+from magnetar.ledger.directory import BOOKIES_PATH, BookieDirectory
 from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
@@ -95,6 +95,8 @@ class PlacedBookies:
         self._bookies = bookies
         self._watch = watch
         self._found: tuple[Sequence[str], object, tuple[str, ...]] | None = None
+        self.address, self.labels, self.free_bytes = bookies.address, bookies.labels, bookies.free_bytes
+        self.returns, self.suspected = bookies.returns, bookies.suspected
 
     def writable(self) -> Sequence[str]:
         """See BookieDirectory. The same object as long as they are the same."""
@@ -112,20 +114,5 @@ class PlacedBookies:
     def draining(self, bookie: str) -> bool:
         return bookie in self._watch.view.draining
 
-    def address(self, bookie: str) -> Address:
-        return self._bookies.address(bookie)
-
     def identity(self, bookie: str) -> BookieIdentity:
         return self._bookies.identity(bookie)
-
-    def labels(self, bookie: str) -> Labels:
-        return self._bookies.labels(bookie)
-
-    def free_bytes(self, bookie: str) -> int:
-        return self._bookies.free_bytes(bookie)
-
-    def returns(self, bookie: str) -> int:
-        return self._bookies.returns(bookie)
-
-    def suspected(self, bookie: str) -> None:
-        self._bookies.suspected(bookie)

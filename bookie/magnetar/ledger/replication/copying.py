@@ -15,9 +15,9 @@ from typing import Any
 
 from magnetar.ledger.components import LedgerComponents
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.outstanding_adds import MAX_ADD_TIMEOUTS
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replicas import SILENT, first_good, most_significant, verified
-from magnetar.ledger.settings import MAX_ADD_TIMEOUTS
 from magnetar.proto.errors import (
     EntryDamaged,
     MagnetarError,
