@@ -13,6 +13,7 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies, RequestTimeout, TooManyRequests
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.connection import ConnectionOptions
+from support.bookie_kit import until
 from support.bookies import Bookies, Confirmations, FakeBookie, StillClock
 from support.memory_metadata import MemoryMetadataStore
 from support.tcp_bookies import BookieServer
@@ -133,6 +134,7 @@ async def test_memory_is_bounded_when_qa_is_below_qw_and_a_bookie_stands_still()
         confirmed = Confirmations()
         writer.append(b"first", confirmed)
         await confirmed.count(1)
+        await until(lambda: fakes["b3"].adds == 1)
         servers["b3"].deaf.set()
         highest = number = 0
         # The sockets of a machine take what they like, some of them 10 MB.
