@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
-from .entry_ids import EntryIds
 from .index import LedgerRecord, LocationIndex
 from .index.walks import locations_of_ledger
 from .ledgers import LedgerDescriptor, LedgerDescriptors

@@ -29,7 +29,7 @@ from magnetar.metadata.timed import TimedStore
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity, mismatch
 from magnetar.proto.errors import WrongBookie
 
-__all__ = ["MOST_INTRODUCTIONS", "AnyBookie", "BookieIdentities", "GivenIdentities", "StoredIdentities"]
+__all__ = ["MOST_INTRODUCTIONS", "BookieIdentities", "GivenIdentities", "StoredIdentities"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,21 +53,11 @@ class BookieIdentities(Protocol):
         ...
 
 
-class AnyBookie:
-    """Believes every bookie: for tests, and for those that only look at one."""
-
-    async def expected(self, bookie: str) -> BookieIdentity:
-        return NOT_KNOWN
-
-    async def verify(self, bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> bool:
-        return True
-
-    def forget(self, bookie: str) -> bool:
-        return False
-
-
 class GivenIdentities:
-    """Those that another process has verified, by bookie: this one has no metadata store, and registers nothing."""
+    """Those that another process has verified, by bookie: this one has no metadata store, and registers nothing.
+
+    A bookie that is not among them is believed to be the one that is meant.
+    """
 
     def __init__(self, identities: Mapping[str, BookieIdentity]) -> None:
         self._identities = identities

@@ -3,10 +3,11 @@
 from .bookie_info_reader import BookieInfoReader
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
+from .core.outstanding_adds import AddCallback
 from .deferred_writer import DeferredLedgerWriter
 from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
 from .health import BookieHealth
-from .identities import AnyBookie, BookieIdentities, GivenIdentities, StoredIdentities
+from .identities import BookieIdentities, GivenIdentities, StoredIdentities
 from .local_transport import LocalTransport
 from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
@@ -14,7 +15,6 @@ from .settings import LedgerSettings
 from .tail import LedgerTail
 from .tcp_transport import TcpTransport
 from .transport import (
-    AddCallback,
     BookieTransport,
     EntryPage,
     LastConfirmed,
@@ -27,7 +27,6 @@ from .writer import ConfirmCallback, LedgerWriter
 
 __all__ = [
     "AddCallback",
-    "AnyBookie",
     "BookieDirectory",
     "BookieFacts",
     "BookieHealth",

@@ -6,15 +6,12 @@ ledger before it answers, so what it says stays true. An entry then is
     found      a bookie has it, with a good digest: it will be in the ledger
     absent     enough bookies say that they never had it (rule 14): the ledger ends before it
     undecided  nobody has it, and of those that may have had it too many do not answer, or may have lost it
-
->>> ranges([3, 4, 5, 9])
-[(3, 5), (9, 9)]
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magnetar.proto.errors import (
@@ -32,12 +29,11 @@ from magnetar.proto.ledger_entry import NO_ENTRY, verify_ledger_entry
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
 
-__all__ = ["BookieKnowledge", "EndSurvey", "ranges", "survey_end"]
+__all__ = ["BookieKnowledge", "EndSurvey", "survey_end"]
 
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 _NEGATIVE = (EntryNotFound, LedgerNotFound)
 _LIST = 1000
-Ranges = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -190,14 +186,3 @@ async def _ask_for_entries(
         else:
             bookie.found[entry_id] = None
             bookie.last_add_confirmed = max(bookie.last_add_confirmed, header.last_add_confirmed)
-
-
-def ranges(entries: Iterable[int]) -> Ranges:
-    """Runs of rising numbers, both ends included."""
-    found: Ranges = []
-    for entry_id in entries:
-        if found and found[-1][1] == entry_id - 1:
-            found[-1] = (found[-1][0], entry_id)
-        else:
-            found.append((entry_id, entry_id))
-    return found

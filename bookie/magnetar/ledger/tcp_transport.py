@@ -18,7 +18,7 @@ from .bookie_channel import BookieChannel
 from .bookie_link import Destination
 from .core.outstanding_adds import AddCallback
 from .directory import BookieDirectory
-from .identities import AnyBookie, BookieIdentities
+from .identities import BookieIdentities, GivenIdentities
 from .settings import LedgerSettings
 from .transport import Answer, BookieTransport
 
@@ -44,7 +44,7 @@ class TcpTransport(BookieTransport):
             # The bound that counts is max_outstanding_bytes, which fails adds one by one and by name.
             max_buffered_bytes=max(options.max_buffered_bytes, 2 * settings.max_outstanding_bytes),
         )
-        self._identities = identities or AnyBookie()
+        self._identities = identities or GivenIdentities({})
         self._channels: dict[str, BookieChannel] = {}
         self._request_channels: dict[str, BookieChannel] = {}
         self._recovery_channels: dict[str, BookieChannel] = {}

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from magnetar.ledger import LedgerClient, LedgerMetadata
-from magnetar.ledger.recovery_survey import EndSurvey, ranges
+from magnetar.ledger.recovery_survey import EndSurvey
+from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
 
@@ -148,15 +149,15 @@ def _show(ledger_id: int, survey: EndSurvey, reason: str, *, as_json: bool) -> N
                 "last_add_confirmed": survey.last_add_confirmed,
                 "last_entry_proved": survey.last_entry,
                 "end_is_proved": survey.proved,
-                "undecided": ranges(survey.undecided),
+                "undecided": EntryIds(survey.undecided).ranges(),
                 "bookies": [
                     {
                         "id": bookie.bookie,
                         "error": bookie.error,
                         "last_add_confirmed": bookie.last_add_confirmed,
-                        "found": ranges(bookie.found),
-                        "denied": ranges(bookie.denied),
-                        "unknown": ranges(bookie.unknown),
+                        "found": EntryIds(bookie.found).ranges(),
+                        "denied": EntryIds(bookie.denied).ranges(),
+                        "unknown": EntryIds(bookie.unknown).ranges(),
                     }
                     for bookie in survey.bookies
                 ],
@@ -212,5 +213,5 @@ def _show_closed(ledger_id: int, closed: LedgerMetadata, *, as_json: bool) -> No
 def _text(entries: Any) -> str:
     """`3-7, 9`."""
     return ", ".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in ranges(sorted(entries))
+        str(first) if first == last else f"{first}-{last}" for first, last in EntryIds(entries).ranges()
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.entry_ids import EntryIds
 from magnetar.bookie.listing import LedgerSummary
+from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import LedgerNotFound
 from support.bookie_kit import add, add_all, entry, open_inline
 from support.index_model import ModelStorage

@@ -6,7 +6,7 @@ import magnetar.metadata
 
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.public.__all__) == set(
-        "AddCallback AnyBookie BookieDirectory BookieFacts BookieHealth BookieIdentities BookieInfoReader"
+        "AddCallback BookieDirectory BookieFacts BookieHealth BookieIdentities BookieInfoReader"
         " BookieTransport Candidates ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
@@ -22,9 +22,9 @@ from ..write_cache import MemTable
 from .ledger_directory import DirectoryState, LedgerDirectory
 from .log_ids import LogIds
 from .log_reader import LogReader
-from .log_scans import LogScans, LogStatistics
+from .log_scans import LogScans
 from .log_writer import LogWriter, PlacedSlice, Record
-from .records import STATE_ENTRY, Scanned
+from .records import STATE_ENTRY
 
 __all__ = ["EntryLogs", "LogInfo"]
 
@@ -64,7 +64,8 @@ class EntryLogs:
         # Directories that hold something which waits for a sync.
         self._appended_to: dict[int, None] = {}
         self.reader = LogReader(files, worker, self.path_of)
-        self._scans = LogScans(self.reader)
+        self._scans = LogScans(self.reader, self._writer_of)
+        self.scan, self.statistics = self._scans.scan, self._scans.statistics
 
     def open(self) -> None:
         """Finds the logs; a new one is made by the first flush. Raises DataDirectoryError."""
@@ -229,31 +230,6 @@ class EntryLogs:
     def _log_closed(self, writer: LogWriter) -> None:
         directory = self._directory_of[writer.log_id]
         self._logs[writer.log_id] = (directory, writer.position)
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    async def scan(
-        self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False
-    ) -> AsyncIterator[list[Scanned]]:
-        """Yields every record of a log, and ranges without records, in slices of at most 1 ms of the loop.
-
-        Of a current log, what is synced. A throttle of 0 bytes/s is none; `fresh` reads the disk and not the page cache.
-        Raises DataDirectoryError if the log is missing (details["errno"] ENOENT), StorageFailed if it cannot be opened.
-        """
-        writer = self._writer_of(log_id)
-        size = writer.synced if writer is not None else self.reader.size(log_id)
-        slices = self._scans.scan(
-            log_id, size, current=writer is not None, bytes_per_s=bytes_per_s, fresh=fresh
-        )
-        async for found in slices:
-            yield found
-
-    async def statistics(self, log_id: int, *, bytes_per_s: float = 0) -> LogStatistics:
-        """Bytes of records by ledger: from the footer, else by a scan, once. Errors as those of `scan`."""
-        writer = self._writer_of(log_id)
-        if writer is not None:
-            return LogStatistics(dict(writer.ledgers), writer.position, 0, 0, True)
-        return await self._scans.statistics(log_id, self.reader.size(log_id), bytes_per_s=bytes_per_s)
 
     def _writer_of(self, log_id: int) -> LogWriter | None:
         for directory in self._directories:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from magnetar.proto.errors import StorageFailed
 
 from .log_reader import LogReader
+from .log_writer import LogWriter
 from .records import (
     FOOTER_END_BYTES,
     LOG_HEADER_BYTES,
@@ -44,17 +45,24 @@ class LogStatistics(NamedTuple):
 
 
 class LogScans:
-    """See the module."""
+    """See the module. `writer_of` returns the writer of a log that is current."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, writer_of: Callable[[int], LogWriter | None]) -> None:
         self._reader = reader
+        self._writer_of = writer_of
         self._cached: OrderedDict[int, LogStatistics] = OrderedDict()
         self._cached_rows = 0
 
     async def scan(
-        self, log_id: int, size: int, *, current: bool, bytes_per_s: float, fresh: bool = False
+        self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False
     ) -> AsyncIterator[list[Scanned]]:
+        """Yields every record of a log, and ranges without records, in slices of at most 1 ms of the loop.
 
+        Of a current log, what is synced. A throttle of 0 bytes/s is none; `fresh` reads the disk and not the page cache.
+        Raises DataDirectoryError if the log is missing (details["errno"] ENOENT), StorageFailed if it cannot be opened.
+        """
+        writer = self._writer_of(log_id)
+        size = writer.synced if writer is not None else self._reader.size(log_id)
         offset = length = 0  # of the last read
 
         async def read(start: int, count: int) -> bytes:
@@ -64,7 +72,7 @@ class LogScans:
                 self._reader.drop_cache(log_id, offset, length)
             return await self._reader.span(log_id, offset, length, ahead=False)
 
-        walk = LogScan(log_id, size, current=current, most_unreadable_pages=MOST_UNREADABLE_PAGES)
+        walk = LogScan(log_id, size, current=writer is not None, most_unreadable_pages=MOST_UNREADABLE_PAGES)
         loop = asyncio.get_running_loop()
         begun, done = loop.time(), 0
         async for found in scan_log_in_slices(read, walk):
@@ -76,12 +84,16 @@ class LogScans:
             ahead = begun + done / bytes_per_s - loop.time() if bytes_per_s else 0
             await asyncio.sleep(max(ahead, 0))
 
-    async def statistics(self, log_id: int, size: int, *, bytes_per_s: float) -> LogStatistics:
-        """Statistics of a log that is not current, from its footer, else by a scan. They are cached."""
+    async def statistics(self, log_id: int, *, bytes_per_s: float = 0) -> LogStatistics:
+        """Bytes of records by ledger: from the footer, else by a scan, once. Errors as those of `scan`."""
+        writer = self._writer_of(log_id)
+        if writer is not None:
+            return LogStatistics(dict(writer.ledgers), writer.position, 0, 0, True)
         cached = self._cached.get(log_id)
         if cached is not None:
             self._cached.move_to_end(log_id)
             return cached
+        size = self._reader.size(log_id)
         footer = await self._footer(log_id, size)
         if footer is not None:
             fault = await self._reader.header_fault(log_id)
@@ -109,7 +121,7 @@ class LogScans:
     async def _counted(self, log_id: int, size: int, bytes_per_s: float) -> LogStatistics:
         ledgers: dict[int, int] = {}
         damaged = torn = 0
-        async for records in self.scan(log_id, size, current=False, bytes_per_s=bytes_per_s):
+        async for records in self.scan(log_id, bytes_per_s=bytes_per_s):
             for record in records:
                 if record.data is not None:
                     length = RECORD_HEADER_BYTES + record.length

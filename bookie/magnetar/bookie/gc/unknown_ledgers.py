@@ -22,6 +22,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from magnetar.proto.entry_ids import EntryIds
+
 from ..fencing import Fencing
 from ..index import ALL_LEDGERS
 from .assignments import Assigned, Assignments
@@ -84,14 +86,11 @@ class UnknownLedgers:
         """What is not in the index yet counts as missing: the next round finds it."""
         if not assigned.closed:
             return False
-        ranges: list[tuple[int, int]] = []
+        entries = EntryIds()
         after = -1
         while rows := self._parts.index.list_locations(assigned.ledger_id, after):
             for entry_id, _ in rows:
-                if ranges and ranges[-1][1] == entry_id - 1:
-                    ranges[-1] = (ranges[-1][0], entry_id)
-                else:
-                    ranges.append((entry_id, entry_id))
+                entries.add(entry_id)
             after = rows[-1][0]
             await asyncio.sleep(0)
-        return assigned.whole(ranges) and not self._parts.damage.has_any(assigned.ledger_id)
+        return assigned.whole(entries.ranges()) and not self._parts.damage.has_any(assigned.ledger_id)

@@ -1,8 +1,10 @@
 """ZooKeeper's records: bytes of requests, and what answers hold.
 
-    frame:   i32 length | record             every integer big-endian, strings and buffers behind an i32 length (-1:
-    null) request: i32 xid | i32 opcode | record   answer: i32 xid | i64 zxid | i32 error | record, nothing if there is
-    an error
+    frame:     i32 length | record
+    request:   i32 xid | i32 opcode | record
+    answer:    i32 xid | i64 zxid | i32 error | record, nothing if there is an error
+
+Every integer is big-endian; strings and buffers stand behind an i32 length (-1: null).
 
 The rare records (handshake, authentication, watch events and what has no fields worth a codec) are aiozk's. Those of
 each read and write are here, in the same terms, because aiozk builds a struct format for every record: 20 us of CPU for

@@ -1,9 +1,9 @@
 """A ZooKeeper session as its client sees it: which server to dial, when to ping, when nobody may rely on it any more.
 
-    WAITING ──backoff over──> DIALING ──Opened──> INTRODUCING ──Introduced──> CONNECTED ──CloseAsked──> CLOSING ──>
-    ENDED
-       ^                          │ DialFailed, too slow │ ConnectionLost, too slow │ ConnectionLost, silence
-       └──all hosts were tried────┴──────────────────────┴───── next host at once <─┘
+    WAITING ──backoff over──> DIALING ──Opened──> INTRODUCING ──Introduced──> CONNECTED ──CloseAsked──> CLOSING ──> ENDED
+       ^                          │ DialFailed,       │ ConnectionLost,           │ ConnectionLost,
+       │                          │ too slow          │ too slow                  │ silence
+       └──all hosts were tried────┴───────────────────┴── next host at once <─────┘
 
     from every state but ENDED, checked before each event:
         now >= fence_at                   ──> ENDED (FENCED, or CLOSED if it was CLOSING)
@@ -19,9 +19,11 @@ session is over for its owner, though the servers may still keep it. The third t
 answered and died before its leader heard of the session (half a tick; a timeout is at least two ticks), and the clocks'
 different pace. With a timeout of 4 s:
 
-    0      a request is sent, and answered later: proven_at 0.67   nothing else was answered: a ping (1/6) 1.67
-    nothing was received for 1/4 after it: the connection is given up, the next host dialed; 0.67 s (1/6) for each 2.67
-    self-fence (2/3) 4.00   the servers end the session at the earliest
+    0      a request is sent, and answered later: proven_at
+    0.67   nothing else was answered: a ping (1/6)
+    1.67   nothing was received for 1/4 after it: the connection is given up, the next host dialed; 0.67 s (1/6) for each
+    2.67   self-fence (2/3)
+    4.00   the servers end the session at the earliest
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
 __all__ = ["EntryIds"]
 
@@ -10,19 +11,19 @@ __all__ = ["EntryIds"]
 class EntryIds:
     """Ascending, disjoint, not adjacent ranges. Adding at the end costs 0.2 us.
 
-    >>> ids = EntryIds()
-    >>> for entry_id in (0, 1, 2, 7, 3, 7):
-    ...     _ = ids.add(entry_id)
+    >>> ids = EntryIds([0, 1, 2, 7, 3, 7])
     >>> ids.ranges(), len(ids)
     ([(0, 3), (7, 7)], 5)
     """
 
     __slots__ = ("_count", "_firsts", "_lasts")
 
-    def __init__(self) -> None:
+    def __init__(self, entry_ids: Iterable[int] = ()) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
         self._count = 0
+        for entry_id in entry_ids:
+            self.add(entry_id)
 
     def add(self, entry_id: int) -> bool:
         """False if it was there."""
