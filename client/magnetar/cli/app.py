@@ -15,7 +15,6 @@ from .flags import FLAGS, SUMMARIES
 from .options import (
     DEFAULT_URL,
     Count,
-    Force,
     Format,
     Json,
     MessageCompression,
@@ -23,10 +22,10 @@ from .options import (
     Timeout,
     Topic,
     Url,
-    Yes,
 )
 from .spark import spark_app
 from .subscriptions import subscriptions_app
+from .topics import namespaces_app, topics_app
 
 app = typer.Typer(
     name="magnetar",
@@ -36,8 +35,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
-topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
-namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(namespaces_app, name="namespaces", rich_help_panel="Operate")
@@ -346,219 +343,6 @@ def perf_tail(
     from .session import run, start_of
 
     run(perf.tail(url, topic, start=start_of(start), messages=messages, as_json=as_json), warnings=True)
-
-
-@topics_app.command("list")
-def topics_list(
-    namespace: Annotated[str, typer.Argument(help="tenant/namespace; all without it.")] = "",
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
-    """Names of the topics."""
-    from . import admin
-    from .session import run
-
-    run(admin.list_topics(url, namespace, as_json=as_json))
-
-
-@topics_app.command("stats")
-def topics_stats(topic: Topic, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog."""
-    from . import admin
-    from .session import run
-
-    run(admin.topic_stats(url, topic, as_json=as_json))
-
-
-Retention = Annotated[
-    str | None,
-    typer.Option(
-        "--retention",
-        help="How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
-        metavar="TIME",
-        show_default=False,
-    ),
-]
-RetentionSize = Annotated[
-    str | None,
-    typer.Option(
-        "--retention-size",
-        help="Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
-        metavar="SIZE",
-        show_default=False,
-    ),
-]
-MessageTtl = Annotated[
-    str | None,
-    typer.Option(
-        "--ttl",
-        help="How long messages wait to be acknowledged; then they count as acknowledged: 1h, 7d, infinite, inherit.",
-        metavar="TIME",
-        show_default=False,
-    ),
-]
-SubscriptionTtls = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--subscription-ttl", help="The same for one subscription; may be repeated.", metavar="NAME=TIME"
-    ),
-]
-
-Durability = Annotated[
-    str | None,
-    typer.Option(
-        "--durability",
-        help="Ensemble size, write quorum and ack quorum of new ledgers: 3/3/2, or inherit.",
-        metavar="E/QW/QA",
-        show_default=False,
-    ),
-]
-MinimumWriteQuorum = Annotated[
-    str | None,
-    typer.Option(
-        "--minimum-write-quorum",
-        help="With too few bookies write fewer copies, so many at least: 2, off, inherit.",
-        metavar="COPIES",
-        show_default=False,
-    ),
-]
-Flush = Annotated[
-    str | None,
-    typer.Option(
-        "--flush",
-        help="Acknowledge what is on disk (sync) or in the memory of ack-quorum bookies (async): sync, async, inherit.",
-        metavar="WHEN",
-        show_default=False,
-    ),
-]
-
-BookieGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--bookie-group",
-        help="Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        metavar="GROUP",
-        show_default=False,
-    ),
-]
-
-
-BrokerGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--broker-group",
-        help="Serve topics by the brokers of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        metavar="GROUP",
-        show_default=False,
-    ),
-]
-BrokerZone = Annotated[
-    str | None,
-    typer.Option(
-        "--broker-zone",
-        help="Serve topics by brokers of this zone before others: also any, inherit.",
-        metavar="ZONE",
-        show_default=False,
-    ),
-]
-
-
-@topics_app.command("policies")
-def topics_policies(
-    topic: Topic,
-    retention: Retention = None,
-    retention_size: RetentionSize = None,
-    ttl: MessageTtl = None,
-    subscription_ttls: SubscriptionTtls = None,
-    durability: Durability = None,
-    minimum_write_quorum: MinimumWriteQuorum = None,
-    flush: Flush = None,
-    bookie_group: BookieGroup = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
-    """Set policies of a topic, and show those in force and where each is set."""
-    from . import policies
-    from .session import run
-
-    changed = policies.changed_by(
-        retention,
-        retention_size,
-        ttl,
-        subscription_ttls or [],
-        durability,
-        minimum_write_quorum,
-        flush,
-        bookie_group,
-    )
-    run(policies.update(url, topic, "", changed, as_json=as_json))
-
-
-@namespaces_app.command("policies")
-def namespaces_policies(
-    namespace: Annotated[str, typer.Argument(help="tenant/namespace, as public/default.")],
-    retention: Retention = None,
-    retention_size: RetentionSize = None,
-    ttl: MessageTtl = None,
-    subscription_ttls: SubscriptionTtls = None,
-    durability: Durability = None,
-    minimum_write_quorum: MinimumWriteQuorum = None,
-    flush: Flush = None,
-    bookie_group: BookieGroup = None,
-    broker_group: BrokerGroup = None,
-    broker_zone: BrokerZone = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
-    """Set policies of all topics of a namespace that have none of their own, and show those in force."""
-    from . import policies
-    from .session import run
-
-    changed = policies.changed_by(
-        retention,
-        retention_size,
-        ttl,
-        subscription_ttls or [],
-        durability,
-        minimum_write_quorum,
-        flush,
-        bookie_group,
-        broker_group,
-        broker_zone,
-    )
-    run(policies.update(url, "", namespace, changed, as_json=as_json))
-
-
-@topics_app.command("compact")
-def topics_compact(
-    topic: Topic,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Return when it is over; exit code 1 if it failed.")
-    ] = False,
-    status: Annotated[bool, typer.Option("--status", help="Only show how it stands.")] = False,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Give compaction up: delete what the last one left.")
-    ] = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
-    """Keep the last message of each key, for readers with read_compacted; others still get all."""
-    from . import admin
-    from .session import exclusive, run
-
-    exclusive({"--wait": wait, "--status": status, "--remove": remove})
-    action = "status" if status else "remove" if remove else "start"
-    run(admin.compact_topic(url, topic, action=action, wait=wait, as_json=as_json))
-
-
-@topics_app.command("delete")
-def topics_delete(topic: Topic, force: Force = False, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
-    """Delete a topic with all its messages and subscriptions."""
-    from . import admin
-    from .session import run
-
-    admin.confirm(f"Delete {topic} with all its messages?", yes)
-    run(admin.delete_topic(url, topic, force=force))
 
 
 @app.command("config", rich_help_panel="Operate")

@@ -6,12 +6,13 @@ bookie that runs, also when --data names its directory.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from .bookie_target import Target
-from .options import Json, Yes
+from .options import Json, Yes, with_options
 
 tools_app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich")
 journal_app = typer.Typer(no_args_is_help=True, help="The journals: what a start would replay.")
@@ -48,38 +49,57 @@ Running = Annotated[
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on standard output, for scripts.")]
 
 
-@tools_app.command("info", rich_help_panel=_LOOK)
-def info(
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: Json = False,
-) -> None:
+# Does the work, with the same parameters behind the target.
+Work = Callable[..., None]
+
+
+def tool(
+    app: typer.Typer, name: str, panel: str | None = None, *, running: bool = True, json: Any = Json
+) -> Callable[[Callable[..., Work]], None]:
+    """A command of `app`: with the options that say which bookie is meant, and --json.
+
+    `running`: it may be a bookie that runs. The function imports and returns what does the work.
+    """
+
+    def add(command: Callable[..., Work]) -> None:
+        def run(
+            data: str | None,
+            config: str | None,
+            assignments: list[str] | None,
+            bookie: str | None = None,
+            **values: Any,
+        ) -> None:
+            wanted = {name: value for name, value in values.items() if name != "as_json"}
+            command(**wanted)(Target(data, config, assignments, bookie), **values)
+
+        more: dict[str, tuple[Any, Any]] = {"bookie": (Running, None)} if running else {}
+        more |= {"data": (Data, None), "config": (Config, None), "assignments": (Set, None)}
+        app.command(name, rich_help_panel=panel)(with_options(run, command, **more, as_json=(json, False)))
+
+    return add
+
+
+@tool(tools_app, "info", _LOOK)
+def info() -> Work:
     """Identity, directories, sizes, mark, read-only: the first look."""
-    from . import bookie_tools_identity as work
+    from .bookie_tools_identity import info
 
-    work.info(Target(data, config, assignments, bookie), as_json=as_json)
+    return info
 
 
-@tools_app.command("ledgers", rich_help_panel=_LOOK)
+@tool(tools_app, "ledgers", _LOOK, json=JsonLines)
 def ledgers(
     ledger: Annotated[
         int | None, typer.Option("--ledger", min=0, help="This one in detail.", metavar="N")
     ] = None,
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: JsonLines = False,
-) -> None:
+) -> Work:
     """What each ledger has here, if the bookie runs: state, last entry, last add confirmed, entries, bytes, entry logs."""
-    from . import bookie_tools_ledgers as work
+    from .bookie_tools_ledgers import ledgers
 
-    work.ledgers(Target(data, config, assignments, bookie), ledger=ledger, as_json=as_json)
+    return ledgers
 
 
-@tools_app.command("read", rich_help_panel=_LOOK)
+@tool(tools_app, "read", _LOOK, json=JsonLines)
 def read(
     ledger: Annotated[int, typer.Argument(min=0, metavar="LEDGER")],
     entries: Annotated[
@@ -93,27 +113,14 @@ def read(
         str | None,
         typer.Option("--raw", help="Write the payloads, one after another, to this file.", metavar="FILE"),
     ] = None,
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: JsonLines = False,
-) -> None:
+) -> Work:
     """Entries of a ledger, if the bookie runs: header, digest check, payload. Exit code 1 if one is damaged."""
-    from . import bookie_tools_read as work
+    from .bookie_tools_read import read
 
-    work.read(
-        Target(data, config, assignments, bookie),
-        ledger=ledger,
-        entries=entries,
-        as_hex=as_hex,
-        messages=messages,
-        raw=raw,
-        as_json=as_json,
-    )
+    return read
 
 
-@journal_app.command("dump")
+@tool(journal_app, "dump", json=JsonLines)
 def journal_dump(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="One journal file; all without it.", show_default=False)
@@ -123,95 +130,61 @@ def journal_dump(
     ] = None,
     from_mark: Annotated[bool, typer.Option("--from-mark", help="Only what a start would replay.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Files and gaps, no records.")] = False,
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: JsonLines = False,
-) -> None:
+) -> Work:
     """The mark, every file, its records, and what a start makes of each gap: clean end, torn tail or damage."""
-    from . import bookie_tools_dump as work
+    from .bookie_tools_dump import journal as work
 
-    work.journal(
-        Target(data, config, assignments, bookie),
-        file=file,
-        journal=journal,
-        from_mark=from_mark,
-        summary=summary,
-        as_json=as_json,
-    )
+    return work
 
 
-@entrylog_app.command("dump")
+@tool(entrylog_app, "dump", json=JsonLines)
 def entrylog_dump(
     log: Annotated[
         str, typer.Argument(metavar="LOG", help="A log id (hexadecimal, as in its name) or a path.")
     ],
     summary: Annotated[bool, typer.Option("--summary", help="Statistics and damage, no records.")] = False,
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: JsonLines = False,
-) -> None:
+) -> Work:
     """Header, records with whether the index points to them, damage, footer, bytes by ledger."""
-    from . import bookie_tools_dump as work
+    from .bookie_tools_dump import entry_log
 
-    work.entry_log(Target(data, config, assignments, bookie), log=log, summary=summary, as_json=as_json)
+    return entry_log
 
 
-@index_app.command("rebuild")
+@tool(index_app, "rebuild", running=False)
 def index_rebuild(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only read the logs and say what would be in it.")
     ] = False,
     yes: Yes = False,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: Json = False,
-) -> None:
+) -> Work:
     """Make the index anew from the entry logs. The old one stays until the new one is complete."""
-    from . import bookie_tools_verify as work
+    from .bookie_tools_verify import rebuild
 
-    work.rebuild(Target(data, config, assignments), dry_run=dry_run, yes=yes, as_json=as_json)
+    return rebuild
 
 
-@tools_app.command("verify", rich_help_panel=_LOOK)
-def verify(
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: Json = False,
-) -> None:
+@tool(tools_app, "verify", _LOOK)
+def verify() -> Work:
     """Check every byte that a start or a scrub would. Exit code 0: sound; 1: damage. A torn tail is no damage."""
-    from . import bookie_tools_verify as work
+    from .bookie_tools_verify import verify
 
-    work.verify(Target(data, config, assignments, bookie), as_json=as_json)
+    return verify
 
 
-@tools_app.command("convert-to-read-only", rich_help_panel=_CHANGE)
+@tool(tools_app, "convert-to-read-only", _CHANGE)
 def convert_to_read_only(
     undo: Annotated[bool, typer.Option("--undo", help="Writable again.")] = False,
     reason: Annotated[
         str, typer.Option("--reason", help="What the bookie tells who asks why.", metavar="TEXT")
     ] = "",
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: Json = False,
-) -> None:
+) -> Work:
     """The bookie takes no adds, now and after restarts; reads, fencing and recoveries go on."""
-    from . import bookie_tools_identity as work
+    from .bookie_tools_identity import convert_to_read_only
 
-    work.convert_to_read_only(
-        Target(data, config, assignments, bookie), undo=undo, reason=reason, as_json=as_json
-    )
+    return convert_to_read_only
 
 
-@tools_app.command("cookie", rich_help_panel=_CHANGE)
+@tool(tools_app, "cookie", _CHANGE)
 def cookie(
     check: Annotated[
         bool, typer.Option("--check", help="Exit code 1 if a start would refuse what it finds.")
@@ -240,21 +213,8 @@ def cookie(
         ),
     ] = None,
     yes: Yes = False,
-    bookie: Running = None,
-    data: Data = None,
-    config: Config = None,
-    assignments: Set = None,
-    as_json: Json = False,
-) -> None:
+) -> Work:
     """Whose data this is, on which directories it is spread; and what to tell a bookie that lost some of them."""
-    from . import bookie_tools_identity as work
+    from .bookie_tools_identity import cookie
 
-    work.cookie(
-        Target(data, config, assignments, bookie),
-        check=check,
-        lost=lost,
-        moved=moved,
-        new_disks=new_disks,
-        yes=yes,
-        as_json=as_json,
-    )
+    return cookie

@@ -14,12 +14,11 @@ from magnetar.bookie.offline import (
 )
 from magnetar.runtime.files import OsFiles
 
-from .admin import confirm
 from .bookie_target import Target
 from .bookie_tools_open import bookie_settings, number, print_table, with_stopped, with_tool
 from .bookie_tools_running import Tool
 from .cluster_store import system_rng
-from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json, run
+from .session import EXIT_FAILED, EXIT_USAGE, confirm, fail, print_json, run
 
 _ROLE_COLUMNS = ("role", "directory", "files", "bytes", "in cookie", "in settings", "copy of the cookie")
 

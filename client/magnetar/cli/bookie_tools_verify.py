@@ -10,11 +10,10 @@ from magnetar.bookie.offline import StoppedBookie, Verification
 from magnetar.bookie.offline import rebuild as rebuild_index
 from magnetar.bookie.offline.index_rebuild import RebuildReport
 
-from .admin import confirm
 from .bookie_target import Target
 from .bookie_tools_open import Meter, number, print_table, with_stopped, with_tool
 from .bookie_tools_running import Tool
-from .session import EXIT_FAILED, print_json
+from .session import EXIT_FAILED, confirm, print_json
 from .tables import counted
 
 # Rows of the table; --json prints all findings that were recorded.

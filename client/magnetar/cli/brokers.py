@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .options import DEFAULT_URL, Json, Url
+from .asking import Ask, asks
+from .tables import print_table, text
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List brokers.")
 bundles_app = typer.Typer(no_args_is_help=True, help="List bundles of topics; move and divide them.")
@@ -19,60 +20,13 @@ Bundle = Annotated[
 ]
 
 
-@brokers_app.command("list")
-def brokers_list(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+@asks(brokers_app, "list")
+def brokers_list() -> Ask:
     """Brokers of the cluster with their load: messages a second, and the share of a core."""
-    from .session import run
-
-    run(_list_brokers(url, as_json=as_json))
+    return Ask(lambda client: client.brokers(), _print_brokers)
 
 
-@bundles_app.command("list")
-def bundles_list(
-    namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE")] = "public/default",
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
-    """Bundles of a namespace and the brokers that own them."""
-    from .session import run
-
-    run(_list_bundles(url, namespace, as_json=as_json))
-
-
-@bundles_app.command("unload")
-def bundles_unload(
-    bundle: Bundle,
-    to: Annotated[
-        str,
-        typer.Option("--to", help="The broker that gets it; without it one of low load.", metavar="BROKER"),
-    ] = "",
-    url: Url = DEFAULT_URL,
-) -> None:
-    """Move a bundle to another broker. Producers and consumers go on there."""
-    from .session import run
-
-    run(_unload(url, bundle, to))
-
-
-@bundles_app.command("split")
-def bundles_split(bundle: Bundle, url: Url = DEFAULT_URL) -> None:
-    """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
-    from .session import run
-
-    run(_split(url, bundle))
-
-
-async def _list_brokers(url: str, *, as_json: bool) -> None:
-    from magnetar.client import connect
-
-    from .session import print_json
-    from .tables import print_table, text
-
-    async with connect(url) as client:
-        found = await client.brokers()
-    if as_json:
-        print_json(found)
-        return
+def _print_brokers(found: list[dict[str, Any]]) -> None:
     rows = []
     for row in found:
         load = row["load"]
@@ -83,32 +37,35 @@ async def _list_brokers(url: str, *, as_json: bool) -> None:
     print_table("", columns, rows, right=(4, 5, 6, 7, 8))
 
 
-async def _list_bundles(url: str, namespace: str, *, as_json: bool) -> None:
-    from magnetar.client import connect
+@asks(bundles_app, "list")
+def bundles_list(
+    namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE")] = "public/default",
+) -> Ask:
+    """Bundles of a namespace and the brokers that own them."""
 
-    from .session import print_json
-    from .tables import print_table
+    def show(found: list[dict[str, Any]]) -> None:
+        rows = [(row["bundle"], row["broker"] or "-", row["to"]) for row in found]
+        print_table("", ("bundle", "broker", "goes to"), rows)
 
-    async with connect(url) as client:
-        found = await client.bundles(namespace)
-    if as_json:
-        print_json(found)
-        return
-    rows = [(row["bundle"], row["broker"] or "-", row["to"]) for row in found]
-    print_table("", ("bundle", "broker", "goes to"), rows)
+    return Ask(lambda client: client.bundles(namespace), show)
 
 
-async def _unload(url: str, bundle: str, to: str) -> None:
-    from magnetar.client import connect
+@asks(bundles_app, "unload", json=False)
+def bundles_unload(
+    bundle: Bundle,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="The broker that gets it; without it one of low load.", metavar="BROKER"),
+    ] = "",
+) -> Ask:
+    """Move a bundle to another broker. Producers and consumers go on there."""
+    return Ask(
+        lambda client: client.unload_bundle(bundle, to=to),
+        lambda _: print(f"{bundle} has moved{f' to {to}' if to else ''}"),
+    )
 
-    async with connect(url) as client:
-        await client.unload_bundle(bundle, to=to)
-    print(f"{bundle} has moved{f' to {to}' if to else ''}")
 
-
-async def _split(url: str, bundle: str) -> None:
-    from magnetar.client import connect
-
-    async with connect(url) as client:
-        for part in await client.split_bundle(bundle):
-            print(part)
+@asks(bundles_app, "split", json=False)
+def bundles_split(bundle: Bundle) -> Ask:
+    """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
+    return Ask(lambda client: client.split_bundle(bundle), lambda parts: print(*parts, sep="\n"))

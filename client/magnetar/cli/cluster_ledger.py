@@ -19,11 +19,10 @@ from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
 
-from .admin import confirm
 from .cluster_store import open_store
 from .daemons import parse_bookies
 from .production import broker_components, service_components
-from .session import EXIT_FAILED, fail, print_json
+from .session import EXIT_FAILED, confirm, fail, print_json
 from .settings import ServiceSettings, SettingSources, parse_assignment, service_settings
 from .shared_metadata import open_ledgers
 from .standalone import Standalone, lock_data, open_listed_bookies, open_metadata

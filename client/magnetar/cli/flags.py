@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import InvalidSetting
 
-from .main import BOOKIE_COMMANDS
 from .settings import parse_assignment
 
 
@@ -105,7 +104,6 @@ class ParsedFlags:
 
 def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
     """Reads `--name value` and `--name=value`. Raises UsageError or InvalidSetting."""
-    subcommands = BOOKIE_COMMANDS if command == "bookie" else ()
     known = {flag.option: flag for flag in FLAGS[command]}
     parsed = ParsedFlags()
     rest = list(line)
@@ -113,10 +111,10 @@ def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
         option, equals, value = rest.pop(0).partition("=")
         flag = known.get(option)
         if flag is None:
-            close = difflib.get_close_matches(option, [*known, *subcommands], n=1)
+            close = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"see magnetar {command} --help"
-            if option in subcommands:
-                hint = f"it comes first: magnetar {command} {option} ..."
+            if command == "bookie" and not option.startswith("-"):
+                hint = f"a subcommand comes first: magnetar bookie {option} ..."
             what = "option" if option.startswith("-") else "argument"
             raise UsageError(f"magnetar {command} has no {what} {option}; {hint}")
         if not equals:

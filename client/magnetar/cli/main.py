@@ -11,25 +11,13 @@ import sys
 
 REQUIRED = ("typer", "rich")
 DAEMONS = ("standalone", "bookie", "broker", "autorecovery")
-# Of `magnetar bookie`: they work on a stopped one.
-BOOKIE_COMMANDS = (
-    "info",
-    "ledgers",
-    "read",
-    "journal",
-    "entrylog",
-    "index",
-    "verify",
-    "convert-to-read-only",
-    "cookie",
-)
 _HELP = ("-h", "--help")
 
 
 def _is_daemon(line: list[str]) -> bool:
     if not line or line[0] not in DAEMONS or any(option in line for option in _HELP):
         return False
-    return not (line[0] == "bookie" and len(line) > 1 and line[1] in BOOKIE_COMMANDS)
+    return not (line[0] == "bookie" and line[1:2] and not line[1].startswith("-"))
 
 
 def _check_streams() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+
+T = TypeVar("T")
 
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
@@ -54,3 +58,24 @@ Timeout = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also while producers or consumers are connected.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def with_options(
+    run: Callable[..., T], command: Callable[..., Any], **more: tuple[Any, Any]
+) -> Callable[..., T]:
+    """`run`, which takes keyword arguments, as typer is to see it: with the parameters and the help of `command`, and more.
+
+    `more` are (annotation, default) by name; they come behind those of the command.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+        for one in inspect.signature(command).parameters.values()
+    ]
+    for name, (annotation, default) in more.items():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, kind, annotation=annotation, default=default))
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run

@@ -14,11 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from magnetar.client.options import Start, parse_start
 from magnetar.proto.errors import InvalidArgument, InvalidSetting, MagnetarError
 from magnetar.runtime.quantities import parse_duration
+
+if TYPE_CHECKING:
+    from magnetar.client.options import Start
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -97,6 +99,17 @@ def exclusive(given: Mapping[str, bool]) -> None:
         fail(f"{' and '.join(names)} exclude each other", EXIT_USAGE)
 
 
+def confirm(question: str, yes: bool, *, refusal: str = "this deletes data: say --yes") -> None:
+    """Asks at a terminal; in a script `--yes` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail(refusal, EXIT_USAGE)
+    import typer
+
+    typer.confirm(question, abort=True)
+
+
 def utf8(text: str) -> str:
     """For an argument that becomes text on the wire. Raises InvalidArgument for bytes that are not UTF-8."""
     try:
@@ -116,6 +129,8 @@ def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
 
 def start_of(text: str) -> Start:
     """What `--start` means; `-1h`: an hour ago."""
+    from magnetar.client.options import parse_start
+
     if text.startswith("-"):
         return max(round(time.time() * 1000) - milliseconds("--start", text[1:]), 0)
     return parsed("--start", parse_start, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,16 @@ def text(value: Any) -> str:
 def counted(count: int, one: str, more: str) -> str:
     """`1 entry`, `2 entries`."""
     return f"{count:,} {one if count == 1 else more}"
+
+
+def print_figures(stats: Mapping[str, Any], title: str = "") -> None:
+    """Those that are a number or a word, as a table of two columns."""
+    figures = [
+        (name.replace("_", " "), text(value))
+        for name, value in stats.items()
+        if value is not None and not isinstance(value, list | dict)
+    ]
+    print_table(title, ("", ""), figures, right=(1,))
 
 
 def print_table(
@@ -69,4 +79,4 @@ def _print(
     Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(table)
 
 
-__all__ = ["counted", "print_table", "text"]
+__all__ = ["counted", "print_figures", "print_table", "text"]

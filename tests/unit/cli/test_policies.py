@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from magnetar.cli.policies import _text, changed_by
+from magnetar.cli.policies import NAMESPACE_POLICIES, _text, changed_by
 from magnetar.cli.session import EXIT_USAGE
 
 
+def changed(**given: Any) -> dict[str, Any]:
+    """What these options set, by the names of their parameters."""
+    return changed_by({row: given.pop(row.parameter, None) for row in NAMESPACE_POLICIES})
+
+
 def test_what_is_not_given_is_not_changed() -> None:
-    assert changed_by(None, None, None, []) == {}
-    assert changed_by("1h 30m", "10GB", "7d", ["a=90s", "b=infinite", "c=inherit"]) == {
+    assert changed() == {}
+    assert changed(
+        retention="1h 30m",
+        retention_size="10GB",
+        ttl="7d",
+        subscription_ttl=["a=90s", "b=infinite", "c=inherit"],
+    ) == {
         "retention_ms": 5_400_000,
         "retention_bytes": 10**10,
         "message_ttl_ms": 7 * 86_400_000,
         "subscription_ttl_ms": {"a": 90_000, "b": 0, "c": None},
     }
-    assert changed_by("infinite", "Infinite", "infinite", []) == {
+    assert changed(retention="infinite", retention_size="Infinite", ttl="infinite") == {
         "retention_ms": -1,
         "retention_bytes": -1,
         "message_ttl_ms": 0,
     }
-    assert changed_by("inherit", "inherit", "0", []) == {
+    assert changed(retention="inherit", retention_size="inherit", ttl="0") == {
         "retention_ms": None,
         "retention_bytes": None,
         "message_ttl_ms": 0,
@@ -30,14 +42,10 @@ def test_what_is_not_given_is_not_changed() -> None:
 
 @pytest.mark.parametrize("text", ["3", "", "three days", "-1d", "3y"])
 def test_a_wrong_time_names_its_option(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options: list[tuple[str | None, str | None, list[str]]] = [
-        (text, None, []),
-        (None, text, []),
-        (None, None, [f"a={text}"]),
-    ]
-    for retention, ttl, subscription_ttls in options:
+    options: list[dict[str, Any]] = [{"retention": text}, {"ttl": text}, {"subscription_ttl": [f"a={text}"]}]
+    for given in options:
         with pytest.raises(SystemExit) as ended:
-            changed_by(retention, None, ttl, subscription_ttls)
+            changed(**given)
         assert ended.value.code == EXIT_USAGE
     errors = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in errors] == ["--retention", "--ttl", "--subscription-ttl"]
@@ -58,14 +66,14 @@ def test_values_are_shown_as_they_are_given() -> None:
 
 
 def test_durability_as_people_write_it() -> None:
-    assert changed_by(None, None, None, [], "3/3/2", "2", "ASYNC") == {
+    assert changed(durability="3/3/2", minimum_write_quorum="2", flush="ASYNC") == {
         "ensemble_size": 3,
         "write_quorum": 3,
         "ack_quorum": 2,
         "minimum_write_quorum": 2,
         "flush": "async",
     }
-    assert changed_by(None, None, None, [], "inherit", "off", "inherit") == {
+    assert changed(durability="inherit", minimum_write_quorum="off", flush="inherit") == {
         "ensemble_size": None,
         "write_quorum": None,
         "ack_quorum": None,
@@ -82,7 +90,7 @@ def test_durability_as_people_write_it() -> None:
         ("any", ""),
         ("inherit", None),
     ):
-        assert changed_by(None, None, None, [], bookie_group=text) == {"bookie_group": policy}
+        assert changed(bookie_group=text) == {"bookie_group": policy}
     assert _text("bookie_group", "") == "any"
 
 
@@ -90,18 +98,21 @@ def test_durability_as_people_write_it() -> None:
     ("options", "line"),
     [
         (
-            ("3/3", None, None),
+            {"durability": "3/3"},
             "--durability is '3/3'; want ensemble size, write quorum and ack quorum, as 3/3/2",
         ),
-        (("3/x/2", None, None), "--durability is '3/x/2'"),
-        ((None, "-1", None), "--minimum-write-quorum is '-1'; want a number of copies, off or inherit"),
-        ((None, None, "never"), "--flush is 'never'; want sync, async or inherit"),
+        ({"durability": "3/x/2"}, "--durability is '3/x/2'"),
+        (
+            {"minimum_write_quorum": "-1"},
+            "--minimum-write-quorum is '-1'; want a number of copies, off or inherit",
+        ),
+        ({"flush": "never"}, "--flush is 'never'; want sync, async or inherit"),
     ],
 )
 def test_wrong_durability_names_its_option(
-    options: tuple[str | None, ...], line: str, capsys: pytest.CaptureFixture[str]
+    options: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        changed_by(None, None, None, [], *options)
+        changed(**options)
     assert ended.value.code == EXIT_USAGE
     assert line in capsys.readouterr().err
