@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from .asking import runs
 from .bookie_tools import tools_app
 from .brokers import brokers_app, bundles_app
 from .cluster import cluster_app
@@ -22,7 +22,9 @@ from .options import (
     Timeout,
     Topic,
     Url,
+    with_options,
 )
+from .session import exclusive, named_values, parsed, start_of, utf8
 from .spark import spark_app
 from .subscriptions import subscriptions_app
 from .topics import namespaces_app, topics_app
@@ -63,6 +65,10 @@ def magnetar(
     """A durable message service: topics, subscriptions and tail readers on replicated ledgers."""
 
 
+def _with_context(context: typer.Context) -> None:
+    """What a daemon's command has beside its flags."""
+
+
 def _add_daemon(command: str) -> None:
     """A command whose options are the table in `flags`. It runs only with --help: see `main.main`."""
     group = command == "bookie"  # with the operator's commands below it
@@ -74,27 +80,17 @@ def _add_daemon(command: str) -> None:
 
         line: list[str] = []
         for name, value in values.items():
-            option = "--" + name.rstrip("_").replace("_", "-")
+            option = "--" + name.replace("_", "-")
             for text in [value] if isinstance(value, str) else value or []:
                 line += [option, text]
         raise typer.Exit(main(command, line))
 
-    parameters = [
-        inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    ]
+    options: dict[str, tuple[Any, Any]] = {}
     for flag in FLAGS[command]:
         hint = list[str] if flag.setting == "set" else str
         option = typer.Option(flag.option, help=flag.help, metavar=flag.metavar, show_default=False)
-        parameters.append(
-            inspect.Parameter(
-                flag.option.strip("-").replace("-", "_"),
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[hint | None, option],
-            )
-        )
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        options[flag.option.strip("-").replace("-", "_")] = (Annotated[hint | None, option], None)
+    with_options(run, _with_context, **options)
     if group:
         tools_app.callback(invoke_without_command=True, help=SUMMARIES[command])(run)
         app.add_typer(tools_app, name=command, rich_help_panel="Daemons")
@@ -138,8 +134,8 @@ EventTime = Annotated[
 ]
 
 
-@app.command("produce", rich_help_panel="Messages")
-def produce(
+@runs(app, "produce", "Messages")
+async def produce(
     topic: Topic,
     file: File = None,
     texts: Texts = None,
@@ -157,7 +153,6 @@ def produce(
     from magnetar.proto.compression import Compression
 
     from . import produce as command
-    from .session import exclusive, named_values, parsed, run, utf8
 
     exclusive({"--file": file is not None, "-m": bool(texts), "--payload": payload is not None})
     exclusive({"--key": key is not None, "--key-field": key_field is not None})
@@ -167,24 +162,22 @@ def produce(
         properties=named_values("--property", properties or (), "origin=ACE") or None,
         event_time=None if event_time is None else parsed("--event-time", parse_time, event_time),
     )
-    run(
-        command.produce(
-            url,
-            topic,
-            file=file,
-            texts=texts or [],
-            payload=payload,
-            key=None if key is None else parsed("--key", utf8, key),
-            key_field=key_field,
-            attributes=attributes,
-            compression=compression,
-            as_json=as_json,
-        )
+    await command.produce(
+        url,
+        topic,
+        file=file,
+        texts=texts or [],
+        payload=payload,
+        key=None if key is None else parsed("--key", utf8, key),
+        key_field=key_field,
+        attributes=attributes,
+        compression=compression,
+        as_json=as_json,
     )
 
 
-@app.command("consume", rich_help_panel="Messages")
-def consume(
+@runs(app, "consume", "Messages", warnings=True)
+async def consume(
     topics: Annotated[
         list[str],
         typer.Argument(
@@ -222,27 +215,23 @@ def consume(
     At the end it waits for more until Ctrl-C, unless --count, --timeout or --no-follow says when to stop.
     """
     from . import consume as command
-    from .session import exclusive, parsed, run, start_of
 
     exclusive({"--format": format is not None, "--json": as_json})
-    run(
-        command.consume(
-            url,
-            parsed("--pattern", partial(command.topics_of, pattern=pattern), topics),
-            subscription,
-            kind=kind,
-            count=count,
-            start=start_of(start),
-            timeout=timeout,
-            follow=follow,
-            encode=parsed("--format", command.encoder, "json" if as_json else format),
-        ),
-        warnings=True,
+    await command.consume(
+        url,
+        parsed("--pattern", partial(command.topics_of, pattern=pattern), topics),
+        subscription,
+        kind=kind,
+        count=count,
+        start=start_of(start),
+        timeout=timeout,
+        follow=follow,
+        encode=parsed("--format", command.encoder, "json" if as_json else format),
     )
 
 
-@app.command("tail", rich_help_panel="Messages")
-def tail(
+@runs(app, "tail", "Messages", warnings=True)
+async def tail(
     topic: Topic,
     count: Count = None,
     start: Start = "latest",
@@ -253,14 +242,10 @@ def tail(
 ) -> None:
     """Follow a topic without a subscription."""
     from . import consume as command
-    from .session import exclusive, parsed, run, start_of
 
     exclusive({"--format": format is not None, "--json": as_json})
     encode = parsed("--format", command.encoder, "json" if as_json else format)
-    run(
-        command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode),
-        warnings=True,
-    )
+    await command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode)
 
 
 Size = Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.", metavar="N")]
@@ -277,7 +262,7 @@ Batch = Annotated[
 ]
 
 
-@perf_app.command("produce")
+@runs(perf_app, "produce")
 def perf_produce(
     topic: Topic,
     size: Size = 100,
@@ -286,19 +271,18 @@ def perf_produce(
     batch: Batch = 1000,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
-) -> None:
+) -> Any:
     """Send messages and show the rate and the time until each was durable.
 
     At a --rate each takes longer than one sent right after another: the
     processes on its way sleep in between, and have to be woken.
     """
-    from . import perf
-    from .session import run
+    from .perf import produce
 
-    run(perf.produce(url, topic, size=size, rate=rate, messages=messages, batch=batch, as_json=as_json))
+    return produce
 
 
-@perf_app.command("consume")
+@runs(perf_app, "consume", warnings=True)
 def perf_consume(
     topic: Topic,
     subscription: Annotated[
@@ -317,32 +301,25 @@ def perf_consume(
     messages: Messages = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
-) -> None:
+) -> Any:
     """Receive and acknowledge each message, and show the rate."""
-    from . import perf
-    from .session import run, start_of
+    from .perf import consume
 
-    run(
-        perf.consume(
-            url, topic, subscription, kind=kind, start=start_of(start), messages=messages, as_json=as_json
-        ),
-        warnings=True,
-    )
+    return consume
 
 
-@perf_app.command("tail")
+@runs(perf_app, "tail", warnings=True)
 def perf_tail(
     topic: Topic,
     start: Start = "latest",
     messages: Messages = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
-) -> None:
+) -> Any:
     """Follow a topic and show the rate and the time from publishing to here."""
-    from . import perf
-    from .session import run, start_of
+    from .perf import tail
 
-    run(perf.tail(url, topic, start=start_of(start), messages=messages, as_json=as_json), warnings=True)
+    return tail
 
 
 @app.command("config", rich_help_panel="Operate")

@@ -1,4 +1,6 @@
-"""Commands that ask a service one thing: `asks` connects, asks, and prints the answer for people, or with --json.
+"""What commands have in common: `runs` is for one with a loop; `asks` for one that asks a service one thing.
+
+`asks` connects, asks, and prints the answer for people, or as JSON with --json:
 
     @asks(topics_app, "list")
     def topics_list(namespace: ... = "") -> Ask:
@@ -9,7 +11,7 @@ What is wrong with the command line is found in the function itself, so before a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -20,7 +22,7 @@ from .session import confirm, fail, print_json, run
 if TYPE_CHECKING:
     from magnetar.client import Client
 
-__all__ = ["Ask", "asks"]
+__all__ = ["Ask", "asks", "runs"]
 
 
 class Ask(NamedTuple):
@@ -53,6 +55,25 @@ def asks(
         if json:
             more["as_json"] = (Json, False)
         app.command(name)(with_options(ask, command, **more))
+
+    return add
+
+
+def runs(
+    app: typer.Typer, name: str, panel: str | None = None, *, warnings: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command of `app`: a coroutine function, or one that imports and returns a coroutine function of its parameters.
+
+    `warnings`: it may wait for ever, so what the client warns of is said.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        def start(**values: Any) -> None:
+            work = command(**values)
+            run(work if isinstance(work, Coroutine) else work(**values), warnings=warnings)
+
+        app.command(name, rich_help_panel=panel)(with_options(start, command))
+        return command
 
     return add
 

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cluster_facts import bookie_facts, broker_facts, cluster_facts
+from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
+from magnetar.proto.errors import InvalidArgument
+
+from .asking import runs
+from .cluster_facts import bookie_facts, broker_facts, cluster_facts, ledgers_to_repair
 from .cluster_store import open_store, system_rng
 from .options import Json, Yes
+from .session import fail, print_json
 from .tables import counted, print_table, text
 
 if TYPE_CHECKING:
@@ -38,8 +43,8 @@ Metadata = Annotated[
 ]
 
 
-@cluster_app.command()
-def init(
+@runs(cluster_app, "init")
+async def init(
     metadata: Metadata,
     wait: Annotated[
         float,
@@ -47,13 +52,15 @@ def init(
     ] = 0.0,
 ) -> None:
     """Make the root of a cluster and its identity. A cluster that is there stays as it is."""
-    from .session import run
+    from magnetar.metadata.identity import cluster_instance
 
-    run(_init(metadata, wait))
+    async with open_store(metadata, wait, make_root=True) as store:
+        cluster = await cluster_instance(store, system_rng())
+    print(f"cluster {cluster:016x} at {metadata.rpartition('@')[2]}")
 
 
-@cluster_app.command()
-def status(
+@runs(cluster_app, "status")
+async def status(
     metadata: Metadata,
     wait: Annotated[
         float,
@@ -70,9 +77,18 @@ def status(
     json: Json = False,
 ) -> None:
     """Show the brokers, the bookies and the figures of a cluster."""
-    from .session import run
-
-    run(_status(metadata, wait, bookies, as_json=json))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait
+    async with open_store(metadata, wait) as store:
+        while (lacking := await _lacking(store, bookies)) and loop.time() < deadline:  # noqa: ASYNC110 - many nodes
+            await asyncio.sleep(_POLL_S)
+        found = await cluster_facts(store)
+    if json:
+        print_json(found)
+    else:
+        _print_status(found)
+    if lacking and wait:
+        fail(f"after {wait:g} s the cluster has {lacking}")
 
 
 Kind = Annotated[
@@ -80,8 +96,8 @@ Kind = Annotated[
 ]
 
 
-@cluster_app.command()
-def drain(
+@runs(cluster_app, "drain")
+async def drain(
     metadata: Metadata,
     name: Annotated[
         str, typer.Argument(help="A broker or a bookie, as status shows it.", metavar="[NAME]")
@@ -104,37 +120,50 @@ def drain(
 
     Ctrl-C ends the command alone: the same again follows what is under way, and --undo takes it back.
     """
-    from .cluster_drain import drain
-    from .session import run
+    from . import cluster_drain
 
-    run(drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait))
+    await cluster_drain.drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait)
 
 
 Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")]
 
 
-@cluster_app.command()
-def remove(
+@runs(cluster_app, "remove")
+async def remove(
     metadata: Metadata,
     name: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="NAME")],
     kind: Kind = "",
 ) -> None:
     """Forget a stopped bookie that no ledger names any more, or a broker that is lost."""
-    from .session import run
+    from magnetar.broker.ownership.draining import BOOKIE, BROKER, ClusterMember, choose
+    from magnetar.broker.ownership.records import broker_path
+    from magnetar.ledger.replication.operations import remove_bookie
 
-    run(_remove(metadata, name, kind))
+    async with open_store(metadata, 0.0) as store:
+        known = [
+            ClusterMember(kind_of_these, one, "", False)
+            for kind_of_these, path in ((BROKER, KNOWN_BROKERS_PATH), (BOOKIE, COOKIES_PATH))
+            for one in await store.children(path)
+        ]
+        (member,) = choose(known, name, kind=kind)
+        if member.kind == BOOKIE:
+            await remove_bookie(store, name)
+            print(f"{name} is forgotten; another bookie may have its name")
+        elif await store.get(broker_path(name)) is not None:
+            raise InvalidArgument(f"broker {name!r} is registered; stop it first")
+        else:
+            await store.delete(known_broker_path(name))
+            print(f"broker {name} is forgotten")
 
 
-@cluster_app.command()
-def recover(metadata: Metadata, bookie: Bookie) -> None:
+@runs(cluster_app, "recover")
+async def recover(metadata: Metadata, bookie: Bookie) -> None:
     """Queue the ledgers of a lost bookie now, without its delay; of one that is there, what it lacks."""
-    from .session import run
-
-    run(_recover(metadata, bookie))
+    await _queue_repairs(metadata, bookie)
 
 
-@cluster_app.command("recover-ledger")
-def recover_ledger(
+@runs(cluster_app, "recover-ledger")
+async def recover_ledger(
     ledger: Annotated[int, typer.Argument(help="The id of a ledger.", metavar="LEDGER", min=0)],
     metadata: Annotated[
         str,
@@ -180,24 +209,21 @@ def recover_ledger(
 
     When its end cannot be proved, this shows what each bookie knows of it, and how to accept the loss.
     """
-    from .cluster_ledger import Place, recover_ledger
-    from .session import run
+    from .cluster_ledger import Place, recover
 
     listed = [one.strip() for one in bookies.split(",") if one.strip()]
     place = Place(metadata, data, listed, config, assignments or [])
-    run(recover_ledger(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json))
+    await recover(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json)
 
 
-@cluster_app.command()
-def check(metadata: Metadata) -> None:
+@runs(cluster_app, "check")
+async def check(metadata: Metadata) -> None:
     """Compare all ledgers with the bookies that there are, and queue what is to be repaired; runs weekly by itself."""
-    from .session import run
-
-    run(_recover(metadata, None))
+    await _queue_repairs(metadata, None)
 
 
-@cluster_app.command("rolling-restart")
-def rolling_restart(
+@runs(cluster_app, "rolling-restart")
+async def rolling_restart(
     metadata: Metadata,
     via: Annotated[
         str,
@@ -241,25 +267,6 @@ def rolling_restart(
     ] = False,
 ) -> None:
     """Restart the bookies, then the brokers, or zone by zone: each when all others are well and nothing waits for repair."""
-    from .session import run
-
-    run(_rolling_restart(metadata, via, commands or [], ready, by, only or [], timeout, dry_run=dry_run))
-
-
-async def _rolling_restart(
-    address: str,
-    via: str,
-    commands: list[str],
-    ready: str,
-    by: str,
-    only: list[str],
-    timeout_s: float,
-    *,
-    dry_run: bool,
-) -> None:
-    from magnetar.proto.errors import InvalidArgument
-
-    from .cluster_facts import ledgers_to_repair
     from .cluster_members import obstacles, plan, read_members, refusals
     from .cluster_restart import SUPERVISORS, Commands, restart
 
@@ -267,10 +274,10 @@ async def _rolling_restart(
         raise InvalidArgument(
             f"say how a daemon is restarted: --via {' or --via '.join(SUPERVISORS)}, or --command"
         )
-    how = Commands(tuple(commands) or SUPERVISORS[via], ready)
-    async with open_store(address, 0.0) as store:
+    how = Commands(tuple(commands or SUPERVISORS[via]), ready)
+    async with open_store(metadata, 0.0) as store:
         members = await read_members(store)
-        groups = plan(members, only, by)
+        groups = plan(members, only or [], by)
         if dry_run:
             for group in groups:
                 print("; ".join(" & ".join(lines) for lines in how.lines(group)))
@@ -278,86 +285,15 @@ async def _rolling_restart(
             for obstacle in (*in_the_way, *await refusals(store, members, groups)):
                 print(f"in the way: {obstacle}")
             return
-        await restart(store, groups, how, timeout_s, partial(print, flush=True))
-
-
-async def _init(address: str, wait_s: float) -> None:
-    from magnetar.metadata.identity import cluster_instance
-
-    async with open_store(address, wait_s, make_root=True) as store:
-        cluster = await cluster_instance(store, system_rng())
-    print(f"cluster {cluster:016x} at {address.rpartition('@')[2]}")
-
-
-async def _remove(address: str, name: str, kind: str) -> None:
-    from magnetar.broker.ownership.draining import BOOKIE, BROKER, ClusterMember, choose
-    from magnetar.broker.ownership.records import broker_path
-    from magnetar.ledger.replication.operations import remove_bookie
-    from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
-    from magnetar.proto.errors import InvalidArgument
-
-    async with open_store(address, 0.0) as store:
-        known = [
-            ClusterMember(kind_of_these, one, "", False)
-            for kind_of_these, path in ((BROKER, KNOWN_BROKERS_PATH), (BOOKIE, COOKIES_PATH))
-            for one in await store.children(path)
-        ]
-        (member,) = choose(known, name, kind=kind)
-        if member.kind == BOOKIE:
-            await remove_bookie(store, name)
-            print(f"{name} is forgotten; another bookie may have its name")
-        elif await store.get(broker_path(name)) is not None:
-            raise InvalidArgument(f"broker {name!r} is registered; stop it first")
-        else:
-            await store.delete(known_broker_path(name))
-            print(f"broker {name} is forgotten")
-
-
-async def _recover(address: str, bookie: str | None) -> None:
-    from .production import broker_components
-    from .settings import SettingSources, service_settings
-    from .shared_metadata import open_repairs
-
-    async with open_store(address, 0.0) as store, AsyncExitStack() as stops:
-        settings = service_settings(SettingSources.of_process({}))
-        repairs = await open_repairs(settings, broker_components(), store, "magnetar cluster", stops)
-        if bookie is None:
-            found = await repairs.full_check()
-        else:
-            await _check_known(store, bookie)
-            found = await repairs.recover_bookie(bookie)
-    print(f"{counted(found.ledgers, 'ledger', 'ledgers')} looked at, {found.queued:,} queued for repair")
-    if found.unreadable:
-        unreadable = counted(found.unreadable, "record of a ledger", "records of ledgers")
-        print(f"{unreadable} cannot be read; the log of the auditor names them")
+        await restart(store, groups, how, timeout, partial(print, flush=True))
 
 
 async def _check_known(store: MetadataStore, bookie: str) -> None:
-    from magnetar.metadata.paths import COOKIES_PATH
-    from magnetar.proto.errors import InvalidArgument
-
     known = await store.children(COOKIES_PATH)
     if bookie not in known:
         raise InvalidArgument(
             f"there is no bookie {bookie} in this cluster; it has {', '.join(known) or 'none'}"
         )
-
-
-async def _status(address: str, wait_s: float, bookies: int, *, as_json: bool) -> None:
-    from .session import fail, print_json
-
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    async with open_store(address, wait_s) as store:
-        while (lacking := await _lacking(store, bookies)) and loop.time() < deadline:  # noqa: ASYNC110 - many nodes
-            await asyncio.sleep(_POLL_S)
-        found = await cluster_facts(store)
-    if as_json:
-        print_json(found)
-    else:
-        _print_status(found)
-    if lacking and wait_s:
-        fail(f"after {wait_s:g} s the cluster has {lacking}")
 
 
 async def _lacking(store: MetadataStore, bookies: int) -> str:
@@ -407,3 +343,22 @@ def _print_status(found: dict[str, Any]) -> None:
         rows,
         right=(6, 7),
     )
+
+
+async def _queue_repairs(metadata: str, bookie: str | None) -> None:
+    from .production import broker_components
+    from .settings import SettingSources, service_settings
+    from .shared_metadata import open_repairs
+
+    async with open_store(metadata, 0.0) as store, AsyncExitStack() as stops:
+        settings = service_settings(SettingSources.of_process({}))
+        repairs = await open_repairs(settings, broker_components(), store, "magnetar cluster", stops)
+        if bookie is None:
+            found = await repairs.full_check()
+        else:
+            await _check_known(store, bookie)
+            found = await repairs.recover_bookie(bookie)
+    print(f"{counted(found.ledgers, 'ledger', 'ledgers')} looked at, {found.queued:,} queued for repair")
+    if found.unreadable:
+        unreadable = counted(found.unreadable, "record of a ledger", "records of ledgers")
+        print(f"{unreadable} cannot be read; the log of the auditor names them")

@@ -28,7 +28,7 @@ from .shared_metadata import open_ledgers
 from .standalone import Standalone, lock_data, open_listed_bookies, open_metadata
 from .tables import print_table
 
-__all__ = ["Place", "recover_ledger"]
+__all__ = ["Place", "recover"]
 
 
 class Place(NamedTuple):
@@ -49,9 +49,7 @@ class Place(NamedTuple):
         return service_settings(SettingSources.of_process(flags, self.config))
 
 
-async def recover_ledger(
-    place: Place, ledger_id: int, *, accept_loss: int | None, yes: bool, as_json: bool
-) -> None:
+async def recover(place: Place, ledger_id: int, *, accept_loss: int | None, yes: bool, as_json: bool) -> None:
     """See the command."""
     async with _ledgers(place) as client:
         try:

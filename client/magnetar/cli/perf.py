@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from magnetar.client import Consumer, MessageBatch, Reader, connect
-from magnetar.client.options import Start
 
 from .progress import ProgressMeter
-from .session import print_json
+from .session import print_json, start_of
 
 UNCONFIRMED_MESSAGES = 20_000
 TICK_S = 0.002
@@ -136,7 +135,7 @@ async def consume(
     subscription: str,
     *,
     kind: str,
-    start: Start,
+    start: str,
     messages: int | None,
     as_json: bool,
 ) -> None:
@@ -144,16 +143,18 @@ async def consume(
 
     The subscription is not durable: however the command ends, nothing stays that keeps the topic from being trimmed.
     """
+    begin = start_of(start)
     async with (
         connect(url) as client,
-        client.subscribe(topic, subscription, type=kind, start=start, durable=False) as consumer,
+        client.subscribe(topic, subscription, type=kind, start=begin, durable=False) as consumer,
     ):
         await _receive("consumed", consumer, consumer, messages, as_json=as_json)
 
 
-async def tail(url: str, topic: str, *, start: Start, messages: int | None, as_json: bool) -> None:
+async def tail(url: str, topic: str, *, start: str, messages: int | None, as_json: bool) -> None:
     """Without a subscription."""
-    async with connect(url) as client, client.create_reader(topic, start=start) as reader:
+    begin = start_of(start)
+    async with connect(url) as client, client.create_reader(topic, start=begin) as reader:
         await _receive("tailed", reader, None, messages, as_json=as_json)
 
 
