@@ -21,19 +21,14 @@ from .bookie_target import Target
 from .bookie_tools_running import RunningTool, StoppedTool, Tool
 from .progress import ProgressMeter
 from .session import EXIT_CONFIG, EXIT_USAGE, fail, run
-from .settings import SettingSources, parse_assignment, service_settings
+from .settings import SettingSources, service_settings
 
 
 def bookie_settings(target: Target) -> BookieSettings:
     """What the daemon would use with the same flags, file and environment. Ends the process when they are wrong."""
     try:
-        flags: dict[str, dict[str, Any]] = {}
-        if target.data is not None:
-            flags["daemon"] = {"data": target.data}
-        for assignment in target.assignments or ():
-            section, name, value = parse_assignment(assignment)
-            flags.setdefault(section, {})[name] = value
-        return service_settings(SettingSources.of_process(flags, target.config), "bookie").bookie
+        sources = SettingSources.of_options(target.data, target.config, target.assignments)
+        return service_settings(sources, "bookie").bookie
     except InvalidSetting as error:
         fail(error.message, EXIT_CONFIG)
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from magnetar.ledger import LedgerClient, LedgerMetadata
+from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
 from magnetar.ledger.recovery_survey import EndSurvey
 from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
@@ -23,9 +23,9 @@ from .cluster_store import open_store
 from .daemons import parse_bookies
 from .production import broker_components, service_components
 from .session import EXIT_FAILED, confirm, fail, print_json
-from .settings import ServiceSettings, SettingSources, parse_assignment, service_settings
+from .settings import ServiceSettings, SettingSources, service_settings
 from .shared_metadata import open_ledgers
-from .standalone import Standalone, lock_data, open_listed_bookies, open_metadata
+from .standalone import Standalone, connect_bookies, ledger_client, lock_data, open_metadata
 from .tables import print_table
 
 __all__ = ["Place", "recover"]
@@ -42,11 +42,7 @@ class Place(NamedTuple):
 
     def settings(self) -> ServiceSettings:
         """As the service has them. InvalidSetting."""
-        flags: dict[str, dict[str, Any]] = {"daemon": {"data": self.data}} if self.data else {}
-        for text in self.assignments:
-            section, name, value = parse_assignment(text)
-            flags.setdefault(section, {})[name] = value
-        return service_settings(SettingSources.of_process(flags, self.config))
+        return service_settings(SettingSources.of_options(self.data, self.config, self.assignments))
 
 
 async def recover(place: Place, ledger_id: int, *, accept_loss: int | None, yes: bool, as_json: bool) -> None:
@@ -95,7 +91,12 @@ async def _ledgers(place: Place) -> AsyncIterator[LedgerClient]:
         return
     if place.bookies:
         async with AsyncExitStack() as stops:
-            yield await _of_broker(settings, place.bookies, stops)
+            components = broker_components()
+            lock_data(components.files, settings, stops)
+            metadata = open_metadata(components, settings, _failed, stops)
+            listed = StaticBookies(parse_bookies(place.bookies))
+            transport = await connect_bookies(listed, settings, components, metadata, "operator", stops)
+            yield ledger_client(settings, components, metadata, transport, listed, stops)
         return
     # Nobody is meant to connect, and the port may be another service's by now.
     service = Standalone(
@@ -108,28 +109,6 @@ async def _ledgers(place: Place) -> AsyncIterator[LedgerClient]:
         yield client
     finally:
         await service.close()
-
-
-async def _of_broker(
-    settings: ServiceSettings, bookies: Sequence[str], stops: AsyncExitStack
-) -> LedgerClient:
-    from magnetar.metadata.ledgers import StoredLedgers
-
-    components = broker_components()
-    lock_data(components.files, settings, stops)
-    metadata = open_metadata(components, settings, _failed, stops)
-    listed = parse_bookies(bookies)
-    directory, transport = await open_listed_bookies(settings, components, metadata, listed, stops)
-    client = LedgerClient(
-        StoredLedgers(metadata),
-        transport,
-        directory,
-        settings.ledger,
-        components.rng,
-        components.clock,
-    )
-    stops.push_async_callback(client.close)
-    return client
 
 
 def _failed(error: MagnetarError) -> None:

@@ -13,17 +13,13 @@ from magnetar.runtime.quantities import format_size
 from magnetar.runtime.settings import MASK, SECRET, UNIT, Loaded, setting_fields
 
 from .session import EXIT_CONFIG, fail, print_json
-from .settings import SettingSources, load_all, parse_assignment
+from .settings import SettingSources, load_all
 
 
 def show(file: str | None, assignments: Sequence[str], *, as_json: bool) -> None:
     """As a settings file, or as JSON by section and name."""
     try:
-        flags: dict[str, dict[str, Any]] = {}
-        for assignment in assignments:
-            section, name, value = parse_assignment(assignment)
-            flags.setdefault(section, {})[name] = value
-        loaded = load_all(SettingSources.of_process(flags, file))
+        loaded = load_all(SettingSources.of_options(None, file, assignments))
     except InvalidSetting as error:
         fail(error.message, EXIT_CONFIG)
     if as_json:

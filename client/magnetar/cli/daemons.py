@@ -23,14 +23,13 @@ from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .bookie_address import note_http_address
 from .flags import UsageError, parse_flags
-from .health import HttpPages, Started, autorecovery_reasons, bookie_reasons, broker_reasons
+from .health import HttpPages, Started, bookie_reasons, broker_reasons
 from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
 from .supervisor import notify_supervisor
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
-    from magnetar.broker import Broker
     from magnetar.runtime.http import Command
 
     from .standalone import Address
@@ -148,41 +147,32 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
 
 
 async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
+    from magnetar.runtime.files import OsFiles
+
+    from .metrics import service_metrics
+    from .production import bookie_components
+    from .shared_metadata import run_bookie
+    from .standalone import lock_data, serve_bookie, start_bookie
+
     stops = AsyncExitStack()
     daemon.on_stop("bookie", stops.aclose)
     if settings.daemon.metadata:
-        from .shared_metadata import run_bookie
-
-        bookie, address, repairs, registered, health = await run_bookie(settings, daemon.fail, stops)
-    else:
-        bookie, address = await _run_bookie_alone(settings, daemon, stops)
-        repairs, registered, health = None, None, None
-    from .metrics import service_metrics
-
+        return await run_bookie(settings, daemon.fail, stops)
+    lock_data(OsFiles(), settings, stops)
+    bookie = await start_bookie(settings, bookie_components(), daemon.fail, stops)
+    server = await serve_bookie(bookie, settings, stops)
     return Started(
-        {"bookie": address},
-        lambda: service_metrics(None, bookie, repairs),
-        lambda: {**(health.problems if health is not None else {}), **bookie.problems()},
-        lambda: bookie_reasons(bookie, registered is None or registered.standing),
+        {"bookie": server.addresses[0]},
+        lambda: service_metrics(None, bookie),
+        bookie.problems,
+        lambda: bookie_reasons(bookie),
         bookie,
     )
 
 
-async def _run_bookie_alone(
-    settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
-) -> tuple[Bookie, Address]:
-    from magnetar.runtime.files import OsFiles
-
-    from .production import bookie_components
-    from .standalone import lock_data, serve_bookie, start_bookie
-
-    lock_data(OsFiles(), settings, stops)
-    bookie = await start_bookie(settings, bookie_components(), daemon.fail, stops)
-    server = await serve_bookie(bookie, settings, stops)
-    return bookie, server.addresses[0]
-
-
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
+    from .shared_metadata import run_broker
+
     if settings.daemon.metadata and settings.daemon.bookies:
         raise InvalidSetting(
             "--metadata and --bookies exclude each other: bookies that share the metadata register themselves"
@@ -191,24 +181,17 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     daemon.on_stop("broker", stops.aclose)
     settings = _with_ports(settings)
     if settings.daemon.metadata:
-        from .shared_metadata import run_broker
+        return await run_broker(settings, stops)
+    return await _run_broker_alone(settings, daemon, stops)
 
-        broker, address, reasons, warnings = await run_broker(settings, stops)
-    else:
-        broker, address, reasons, warnings = await _run_broker_alone(settings, daemon, stops)
+
+async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
+    """A broker with a store of its own and a list of bookies."""
+    from magnetar.ledger import BookieInfoReader, StaticBookies
+
     from .metrics import service_metrics
-
-    return Started({"magnetar": address}, lambda: service_metrics(broker, None), warnings, reasons)
-
-
-async def _run_broker_alone(
-    settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
-) -> tuple[Broker, Address, Callable[[], Mapping[str, str]], Callable[[], Mapping[str, str]]]:
-    """A broker with a store of its own and a list of bookies; its reasons and warnings are those of `Started`."""
-    from magnetar.ledger import BookieInfoReader
-
     from .production import broker_components
-    from .standalone import lock_data, open_listed_bookies, open_metadata, start_broker
+    from .standalone import connect_bookies, lock_data, open_metadata, start_broker
 
     if not settings.daemon.bookies:
         raise InvalidSetting(
@@ -220,35 +203,30 @@ async def _run_broker_alone(
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = open_metadata(components, settings, daemon.fail, stops)
-    directory, transport = await open_listed_bookies(settings, components, metadata, bookies, stops)
+    directory = StaticBookies(bookies)
+    transport = await connect_bookies(directory, settings, components, metadata, "broker", stops)
     info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
     stops.push_async_callback(info_reader.close)
     await info_reader.start()
     broker, server = await start_broker(
         settings, components, metadata, transport, directory, stops, remember_deletions=True
     )
-
-    def reasons() -> Mapping[str, str]:
-        return broker_reasons(settings, len(directory.writable()))
-
-    return broker, server.addresses[0], reasons, lambda: {**info_reader.problems(), **broker.problems()}
+    return Started(
+        {"magnetar": server.addresses[0]},
+        lambda: service_metrics(broker, None),
+        lambda: {**info_reader.problems(), **broker.problems()},
+        lambda: broker_reasons(settings, len(directory.writable())),
+    )
 
 
 async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
-    if not settings.daemon.metadata:
-        raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
-    from .metrics import service_metrics
     from .shared_metadata import run_autorecovery
 
+    if not settings.daemon.metadata:
+        raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
     stops = AsyncExitStack()
     daemon.on_stop("autorecovery", stops.aclose)
-    repairs, health = await run_autorecovery(settings, stops)
-    return Started(
-        {},
-        lambda: service_metrics(None, None, repairs),
-        lambda: health.problems,
-        lambda: autorecovery_reasons(repairs),
-    )
+    return await run_autorecovery(settings, stops)
 
 
 _STARTERS: dict[str, Starter] = {

@@ -94,6 +94,17 @@ class SettingSources:
         """The environment of this process; MAGNETAR_CONFIG names a file unless `config` does."""
         return cls(config or os.environ.get(CONFIG_VARIABLE) or None, dict(os.environ), flags)
 
+    @classmethod
+    def of_options(
+        cls, data: str | None, config: str | None, assignments: Iterable[str] | None
+    ) -> SettingSources:
+        """Of the process, and what a command was given as --data, --config and --set. Raises InvalidSetting."""
+        flags: dict[str, dict[str, Any]] = {"daemon": {"data": data}} if data else {}
+        for text in assignments or ():
+            section, name, value = parse_assignment(text)
+            flags.setdefault(section, {})[name] = value
+        return cls.of_process(flags, config)
+
     def load(self, section: str, cls: type[T], **derived: Any) -> Loaded[T]:
         """One section. `derived` are defaults that follow from other settings. Raises InvalidSetting."""
         return load_settings(

@@ -15,14 +15,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.metadata import version
 
-from magnetar.bookie import Bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
-from magnetar.broker import Broker, BrokerSettings
+from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
 from magnetar.broker.settings import UNNAMED
-from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
+from magnetar.ledger import LedgerClient, RegisteredBookies
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
@@ -34,16 +33,24 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import known_broker_path
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, MagnetarError
-from magnetar.runtime.connection import ConnectionOptions
 
 from .bookie_identity import introduce_bookie, refuse_emptied
 from .cluster_facts import ClusterHealth
 from .cluster_store import open_shared_metadata
-from .health import broker_reasons
+from .health import Started, autorecovery_reasons, bookie_reasons, broker_reasons
+from .metrics import service_metrics
 from .production import bookie_components, broker_components
 from .registration import Registration
 from .settings import ServiceSettings, format_host
-from .standalone import Address, BrokerComponents, lock_data, serve_bookie, start_bookie, start_broker
+from .standalone import (
+    BrokerComponents,
+    connect_bookies,
+    ledger_client,
+    lock_data,
+    serve_bookie,
+    start_bookie,
+    start_broker,
+)
 
 __all__ = [
     "open_ledgers",
@@ -56,9 +63,7 @@ __all__ = [
 Failure = Callable[[MagnetarError], None]
 
 
-async def run_bookie(
-    settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
-) -> tuple[Bookie, Address, AutoRecovery | None, Registration, ClusterHealth]:
+async def run_bookie(settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack) -> Started:
     """A bookie of the cluster that shares this store, with its share of the repairs.
 
     WrongBookie, DataDirectoryError when it is none of the cluster's.
@@ -113,11 +118,17 @@ async def run_bookie(
     await registered.start()
     stops.push_async_callback(registered.close)
     health = _cluster_health(metadata, stops)
-    if not (settings.repair.auditor or settings.repair.workers):
-        return bookie, server.addresses[0], None, registered, health
-    repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
-    await repairs.start()
-    return bookie, server.addresses[0], repairs, registered, health
+    repairs: AutoRecovery | None = None
+    if settings.repair.auditor or settings.repair.workers:
+        repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
+        await repairs.start()
+    return Started(
+        {"bookie": server.addresses[0]},
+        lambda: service_metrics(None, bookie, repairs),
+        lambda: {**health.problems, **bookie.problems()},
+        lambda: bookie_reasons(bookie, registered.standing),
+        bookie,
+    )
 
 
 def _named(settings: BrokerSettings) -> BrokerSettings:
@@ -127,13 +138,8 @@ def _named(settings: BrokerSettings) -> BrokerSettings:
     return replace(settings, name=settings.service_url.partition("://")[2])
 
 
-async def run_broker(
-    settings: ServiceSettings, stops: AsyncExitStack
-) -> tuple[Broker, Address, Callable[[], Mapping[str, str]], Callable[[], Mapping[str, str]]]:
-    """A broker of the cluster that shares this store; its reasons and warnings are those of `Started`.
-
-    ServiceNotReady when there is another one of its name.
-    """
+async def run_broker(settings: ServiceSettings, stops: AsyncExitStack) -> Started:
+    """A broker of the cluster that shares this store. ServiceNotReady when there is another one of its name."""
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
@@ -171,7 +177,12 @@ async def run_broker(
         writable = len(directory.writable())
         return broker_reasons(settings, writable, session=ownership.valid, state=ownership.state)
 
-    return broker, server.addresses[0], reasons, lambda: {**health.problems, **broker.problems()}
+    return Started(
+        {"magnetar": server.addresses[0]},
+        lambda: service_metrics(broker, None),
+        lambda: {**health.problems, **broker.problems()},
+        reasons,
+    )
 
 
 def _cluster_health(metadata: MetadataStore, stops: AsyncExitStack) -> ClusterHealth:
@@ -193,9 +204,7 @@ async def _note_broker(metadata: MetadataStore, name: str, stops: AsyncExitStack
     stops.push_async_callback(forget)
 
 
-async def run_autorecovery(
-    settings: ServiceSettings, stops: AsyncExitStack
-) -> tuple[AutoRecovery, ClusterHealth]:
+async def run_autorecovery(settings: ServiceSettings, stops: AsyncExitStack) -> Started:
     """Repairs in a process without a bookie."""
     components = broker_components()
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
@@ -203,7 +212,12 @@ async def run_autorecovery(
     repairs = await open_repairs(settings, components, metadata, owner, stops)
     await repairs.start()
     health = _cluster_health(metadata, stops)
-    return repairs, health
+    return Started(
+        {},
+        lambda: service_metrics(None, None, repairs),
+        lambda: health.problems,
+        lambda: autorecovery_reasons(repairs),
+    )
 
 
 async def open_repairs(
@@ -237,11 +251,7 @@ async def open_ledgers(
     watch = ClusterWatch(TimedStore(metadata, settings.ledger.metadata_timeout_s))
     await watch.read()
     bookies = PlacedBookies(registered, watch)
-    client = LedgerClient(
-        StoredLedgers(metadata), transport, bookies, settings.ledger, components.rng, components.clock
-    )
-    stops.push_async_callback(client.close)
-    return client
+    return ledger_client(settings, components, metadata, transport, bookies, stops)
 
 
 async def _bookies(
@@ -252,17 +262,9 @@ async def _bookies(
     stops: AsyncExitStack,
 ) -> tuple[RegisteredBookies, TcpTransport]:
     """The registered bookies, and connections to them."""
-    timeout_s = settings.ledger.metadata_timeout_s
-    directory = await RegisteredBookies.open(metadata, metadata_timeout_s=timeout_s)
+    directory = await RegisteredBookies.open(metadata, metadata_timeout_s=settings.ledger.metadata_timeout_s)
     stops.push_async_callback(directory.close)
-    # Entries are larger than messages by what the client, the broker and the ledger client put before them.
-    options = ConnectionOptions(name=name, max_message_bytes=settings.bookie.max_entry_bytes)
-    cluster = await cluster_instance(metadata, components.rng)
-    identities = StoredIdentities(metadata, cluster, metadata_timeout_s=timeout_s)
-    directory.identity = identities.known
-    transport = TcpTransport(directory, settings.ledger, options, identities)
-    stops.push_async_callback(transport.close)
-    return directory, transport
+    return directory, await connect_bookies(directory, settings, components, metadata, name, stops)
 
 
 def _rounded(size: int) -> int:

@@ -15,7 +15,7 @@ receipts of what was stored reach them; the bookie goes last, since everything a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from magnetar.ledger import (
     LedgerClient,
     LedgerSettings,
     LocalTransport,
+    RegisteredBookies,
     StaticBookies,
     StoredIdentities,
     TcpTransport,
@@ -140,20 +141,11 @@ class Standalone:
     async def start_ledgers(self) -> LedgerClient:
         """Metadata and bookie without a broker, in the place of `start`: for commands on a service that is stopped."""
         try:
-            storage = await self._start_storage()
-            client = LedgerClient(
-                StoredLedgers(storage.metadata),
-                storage.transport,
-                storage.directory,
-                self.settings.ledger,
-                self._components.rng,
-                self._components.clock,
-            )
+            metadata, transport, directory, _ = await self._start_storage()
+            return ledger_client(self.settings, self._components, metadata, transport, directory, self._stops)
         except BaseException:
             await self._stops.aclose()
             raise
-        self._stops.push_async_callback(client.close)
-        return client
 
     async def _start_storage(self) -> _Storage:
         lock_data(self._components.files, self.settings, self._stops)
@@ -247,23 +239,47 @@ def open_metadata(
     return metadata
 
 
-async def open_listed_bookies(
+async def connect_bookies(
+    directory: StaticBookies | RegisteredBookies,
     settings: ServiceSettings,
     components: BrokerComponents,
     metadata: MetadataStore,
-    bookies: Mapping[str, Address],
+    name: str,
     stops: AsyncExitStack,
-) -> tuple[StaticBookies, TcpTransport]:
-    """The bookies of a list, as the store of this process knows them, and connections to them."""
-    directory = StaticBookies(bookies)
+) -> TcpTransport:
+    """Connections to these bookies, as the store knows them; `name` is how this process calls itself."""
     # Entries are larger than messages by what the client, the broker and the ledger client put before them.
-    options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
+    options = ConnectionOptions(name=name, max_message_bytes=settings.bookie.max_entry_bytes)
     cluster = await cluster_instance(metadata, components.rng)
     identities = StoredIdentities(metadata, cluster, metadata_timeout_s=settings.ledger.metadata_timeout_s)
     directory.identity = identities.known
     transport = TcpTransport(directory, settings.ledger, options, identities)
     stops.push_async_callback(transport.close)
-    return directory, transport
+    return transport
+
+
+def ledger_client(
+    settings: ServiceSettings,
+    components: BrokerComponents,
+    metadata: MetadataStore,
+    transport: BookieTransport,
+    directory: BookieDirectory,
+    stops: AsyncExitStack,
+    *,
+    remember_deletions: bool = False,
+) -> LedgerClient:
+    """The ledgers of this store on these bookies."""
+    client = LedgerClient(
+        StoredLedgers(metadata),
+        transport,
+        directory,
+        settings.ledger,
+        components.rng,
+        components.clock,
+        remember_deletions=remember_deletions,
+    )
+    stops.push_async_callback(client.close)
+    return client
 
 
 async def start_bookie(
@@ -308,16 +324,9 @@ async def start_broker(
     `ownership`: of a broker that shares its topics with others.
     """
     daemon = settings.daemon
-    ledgers = LedgerClient(
-        StoredLedgers(metadata),
-        transport,
-        directory,
-        settings.ledger,
-        components.rng,
-        components.clock,
-        remember_deletions=remember_deletions,
+    ledgers = ledger_client(
+        settings, components, metadata, transport, directory, stops, remember_deletions=remember_deletions
     )
-    stops.push_async_callback(ledgers.close)
     ledgers.send_missed_deletions()
     archives = components.archives(settings.broker)
     stops.push_async_callback(archives.close)
