@@ -49,6 +49,11 @@ class Administration(AbstractAsyncContextManager[Any]):
         """
         return await self._pool.request(command, topic, payload)
 
+    async def _ask(self, command: Callable[..., Command], topic: str, *fields: Any) -> Any:
+        """Asks the broker of a topic that is named as users do."""
+        name = str(TopicName.parse(topic))
+        return await self.request(command(0, name, *fields), topic=name)
+
     # --- topics ------------------------------------------------------------------------------------------------------
 
     async def list_topics(self, namespace: str = "") -> list[str]:
@@ -63,18 +68,15 @@ class Administration(AbstractAsyncContextManager[Any]):
 
     async def topic_stats(self, topic: str) -> dict[str, Any]:
         """Figures of a topic (WIRE.md). Raises TopicNotFound."""
-        name = str(TopicName.parse(topic))
-        return dict(await self.request(TopicStats(0, name), topic=name))
+        return dict(await self._ask(TopicStats, topic))
 
     async def create_topic(self, topic: str) -> None:
         """Creates a topic; fine if it exists."""
-        name = str(TopicName.parse(topic))
-        await self.request(CreateTopic(0, name), topic=name)
+        await self._ask(CreateTopic, topic)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic and all its messages; TopicInUse while producers or consumers are connected, unless `force`."""
-        name = str(TopicName.parse(topic))
-        await self.request(DeleteTopic(0, name, force), topic=name)
+        await self._ask(DeleteTopic, topic, force)
 
     async def compact_topic(self, topic: str, *, wait: bool = False) -> dict[str, Any]:
         """Begins a compaction of the topic, unless one is under way; returns its state (WIRE.md, CompactTopic).
@@ -99,8 +101,7 @@ class Administration(AbstractAsyncContextManager[Any]):
         return await self._compaction(topic, "remove")
 
     async def _compaction(self, topic: str, action: str) -> dict[str, Any]:
-        name = str(TopicName.parse(topic))
-        return dict(await self.request(CompactTopic(0, name, action), topic=name))
+        return dict(await self._ask(CompactTopic, topic, action))
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -110,9 +111,9 @@ class Administration(AbstractAsyncContextManager[Any]):
         start: as for `subscribe`. Raises AlreadyExists if there is one; also when the connection broke and an earlier
         attempt of this call made it.
         """
-        name = str(TopicName.parse(topic))
-        command = CreateSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
-        await self.request(command, topic=name)
+        await self._ask(
+            CreateSubscription, topic, check_subscription_name(subscription), start_on_wire(start)
+        )
 
     async def seek_subscription(self, topic: str, subscription: str, start: Start) -> None:
         """Moves a subscription, whoever consumes it, to "earliest", "latest", a message id (inclusive) or a time.
@@ -120,9 +121,7 @@ class Administration(AbstractAsyncContextManager[Any]):
         Consumers that are connected go on there; messages from before that wait in their queues are dropped when the first
         one from there arrives. Raises SubscriptionNotFound, InvalidArgument for one that is not durable.
         """
-        name = str(TopicName.parse(topic))
-        command = SeekSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
-        await self.request(command, topic=name)
+        await self._ask(SeekSubscription, topic, check_subscription_name(subscription), start_on_wire(start))
 
     async def skip_messages(self, topic: str, subscription: str, count: int) -> int:
         """Acknowledges the next `count` messages of a subscription, whoever holds them; how many there were.
@@ -145,9 +144,8 @@ class Administration(AbstractAsyncContextManager[Any]):
 
         At most 1,000, and those of 1 MiB, but one in any case. They cannot be acknowledged. Raises SubscriptionNotFound.
         """
-        name = str(TopicName.parse(topic))
-        command = PeekMessages(0, name, check_subscription_name(subscription), count)
-        return peeked_messages((await self.request(command, topic=name))["entries"], name)
+        answer = await self._ask(PeekMessages, topic, check_subscription_name(subscription), count)
+        return peeked_messages(answer["entries"], str(TopicName.parse(topic)))
 
     async def expire_messages(self, topic: str, subscription: str, before: datetime | int) -> int:
         """Acknowledges what `topic` stored before a time (a datetime or ms since the epoch); durable when it returns.
@@ -155,15 +153,12 @@ class Administration(AbstractAsyncContextManager[Any]):
         For a durable subscription. Returns how many messages it went on by, those acknowledged before among them. Raises
         SubscriptionNotFound.
         """
-        name = str(TopicName.parse(topic))
-        command = ExpireMessages(0, name, check_subscription_name(subscription), time_in_ms(before))
-        return int((await self.request(command, topic=name))["messages"])
+        name = check_subscription_name(subscription)
+        return int((await self._ask(ExpireMessages, topic, name, time_in_ms(before)))["messages"])
 
     async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
         """Deletes a subscription; while consumers are connected only with `force`. Raises SubscriptionNotFound."""
-        name = str(TopicName.parse(topic))
-        command = DeleteSubscription(0, name, check_subscription_name(subscription), force)
-        await self.request(command, topic=name)
+        await self._ask(DeleteSubscription, topic, check_subscription_name(subscription), force)
 
     # --- policies ----------------------------------------------------------------------------------------------------
 

@@ -209,6 +209,11 @@ def _calling(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[_Fa
     return call
 
 
+def _reading(attribute: Any) -> Any:
+    """A property of the asyncio client's, read as it is, with its docstring."""
+    return property(lambda facade: attribute.fget(facade._inner), doc=attribute.__doc__)
+
+
 def _made(
     facade_class: Callable[[LoopThread, T], F], method: Callable[Concatenate[_Facade[A], P], T]
 ) -> Callable[Concatenate[_Facade[A], P], F]:
@@ -253,20 +258,9 @@ class Producer(_Facade[AsyncProducer]):
     flush = _waiting(AsyncProducer.flush)
     send_nowait = _made(Receipt, _calling(AsyncProducer.send_nowait))
 
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._inner.topic
-
-    @property
-    def name(self) -> str:
-        """Name of the producer."""
-        return self._inner.name
-
-    @property
-    def ended(self) -> bool:
-        """True once nothing can be sent any more: it was closed, or refused by the service for good."""
-        return self._inner.ended
+    topic: str = _reading(AsyncProducer.topic)
+    name: str = _reading(AsyncProducer.name)
+    ended: bool = _reading(AsyncProducer.ended)
 
 
 class _Receiving(_Facade[R_co]):
@@ -276,15 +270,8 @@ class _Receiving(_Facade[R_co]):
     seek = _waiting(Receiving.seek)
     skip = _waiting(Receiving.skip)
 
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._inner.topic
-
-    @property
-    def trimmed_gaps(self) -> int:
-        """How often messages were trimmed that were to come next, so that it went on behind them."""
-        return self._inner.trimmed_gaps
+    topic: str = _reading(Receiving.topic)
+    trimmed_gaps: int = _reading(Receiving.trimmed_gaps)
 
     def stop(self) -> None:
         """As that of magnetar.client.Consumer; it waits for nothing, and may be called by a signal handler."""
@@ -339,20 +326,9 @@ class Consumer(_Receiving[AsyncConsumer]):
     resume = _calling(AsyncConsumer.resume)
     unsubscribe = _waiting(AsyncConsumer.unsubscribe)
 
-    @property
-    def topics(self) -> list[str]:
-        """Full names of the topics that are consumed now; with retry=True their retry topics are among them."""
-        return self._inner.topics
-
-    @property
-    def subscription(self) -> str:
-        """Name of the subscription."""
-        return self._inner.subscription
-
-    @property
-    def active(self) -> bool:
-        """True while the consumer is connected and gets messages; of a failover subscription one consumer does."""
-        return self._inner.active
+    topics: list[str] = _reading(AsyncConsumer.topics)
+    subscription: str = _reading(AsyncConsumer.subscription)
+    active: bool = _reading(AsyncConsumer.active)
 
 
 class Reader(_Receiving[AsyncReader]):
@@ -377,15 +353,8 @@ class TableView(_Facade[AsyncTableView]):
     __contains__ = _calling(AsyncTableView.__contains__)
     __len__ = _calling(AsyncTableView.__len__)
 
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._inner.topic
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
-        return self._inner.size_bytes
+    topic: str = _reading(AsyncTableView.topic)
+    size_bytes: int = _reading(AsyncTableView.size_bytes)
 
     def __iter__(self) -> Iterator[str | bytes]:
         """The keys of this moment."""
@@ -445,20 +414,9 @@ class Client(_Facade[aio.Client]):
     peek_messages = _waiting(aio.Client.peek_messages)
     switch_to = _waiting(aio.Client.switch_to)
 
-    @property
-    def connection_state(self) -> str:
-        """One of "connected", "reconnecting" (something that is open here has no broker now) and "closed"."""
-        return self._inner.connection_state
-
-    @property
-    def service_url(self) -> str:
-        """Of the cluster that is used now."""
-        return self._inner.service_url
-
-    @property
-    def cluster_switches(self) -> int:
-        """How often the client went to another cluster."""
-        return self._inner.cluster_switches
+    connection_state: str = _reading(aio.Client.connection_state)
+    service_url: str = _reading(aio.Client.service_url)
+    cluster_switches: int = _reading(aio.Client.cluster_switches)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

@@ -8,9 +8,9 @@ import logging
 import random
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument, MagnetarError
@@ -49,6 +49,7 @@ log = logging.getLogger("magnetar.client")
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
+Some = TypeVar("Some", ClientOptions, ProducerOptions, ConsumerOptions)
 OnClosed = Callable[[], object]
 
 
@@ -124,22 +125,12 @@ def connect(
     `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
     answers there.
     """
+    arguments = locals()
     failover = url if isinstance(url, AutoFailover) else None
     services = (parse_url(url),) if failover is None else failover.services
     for service in services:
         check_resolvable(service)
-    options = ClientOptions(
-        operation_timeout=operation_timeout,
-        connect_timeout=connect_timeout,
-        ping_interval=ping_interval,
-        backoff_first=backoff_first,
-        backoff_max=backoff_max,
-        max_message_bytes=max_message_bytes,
-        max_queued_bytes=max_queued_bytes,
-        tls=tls,
-        name=name,
-        on_connection_state=on_connection_state,
-    )
+    options = _options(ClientOptions, arguments)
 
     async def open_client() -> Client:
         pool = ConnectionPool(services[0], options, clock or SystemClock(), rng or random.Random(_seed()))
@@ -152,6 +143,12 @@ def connect(
         return client
 
     return Opening(open_client)
+
+
+def _options(kind: type[Some], arguments: Mapping[str, Any], **more: Any) -> Some:
+    """Made of those of a call's arguments (its first `locals()`) that are options of this kind, and more."""
+    given = {**arguments, **more}
+    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
 
 
 def _seed() -> int:
@@ -257,18 +254,7 @@ class Client(Administration):
         bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or raises too with
         block_when_full=False.
         """
-        options = ProducerOptions(
-            name=name,
-            batching=batching,
-            batching_max_messages=batching_max_messages,
-            batching_max_bytes=batching_max_bytes,
-            batching_max_delay=batching_max_delay,
-            batching_by_key=batching_by_key,
-            compression=compression,
-            send_timeout=send_timeout,
-            max_pending_bytes=max_pending_bytes,
-            block_when_full=block_when_full,
-        )
+        options = _options(ProducerOptions, locals())
         return self._opening_producer(str(TopicName.parse(topic)), options)
 
     def _opening_producer(
@@ -331,26 +317,7 @@ class Client(Administration):
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
         other kind. read_compacted (exclusive, failover; all consumers alike): of what was compacted each key's last message.
         """
-        options = ConsumerOptions(
-            type=type,
-            start=start,
-            name=name,
-            durable=durable,
-            receiver_queue_messages=receiver_queue_messages,
-            receiver_queue_bytes=receiver_queue_bytes,
-            ack_group_messages=ack_group_messages,
-            ack_group_delay=ack_group_delay,
-            nack_delay=nack_delay,
-            nack_backoff=nack_backoff,
-            ack_timeout=ack_timeout,
-            dead_letter=dead_letter,
-            retry=retry,
-            discovery_interval=discovery_interval,
-            fail_on_trimmed=fail_on_trimmed,
-            priority_level=priority_level,
-            hash_ranges=hash_ranges,
-            read_compacted=read_compacted,
-        )
+        options = _options(ConsumerOptions, locals())
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
         if (policy := options.letter_policy) is not None and isinstance(wanted, list):
@@ -472,15 +439,8 @@ class Client(Administration):
 
         start, fail_on_trimmed, read_compacted: as for `subscribe`. inclusive=False: behind the message whose id `start` is.
         """
-        options = ConsumerOptions(
-            durable=False,
-            start=behind(start) if isinstance(start, MessageId) and not inclusive else start,
-            name=name,
-            receiver_queue_messages=receiver_queue_messages,
-            receiver_queue_bytes=receiver_queue_bytes,
-            fail_on_trimmed=fail_on_trimmed,
-            read_compacted=read_compacted,
-        )
+        first = behind(start) if isinstance(start, MessageId) and not inclusive else start
+        options = _options(ConsumerOptions, locals(), durable=False, start=first)
         full_name = str(TopicName.parse(topic))
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
@@ -510,14 +470,7 @@ class Client(Administration):
         It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read
         faster.
         """
-        options = ConsumerOptions(
-            durable=False,
-            start="earliest",
-            name=name,
-            receiver_queue_messages=receiver_queue_messages,
-            receiver_queue_bytes=receiver_queue_bytes,
-            read_compacted=True,
-        )
+        options = _options(ConsumerOptions, locals(), durable=False, start="earliest", read_compacted=True)
         full_name = str(TopicName.parse(topic))
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TableView, TableView]:

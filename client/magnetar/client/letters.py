@@ -157,7 +157,7 @@ class Letters:
             (message, error) for message, error in zip(messages, outcomes, strict=True) if error is not None
         ]
         # AlreadyClosed: the client is being closed.
-        if failed and not consumer.closed and not isinstance(failed[0][1], AlreadyClosed):
+        if failed and not consumer.stopped and not isinstance(failed[0][1], AlreadyClosed):
             attempts = messages[0].redelivery_count - self._policy.max_redeliver_count - 1
             pause = _BACKOFF.delay(attempts)
             self._warn(consumer.topic, len(failed), failed[0][1], pause)

@@ -51,9 +51,7 @@ class ClientOptions:
     backoff_first: float = 0.1  # pause before the second attempt to reconnect; doubles each time
     backoff_max: float = 5.0
     max_message_bytes: int = 5 * 1024 * 1024
-    max_queued_bytes: int = (
-        128 * 1024 * 1024
-    )  # in the receiver queues of all consumers and readers, or asked for
+    max_queued_bytes: int = 128 * 1024 * 1024  # in all receiver queues together, or asked for
     tls: ssl.SSLContext | None = None
     name: str = "python"  # what the service's log calls this client
     on_connection_state: Callable[[str], object] | None = None

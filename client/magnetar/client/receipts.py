@@ -64,9 +64,7 @@ class Group:
         self.confirmed = 0
         self.deadline = 0.0  # loop time
         self.encoded: EncodedBatches | None = None  # kept until it settles, so that it can be sent again
-        self.order: list[int] | None = (
-            None  # the places of the messages among those stored; None: as they were sent
-        )
+        self.order: list[int] | None = None  # of the messages among those stored; None: as they were sent
         self.runs: list[tuple[int, int, int, int]] = []
         self.settled = False
         self.error: MagnetarError | None = None

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
@@ -40,6 +41,8 @@ from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SINGLE = ("minimum_write_quorum", "flush", "bookie_group")  # in the order of Durability
 _BROKERS = ("broker_group", "broker_zone")
 ABSENT = -1  # version of a namespace's policies that were never set
@@ -57,39 +60,26 @@ class Resolved(NamedTuple):
     @property
     def retention(self) -> tuple[int, int, str]:
         """Milliseconds, bytes, and whose policy that is."""
-        for source, policies in self.levels:
-            if policies.retention is not None:
-                return (*policies.retention, source)
-        raise AssertionError("the broker's settings have a retention")
+        limits, source = self._first(lambda policies: policies.retention)
+        return *limits, source
 
     def ttl_ms(self, subscription: str) -> tuple[int, str]:
         """Of a subscription, and whose policy that is; 0: its messages wait for ever."""
-        for source, policies in self.levels:
-            ttl_ms = policies.subscription_ttl_ms.get(subscription, policies.message_ttl_ms)
-            if ttl_ms is not None:
-                return ttl_ms, source
-        raise AssertionError("the broker's settings have a TTL")
+        return self._first(lambda own: own.subscription_ttl_ms.get(subscription, own.message_ttl_ms))
 
     @property
     def durability(self) -> Durability:
         """Of the next ledger."""
-        return Durability(*self._quorums[:3], *(self._value(policy)[0] for policy in _SINGLE))
+        values = [self._first(attrgetter(policy))[0] for policy in ("quorums", *_SINGLE)]
+        return Durability(*values[0], *values[1:])
 
-    @property
-    def _quorums(self) -> tuple[int, int, int, str]:
-        """Ensemble size, write quorum, ack quorum, and whose policy that is."""
+    def _first(self, of: Callable[[Policies], T | None]) -> tuple[T, str]:
+        """At the first level that has it, and whose policy that is."""
         for source, policies in self.levels:
-            if policies.quorums is not None:
-                return (*policies.quorums, source)
-        raise AssertionError("the broker's settings have quorums")
-
-    def _value(self, policy: str) -> tuple[Any, str]:
-        """Of a policy that stands for itself, and whose it is."""
-        for source, policies in self.levels:
-            value = getattr(policies, policy)
+            value = of(policies)
             if value is not None:
                 return value, source
-        raise AssertionError(f"the broker's settings have a {policy}")
+        raise AssertionError("the broker's settings have every policy")
 
     @property
     def has_ttl(self) -> bool:
@@ -103,7 +93,7 @@ class Resolved(NamedTuple):
         """For people and tools."""
         retention_ms, retention_bytes, source = self.retention
         names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
-        *sizes, sized_by = self._quorums
+        sizes, sized_by = self._first(attrgetter("quorums"))
         return [
             PolicyInForce("retention_ms", "", retention_ms, source),
             PolicyInForce("retention_bytes", "", retention_bytes, source),
@@ -113,7 +103,10 @@ class Resolved(NamedTuple):
                 PolicyInForce(policy, "", size, sized_by)
                 for policy, size in zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True)
             ),
-            *(PolicyInForce(policy, "", *self._value(policy)) for policy in (*_SINGLE, *_BROKERS)),
+            *(
+                PolicyInForce(policy, "", *self._first(attrgetter(policy)))
+                for policy in (*_SINGLE, *_BROKERS)
+            ),
         ]
 
 

@@ -45,7 +45,23 @@ HEAD_START_S = 0.25
 MAX_LOOKUPS = 64
 
 
-class ProducerPort(Protocol):
+class Port(Protocol):
+    """A user of a connection."""
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke, or the topic moves."""
+        ...
+
+
+class TopicPort(Port, Protocol):
+    """A producer or consumer."""
+
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended it for good."""
+        ...
+
+
+class ProducerPort(TopicPort, Protocol):
     """A producer, as its connection sees it."""
 
     def send_failed(self, command: SendFailed) -> None:
@@ -56,20 +72,12 @@ class ProducerPort(Protocol):
         """What was sent waits at the broker, and why."""
         ...
 
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke, or the topic moves."""
-        ...
-
-    def refused(self, error: MagnetarError) -> None:
-        """The broker ended the producer for good."""
-        ...
-
     def writing_resumed(self) -> None:
         """The connection takes more."""
         ...
 
 
-class ConsumerPort(Protocol):
+class ConsumerPort(TopicPort, Protocol):
     """A consumer, as its connection sees it."""
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
@@ -84,24 +92,12 @@ class ConsumerPort(Protocol):
         """It waits for an entry that the broker cannot read."""
         ...
 
-    def refused(self, error: MagnetarError) -> None:
-        """The broker ended the consumer for good."""
-        ...
 
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke, or the topic moves."""
-        ...
-
-
-class WatchPort(Protocol):
+class WatchPort(Port, Protocol):
     """A watch of topics, as its connection sees it."""
 
     def topics_changed(self, command: TopicsChanged, payload: bytes) -> None:
         """Topics were made or deleted."""
-        ...
-
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke."""
         ...
 
 
@@ -159,16 +155,6 @@ class BrokerConnection:
     def writable(self) -> bool:
         """False while the write buffer is above its high-water mark; `writing_resumed` follows."""
         return self.connection.writable
-
-    @property
-    def max_message_bytes(self) -> int:
-        """As negotiated."""
-        return self.connection.max_message_bytes
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """As negotiated."""
-        return self.connection.max_frame_bytes
 
     def send(self, header: bytes, payload: bytes = b"") -> None:
         """Sends one frame. Does nothing on a closed connection: its producers and consumers learn of it by `moved`."""
@@ -260,9 +246,7 @@ class BrokerConnection:
                 # Late receipts of an old epoch, and news of later versions that this one can do without.
                 log.debug("%s ignored", type(command).__name__)
 
-    def _ended(
-        self, user: ProducerPort | ConsumerPort | None, command: CloseProducer | CloseConsumer
-    ) -> None:
+    def _ended(self, user: TopicPort | None, command: CloseProducer | CloseConsumer) -> None:
         """The broker has closed it: whether it looks for another place depends on why."""
         if user is not None:
             error = error_from_wire(command.code, command.action, command.message)
@@ -275,9 +259,7 @@ class BrokerConnection:
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
-        users: list[ProducerPort | ConsumerPort | WatchPort] = [
-            *self.producers.values(), *self.consumers.values(), *self.watches.values()
-        ]  # fmt: skip
+        users: list[Port] = [*self.producers.values(), *self.consumers.values(), *self.watches.values()]
         self.producers, self.consumers, self.watches, self.routes = {}, {}, {}, {}
         if users:
             log.warning("%s: %s; what used it attaches again", self.address, reason)

@@ -106,9 +106,7 @@ class TopicConsumer:
         self._paused = False
         self._attachment = Attachment(session.pool, session.topic, self, session.what)
         self._epoch = 0
-        self.active = (
-            options.type != "failover"
-        )  # gets messages; of a failover subscription, one consumer does
+        self.active = options.type != "failover"  # it gets messages; with failover one consumer does
         self._window = Window(
             options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
         )
@@ -347,19 +345,14 @@ class TopicConsumer:
         return self._session.what
 
     @property
-    def closed(self) -> bool:
-        """True once `close` or `abandon` was called."""
-        return self._session.closed
+    def now_ms(self) -> int:
+        """Wall clock of this client."""
+        return self._session.pool.clock.now_ms()
 
     @property
     def failure(self) -> MagnetarError | None:
         """Why nothing more will come."""
         return self._session.failure
-
-    @property
-    def now_ms(self) -> int:
-        """Wall clock of this client."""
-        return self._session.pool.clock.now_ms()
 
     def pause(self) -> None:
         """See Consumer.pause."""

@@ -23,9 +23,7 @@ class Outbox:
         self.in_flight: deque[Group] = deque()
         self.unsent: deque[Group] = deque()
         self.bytes = 0
-        self.delay_reason = (
-            ""  # why the broker cannot store what is in flight, as it said since the last receipt
-        )
+        self.delay_reason = ""  # why the broker cannot store what is in flight, said since the last receipt
 
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.unsent)

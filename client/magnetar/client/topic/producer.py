@@ -100,12 +100,8 @@ class TopicProducer:
         self._closed = False
         self._closing = asyncio.Lock()
         self._blocked = asyncio.Lock()  # who waits for room, first come first served
-        self._waiting = (
-            0  # how many do; until they have sent, nobody else sends and `_other_room` is the room
-        )
-        self._room = (
-            asyncio.Event()
-        )  # set when pending bytes fall, and when there is nothing to wait for any more
+        self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
+        self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
         self._failure: MagnetarError | None = None  # why nothing can be sent any more
         self._next_sequence_id = 0
         self._max_message_bytes = pool.options.max_message_bytes
@@ -130,9 +126,7 @@ class TopicProducer:
         # The attachment.
         self._attachment = Attachment(pool, topic, self, f"producer of {topic}")
         self._connection: BrokerConnection | None = None
-        self._receipts_from: BrokerConnection | None = (
-            None  # where receipts of the current epoch come from, if they can
-        )
+        self._receipts_from: BrokerConnection | None = None  # of the current epoch, if they can come
         self._epoch = -1
         self._send_header = self._receipt_header = b""
 
@@ -459,10 +453,12 @@ class TopicProducer:
         self._epoch = int(result["epoch"])
         if first:
             self._next_sequence_id = int(result.get("last_sequence_id", -1)) + 1
-        self._max_message_bytes = min(self._pool.options.max_message_bytes, connection.max_message_bytes)
+        self._max_message_bytes = min(
+            self._pool.options.max_message_bytes, connection.connection.max_message_bytes
+        )
         self._stop_receipts()
         self._send_header = Send(0, self._id, self._epoch).encode()
-        most = connection.max_frame_bytes - len(self._send_header) - 2
+        most = connection.connection.max_frame_bytes - len(self._send_header) - 2
         self._max_group_bytes = (
             most if self._copies else min(most, self._max_message_bytes + GROUP_OVERHEAD_BYTES)
         )
