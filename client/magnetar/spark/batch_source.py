@@ -31,7 +31,7 @@ from .doors import doors
 from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .places import located, offsets_around, offsets_within
-from .plan import LedgerSlice, Range, TopicLedger, missing, slices
+from .plan import LedgerSlice, Range, TopicLedger, missing, portions, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
@@ -175,16 +175,9 @@ async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> li
     # Manifests are files: reading them in the loop would keep leases from being renewed.
     archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
     found = [TopicPiece([piece], plan.lease) for piece in archived]
-    gathered: list[LedgerSlice] = []
-    size = 0
-    for piece in slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies):
-        if gathered and size + piece.size > partition_bytes:
-            found.append(TopicPiece(gathered, plan.lease))
-            gathered, size = [], 0
-        gathered.append(piece)
-        size += piece.size
-    if gathered:
-        found.append(TopicPiece(gathered, plan.lease))
+    at_bookies = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
+    runs = portions(at_bookies, lambda piece: piece.size, partition_bytes)
+    found += [TopicPiece(some, plan.lease) for some in runs]
     return found
 
 

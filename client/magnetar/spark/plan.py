@@ -7,13 +7,15 @@ append time; what is read lies in all. Ledgers and entries outside are never ask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from magnetar.archive.ledgers import TopicLedger
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 
+T = TypeVar("T")
 Position = tuple[int, int, int]  # position id of the ledger, entry, index in the entry
 FIRST: Position = (0, 0, 0)
 PAST_ALL: Position = (1 << 63, 0, 0)
@@ -126,6 +128,22 @@ def slices(
     return found
 
 
+def portions(
+    items: Iterable[T], size_of: Callable[[T], int], most_bytes: int, most: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Runs of items, each of at most so many and, unless it is a single one, of so many bytes."""
+    gathered: list[T] = []
+    size = 0
+    for item in items:
+        if gathered and (size + size_of(item) > most_bytes or len(gathered) >= most):
+            yield gathered
+            gathered, size = [], 0
+        gathered.append(item)
+        size += size_of(item)
+    if gathered:
+        yield gathered
+
+
 def missing(ledgers: Iterable[TopicLedger], from_offset: int, before_offset: int) -> int:
     """How many messages from one offset to another, without it, none of these ledgers (in topic order) has."""
     count, at = 0, from_offset
@@ -149,4 +167,14 @@ def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
     return first, last
 
 
-__all__ = ["FIRST", "PAST_ALL", "LedgerSlice", "Position", "Range", "TopicLedger", "missing", "slices"]
+__all__ = [
+    "FIRST",
+    "PAST_ALL",
+    "LedgerSlice",
+    "Position",
+    "Range",
+    "TopicLedger",
+    "missing",
+    "portions",
+    "slices",
+]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -30,10 +30,11 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 from ..batch_source import read_slices
 from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
-from ..plan import LedgerSlice, Range, TopicLedger, slices
+from ..plan import LedgerSlice, Range, TopicLedger, portions, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking
 from .folders import check_writable
+from .job import checks, runs
 from .topics import check_topics, full_name, read_options
 from .trim import KeptLedgers, foreign, trim_topic
 
@@ -78,155 +79,112 @@ class ArchiveResult:
         return sum(one.bytes for manifest in self.archived for one in manifest.files)
 
 
-def archive(
-    spark: SparkSession,
-    service_url: str,
-    topics: Sequence[str],
-    path: str,
-    *,
-    file_bytes: int = 256 << 20,
-    lease_s: float = 600.0,
-    trim: bool = False,
-    moved: bool = False,
-    with_backlog: bool = False,
-) -> ArchiveResult:
-    """Archives what is closed and not yet archived. A file holds about `file_bytes` of a ledger (as stored, in bytes).
+@dataclass(frozen=True, slots=True)
+class Archiving:
+    """What `archive` is asked for. A file holds about `file_bytes` of a ledger (as stored, in bytes).
 
     `trim`: archived ledgers leave the bookies, as far as nobody needs them. `moved`: the archive that the topics know was
     copied here, manifests and all, and they are to know this one from now on. `with_backlog`: what subscriptions and readers
     have not read yet leaves the bookies as well; they read it from the archive, which the broker must be able to open.
-
-    Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark raises
-    when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept` and no error.
     """
-    options = _options(service_url, topics, file_bytes, lease_s)
-    _check_backlog(trim=trim, with_backlog=with_backlog)
-    folder = ArchiveFolder(path)
-    if trim or moved:
-        _ = folder.location  # raises if no topic may know it
-    results = [
-        _archive_topic(spark, options, folder, topic, trim=trim, moved=moved, with_backlog=with_backlog)
-        for topic in options.topics
-    ]
-    chained = itertools.chain.from_iterable
-    return ArchiveResult(
-        archived=tuple(chained(result.archived for result in results)),
-        passed_over=sum(result.passed_over for result in results),
-        elsewhere=sum(result.elsewhere for result in results),
-        trimmed=tuple(chained(result.trimmed for result in results)),
-        moved=sum(result.moved for result in results),
-        gone=sum(result.gone for result in results),
-        kept=tuple(chained(result.kept for result in results)),
-    )
 
+    service_url: str
+    topics: Sequence[str]
+    path: str
+    _: KW_ONLY
+    file_bytes: int = 256 << 20
+    lease_s: float = 600.0
+    trim: bool = False
+    moved: bool = False
+    with_backlog: bool = False
 
-def check_archive(
-    service_url: str,
-    topics: Sequence[str],
-    path: str,
-    *,
-    file_bytes: int = 256 << 20,
-    lease_s: float = 600.0,
-    trim: bool = False,
-    moved: bool = False,
-    with_backlog: bool = False,
-) -> None:
-    """Raises, without Spark and in the time of a few requests, what `archive` would raise for these arguments."""
-    options = _options(service_url, topics, file_bytes, lease_s)
-    _check_backlog(trim=trim, with_backlog=with_backlog)
-    folder = ArchiveFolder(path)
-    if trim or moved:
-        _ = folder.location
-    check_writable("path", path)
-    check_topics(options)
+    def _checked(self) -> tuple[ReadOptions, ArchiveFolder]:
+        if self.file_bytes < 1:
+            raise InvalidArgument(f"file_bytes is {self.file_bytes}; want a positive number of bytes")
+        names = [full_name(topic) for topic in self.topics]
+        options = read_options(
+            self.service_url, names, lease_s=f"{self.lease_s}", partition_bytes=f"{self.file_bytes}"
+        )
+        if self.with_backlog and not self.trim:
+            raise InvalidArgument(
+                "with_backlog says what may leave the bookies, and without trim nothing does; give both"
+            )
+        folder = ArchiveFolder(self.path)
+        if self.trim or self.moved:
+            _ = folder.location  # raises if no topic may know it
+        return options, folder
 
+    def check(self) -> None:
+        """Raises, without Spark and in the time of a few requests, what `archive` would raise for these arguments."""
+        options, _folder = self._checked()
+        check_writable("path", self.path)
+        check_topics(options)
 
-def _check_backlog(*, trim: bool, with_backlog: bool) -> None:
-    if with_backlog and not trim:
-        raise InvalidArgument(
-            "with_backlog says what may leave the bookies, and without trim nothing does; give both"
+    def run(self, spark: SparkSession) -> ArchiveResult:
+        """Archives what is closed and not yet archived.
+
+        Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark
+        raises when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept`
+        and no error.
+        """
+        options, folder = self._checked()
+        results = [self._archive_topic(spark, options, folder, topic) for topic in options.topics]
+        chained = itertools.chain.from_iterable
+        return ArchiveResult(
+            archived=tuple(chained(result.archived for result in results)),
+            passed_over=sum(result.passed_over for result in results),
+            elsewhere=sum(result.elsewhere for result in results),
+            trimmed=tuple(chained(result.trimmed for result in results)),
+            moved=sum(result.moved for result in results),
+            gone=sum(result.gone for result in results),
+            kept=tuple(chained(result.kept for result in results)),
+        )
+
+    def _archive_topic(
+        self, spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str
+    ) -> ArchiveResult:
+        # Right before the topic's turn: from then on its tasks renew the lease.
+        plan = asking(options, lambda client: plan_of_topic(client, topic, options.lease_s))
+        keeper = Keeper(options, plan.lease, (topic,))
+        try:
+            manifests = folder.manifests(topic)
+            closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
+            at_bookies = [ledger for ledger in closed if not ledger.archive]
+            elsewhere = [ledger for ledger in closed if ledger.archive and not folder.is_at(ledger.archive)]
+            wanted = [ledger for ledger in at_bookies if ledger.position_id not in manifests]
+            written: list[LedgerManifest] = []
+            for ledgers in portions(wanted, lambda ledger: ledger.size, ROUND_BYTES, ROUND_LEDGERS):
+                for manifest in _archive_round(spark, options, folder, plan, ledgers):
+                    folder.write_manifest(manifest)
+                    written.append(manifest)
+            manifests |= {manifest.ledger: manifest for manifest in written}
+            to_record = (elsewhere if self.moved else []) + (at_bookies if self.trim else [])
+            pairs = [(ledger, manifests.get(ledger.position_id)) for ledger in to_record]
+            recorded = trim_topic(spark, options, folder, plan, pairs, with_backlog=self.with_backlog)
+            kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
+        finally:
+            keeper.stop()
+            _end_lease(options, plan)
+        return ArchiveResult(
+            archived=tuple(written),
+            passed_over=len(closed) - len(wanted) - len(elsewhere),
+            elsewhere=len(elsewhere) - recorded.moved,
+            trimmed=tuple((topic, ledger.position_id) for ledger in recorded.trimmed),
+            moved=recorded.moved,
+            gone=recorded.gone,
+            kept=() if kept is None else (kept,),
         )
 
 
-def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: float) -> ReadOptions:
-    if file_bytes < 1:
-        raise InvalidArgument(f"file_bytes is {file_bytes}; want a positive number of bytes")
-    names = [full_name(topic) for topic in topics]
-    return read_options(service_url, names, lease_s=f"{lease_s}", partition_bytes=f"{file_bytes}")
-
-
-def _archive_topic(
-    spark: SparkSession,
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    topic: str,
-    *,
-    trim: bool,
-    moved: bool,
-    with_backlog: bool,
-) -> ArchiveResult:
-    plan = _plan(options, topic)
-    keeper = Keeper(options, plan.lease, (topic,))
-    try:
-        manifests = folder.manifests(topic)
-        closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
-        at_bookies = [ledger for ledger in closed if not ledger.archive]
-        elsewhere = [ledger for ledger in closed if ledger.archive and not folder.is_at(ledger.archive)]
-        wanted = [ledger for ledger in at_bookies if ledger.position_id not in manifests]
-        written: list[LedgerManifest] = []
-        for ledgers in _rounds(wanted):
-            for manifest in _archive_round(spark, options, folder, plan, ledgers):
-                folder.write_manifest(manifest)
-                written.append(manifest)
-        manifests |= {manifest.ledger: manifest for manifest in written}
-        to_record = (elsewhere if moved else []) + (at_bookies if trim else [])
-        pairs = [(ledger, manifests.get(ledger.position_id)) for ledger in to_record]
-        recorded = trim_topic(spark, options, folder, plan, pairs, with_backlog=with_backlog)
-        kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
-    finally:
-        keeper.stop()
-        _end_lease(options, plan)
-    return ArchiveResult(
-        archived=tuple(written),
-        passed_over=len(closed) - len(wanted) - len(elsewhere),
-        elsewhere=len(elsewhere) - recorded.moved,
-        trimmed=tuple((topic, ledger.position_id) for ledger in recorded.trimmed),
-        moved=recorded.moved,
-        gone=recorded.gone,
-        kept=() if kept is None else (kept,),
-    )
+archive = runs(Archiving)
+check_archive = checks(Archiving)
 
 
 def _end_lease(options: ReadOptions, plan: TopicPlan) -> None:
     """Another run need not wait for it."""
-
-    async def work(client: Client) -> None:
-        await keep(client, plan.topic, plan.lease, 0)
-
+    briefly = dataclasses.replace(options, timeout_s=min(options.timeout_s, END_LEASE_S))
     with contextlib.suppress(MagnetarError):  # then it ends by itself
-        asking(dataclasses.replace(options, timeout_s=min(options.timeout_s, END_LEASE_S)), work)
-
-
-def _plan(options: ReadOptions, topic: str) -> TopicPlan:
-    """Right before the topic's turn: from then on its tasks renew the lease."""
-
-    async def work(client: Client) -> TopicPlan:
-        return await plan_of_topic(client, topic, options.lease_s)
-
-    return asking(options, work)
-
-
-def _rounds(ledgers: Iterable[TopicLedger]) -> Iterator[list[TopicLedger]]:
-    gathered: list[TopicLedger] = []
-    size = 0
-    for ledger in ledgers:
-        if gathered and (size + ledger.size > ROUND_BYTES or len(gathered) >= ROUND_LEDGERS):
-            yield gathered
-            gathered, size = [], 0
-        gathered.append(ledger)
-        size += ledger.size
-    if gathered:
-        yield gathered
+        asking(briefly, lambda client: keep(client, plan.topic, plan.lease, 0))
 
 
 def _archive_round(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
 from typing import Final
 
@@ -27,6 +27,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from magnetar.client import Client
@@ -40,24 +41,13 @@ from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..service import asking, connected
 from .copies import HEALABLE, OK, CopyRange, compare_copies, ranges_of
+from .job import checks, runs
 from .topics import check_topics, plans_of, read_options
 
-AUDIT_SCHEMA: Final = (
-    "topic string, ledger bigint, stored_ledger bigint, first_entry bigint, last_entry bigint, copies bigint, "
-    "bookie string, state string, detail string"
-)
 _ARROW_SCHEMA: Final = pa.schema(
-    {
-        "topic": pa.string(),
-        "ledger": pa.int64(),
-        "stored_ledger": pa.int64(),
-        "first_entry": pa.int64(),
-        "last_entry": pa.int64(),
-        "copies": pa.int64(),
-        "bookie": pa.string(),
-        "state": pa.string(),
-        "detail": pa.string(),
-    }
+    dict.fromkeys(("topic",), pa.string())
+    | dict.fromkeys(("ledger", "stored_ledger", "first_entry", "last_entry", "copies"), pa.int64())
+    | dict.fromkeys(("bookie", "state", "detail"), pa.string())
 )
 ROWS_PER_REPORT: Final = 1000
 REASON_CHARS: Final = 200
@@ -93,61 +83,55 @@ class AuditResult:
         self.table.unpersist()
 
 
-def check_audit(
-    service_url: str,
-    topics: Sequence[str],
-    *,
-    report: bool = True,
-    partition_bytes: int = 64 << 20,
-    timeout_s: float = 30.0,
-    lease_s: float = 600.0,
-) -> ReadOptions:
-    """What `audit` refuses, found without Spark. Raises as `audit` does."""
-    options = read_options(
-        service_url,
-        topics,
-        partition_bytes=f"{partition_bytes}",
-        timeout_s=f"{timeout_s}",
-        lease_s=f"{lease_s}",
-    )
-    check_topics(options)  # raises for a topic that is not there
-    return options
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What `audit` is asked for. A task reads about `partition_bytes` of a ledger, from each of its bookies.
 
-
-def audit(
-    spark: SparkSession,
-    service_url: str,
-    topics: Sequence[str],
-    *,
-    report: bool = True,
-    partition_bytes: int = 64 << 20,
-    timeout_s: float = 30.0,
-    lease_s: float = 600.0,
-) -> AuditResult:
-    """Audits topics. A task reads about `partition_bytes` of a ledger, from each of its bookies.
-
-    `report`: what can be healed comes into the repair queue. Raises InvalidArgument, TopicNotFound. What bookies answer, or
-    do not, is part of the result and no error; so is a broker that refuses the report.
+    `report`: what can be healed comes into the repair queue.
     """
-    options = check_audit(
-        service_url, topics, partition_bytes=partition_bytes, timeout_s=timeout_s, lease_s=lease_s
-    )
-    spark.dataSource.register(AuditSource)
-    reader = spark.read.format(AuditSource.name()).option("service_url", service_url)
-    for name in ("partition_bytes", "timeout_s", "lease_s"):
-        reader = reader.option(name, str(getattr(options, name)))
-    table = reader.option("topics", ",".join(options.topics)).load().persist(StorageLevel.MEMORY_AND_DISK)
-    sums = table.groupBy("state").agg(sql.sum("copies").alias("copies")).orderBy("state").collect()
-    states = {row["state"]: row["copies"] for row in sums}
-    ledgers = table.select("topic", "ledger").distinct().count()
-    result = AuditResult(table, ledgers, states)
-    if not report:
-        return result
-    try:
-        queued, known = asking(options, lambda client: report_damage(client, _healable(result)))
-    except MagnetarError as error:
-        return replace(result, unreported=error.message)
-    return replace(result, queued=queued, known=known)
+
+    service_url: str
+    topics: Sequence[str]
+    _: KW_ONLY
+    report: bool = True
+    partition_bytes: int = 64 << 20
+    timeout_s: float = 30.0
+    lease_s: float = 600.0
+
+    def check(self) -> ReadOptions:
+        """What `audit` refuses, found without Spark. Raises as `audit` does."""
+        named = {name: f"{getattr(self, name)}" for name in ("partition_bytes", "timeout_s", "lease_s")}
+        options = read_options(self.service_url, self.topics, **named)
+        check_topics(options)  # raises for a topic that is not there
+        return options
+
+    def run(self, spark: SparkSession) -> AuditResult:
+        """Audits topics. Raises InvalidArgument, TopicNotFound.
+
+        What bookies answer, or do not, is part of the result and no error; so is a broker that refuses the report.
+        """
+        options = self.check()
+        spark.dataSource.register(AuditSource)
+        reader = spark.read.format(AuditSource.name()).option("service_url", self.service_url)
+        for name in ("partition_bytes", "timeout_s", "lease_s"):
+            reader = reader.option(name, str(getattr(options, name)))
+        read = reader.option("topics", ",".join(options.topics)).load()
+        table = read.persist(StorageLevel.MEMORY_AND_DISK)
+        sums = table.groupBy("state").agg(sql.sum("copies").alias("copies")).orderBy("state").collect()
+        states = {row["state"]: row["copies"] for row in sums}
+        ledgers = table.select("topic", "ledger").distinct().count()
+        result = AuditResult(table, ledgers, states)
+        if not self.report:
+            return result
+        try:
+            queued, known = asking(options, lambda client: report_damage(client, _healable(result)))
+        except MagnetarError as error:
+            return replace(result, unreported=error.message)
+        return replace(result, queued=queued, known=known)
+
+
+audit = runs(Audit)
+check_audit = checks(Audit)
 
 
 def _healable(result: AuditResult) -> Iterator[Row]:
@@ -200,9 +184,9 @@ class AuditSource(DataSource):
         """What stands in `format(...)` once it is registered."""
         return "magnetar_audit"
 
-    def schema(self) -> str:
-        """A row per copy."""
-        return AUDIT_SCHEMA
+    def schema(self) -> StructType:
+        """A row for each run of copies."""
+        return from_arrow_schema(_ARROW_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Options are those of a read of topics."""
@@ -257,21 +241,24 @@ async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> p
 
 
 def _record_batch(piece: LedgerSlice, ranges: Sequence[CopyRange]) -> pa.RecordBatch:
-    n = len(ranges)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(piece.topic), n),
-            pa.repeat(pa.scalar(piece.ledger.position_id, pa.int64()), n),
-            pa.repeat(pa.scalar(piece.ledger.stored_id, pa.int64()), n),
-            pa.array([one.first for one in ranges], pa.int64()),
-            pa.array([one.last for one in ranges], pa.int64()),
-            pa.array([one.copies for one in ranges], pa.int64()),
-            pa.array([one.bookie for one in ranges], pa.string()),
-            pa.array([one.state for one in ranges], pa.string()),
-            pa.array([one.detail for one in ranges], pa.string()),
-        ],
-        schema=_ARROW_SCHEMA,
-    )
+    ledger = piece.ledger
+    rows = [
+        (
+            piece.topic,
+            ledger.position_id,
+            ledger.stored_id,
+            one.first,
+            one.last,
+            one.copies,
+            one.bookie,
+            one.state,
+            one.detail,
+        )
+        for one in ranges
+    ]
+    columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW_SCHEMA)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, _ARROW_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
 
 
 __all__ = ["AuditResult", "audit", "audit_piece", "check_audit", "report_damage"]

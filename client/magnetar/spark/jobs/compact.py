@@ -16,7 +16,7 @@ other finds that done if it has the same messages, and fails if it has others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -26,6 +26,7 @@ from magnetar.proto.errors import InvalidArgument
 
 from ..options import ReadOptions
 from .folders import check_new_folder
+from .job import checks, runs
 from .topics import (
     MESSAGE_COLUMNS,
     READ_COLUMNS,
@@ -54,72 +55,61 @@ class CompactResult:
     messages_kept: int
 
 
-def check_compact(
-    service_url: str,
-    topic: str,
-    *,
-    to_topic: str = "",
-    to_parquet: str = "",
-    keyless: Literal["keep", "drop"] = "keep",
-    text_keys: bool = True,
-    compression: str = "none",
-) -> tuple[ReadOptions, str]:
-    """What `compact` refuses, found without Spark; the topic to read and the target. Raises as `compact` does."""
-    if bool(to_topic) == bool(to_parquet):
-        raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
-    if keyless not in ("keep", "drop"):
-        raise InvalidArgument(f"keyless is {keyless!r}; want keep or drop")
-    options = read_options(service_url, [topic])
-    if to_parquet:
-        check_new_folder("to_parquet", to_parquet)
-    elif full_name(to_topic) == options.topics[0]:
-        raise InvalidArgument(
-            f"to_topic: topic {options.topics[0]} cannot be compacted into itself; name a new one"
-        )
-    check_topics(options)  # raises for a topic that is not there
-    if to_parquet:
-        return options, to_parquet
-    return options, check_target(options, to_topic, empty=True, compression=compression)
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What `compact` is asked for. `text_keys` and `compression` (none, lz4, zstd): how messages are written to a topic."""
+
+    service_url: str
+    topic: str
+    _: KW_ONLY
+    to_topic: str = ""
+    to_parquet: str = ""
+    keyless: Literal["keep", "drop"] = "keep"
+    text_keys: bool = True
+    compression: str = "none"
+
+    def check(self) -> tuple[ReadOptions, str]:
+        """What `compact` refuses, found without Spark; the topic to read and the target. Raises as `compact` does."""
+        if bool(self.to_topic) == bool(self.to_parquet):
+            raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
+        if self.keyless not in ("keep", "drop"):
+            raise InvalidArgument(f"keyless is {self.keyless!r}; want keep or drop")
+        options = read_options(self.service_url, [self.topic])
+        if self.to_parquet:
+            check_new_folder("to_parquet", self.to_parquet)
+        elif full_name(self.to_topic) == options.topics[0]:
+            raise InvalidArgument(
+                f"to_topic: topic {options.topics[0]} cannot be compacted into itself; name a new one"
+            )
+        check_topics(options)  # raises for a topic that is not there
+        if self.to_parquet:
+            return options, self.to_parquet
+        return options, check_target(options, self.to_topic, empty=True, compression=self.compression)
+
+    def run(self, spark: SparkSession) -> CompactResult:
+        """Compacts one topic into a topic that has no messages yet, or into a new Parquet folder.
+
+        Raises InvalidArgument, TopicNotFound, and what Spark raises when a task fails.
+        """
+        options, target = self.check()
+        (source,) = options.topics
+        seen, remaining = Observation(), Observation()
+        messages = topics_frame(spark, self.service_url, [source], READ_COLUMNS, {})
+        messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
+        rows = last_of_keys(messages, keyless=self.keyless).orderBy("offset")
+        # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
+        rows = rows.observe(remaining, sql.count(sql.lit(1)).alias("rows"))
+        if self.to_topic:
+            make_topic(options, target)
+            written = rows.withColumn("key", key_to_write(text=self.text_keys)).select(*MESSAGE_COLUMNS)
+            append_to_topic(written, self.service_url, target, self.compression, query=QUERY, batch=0)
+        else:
+            rows.write.mode("errorifexists").parquet(target)
+        return CompactResult(source, target, counted(seen, "rows"), counted(remaining, "rows"))
 
 
-def compact(
-    spark: SparkSession,
-    service_url: str,
-    topic: str,
-    *,
-    to_topic: str = "",
-    to_parquet: str = "",
-    keyless: Literal["keep", "drop"] = "keep",
-    text_keys: bool = True,
-    compression: str = "none",
-) -> CompactResult:
-    """Compacts one topic into a topic that has no messages yet, or into a new Parquet folder.
-
-    `text_keys` and `compression` (none, lz4, zstd) say how messages are written to a topic. Raises InvalidArgument,
-    TopicNotFound, and what Spark raises when a task fails.
-    """
-    options, target = check_compact(
-        service_url,
-        topic,
-        to_topic=to_topic,
-        to_parquet=to_parquet,
-        keyless=keyless,
-        compression=compression,
-    )
-    (source,) = options.topics
-    seen, remaining = Observation(), Observation()
-    messages = topics_frame(spark, service_url, [source], READ_COLUMNS, {})
-    messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
-    rows = last_of_keys(messages, keyless=keyless).orderBy("offset")
-    # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
-    rows = rows.observe(remaining, sql.count(sql.lit(1)).alias("rows"))
-    if to_topic:
-        make_topic(options, target)
-        written = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
-        append_to_topic(written, service_url, target, compression, query=QUERY, batch=0)
-    else:
-        rows.write.mode("errorifexists").parquet(target)
-    return CompactResult(source, target, counted(seen, "rows"), counted(remaining, "rows"))
+compact = runs(Compaction)
+check_compact = checks(Compaction)
 
 
 def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "keep") -> DataFrame:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -31,6 +31,7 @@ from magnetar.proto.ids import MessageId
 from ..batch_source import range_of
 from ..options import AtOffset, Place, ReadOptions
 from .archive import read_archive
+from .job import checks, runs
 from .topics import (
     MESSAGE_COLUMNS,
     READ_COLUMNS,
@@ -59,98 +60,77 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayRequest:
-    """What is replayed, once checked. `sources`: full topic names."""
-
-    options: ReadOptions
-    sources: tuple[str, ...]
-    target: str
-
-
-def check_replay(
-    service_url: str,
-    *,
-    to_topic: str,
-    topics: Sequence[str] = (),
-    archive: str = "",
-    start: str = "earliest",
-    end: str = "latest",
-    from_offset: int | None = None,
-    before_offset: int | None = None,
-    mark: bool = False,
-    text_keys: bool = True,
-    compression: str = "none",
-) -> ReplayRequest:
-    """What `replay` refuses, found without Spark. Raises as `replay` does."""
-    if not topics and not archive:
-        raise InvalidArgument("say what to replay: topics, an archive, or topics of an archive")
-    if (from_offset or 0) < 0 or (before_offset is not None and before_offset <= (from_offset or 0)):
-        raise InvalidArgument(
-            f"from_offset {from_offset or 0} and before_offset {before_offset} are no range: nothing lies between them"
-        )
-    options = read_options(service_url, topics or [to_topic], start=start, end=end)
-    sources = options.topics
-    if archive:
-        _check_places(options)
-        sources = _archived_topics(archive, [full_name(topic) for topic in topics])
-    if full_name(to_topic) in sources:
-        raise InvalidArgument(
-            f"to_topic: topic {full_name(to_topic)} cannot be replayed into itself; name another topic"
-        )
-    if not archive:
-        for plan in check_topics(options):
-            range_of(options, plan)  # raises for an end that leaves nothing
-    target = check_target(options, to_topic, empty=False, compression=compression)
-    return ReplayRequest(options, sources, target)
-
-
-def replay(
-    spark: SparkSession,
-    service_url: str,
-    *,
-    to_topic: str,
-    topics: Sequence[str] = (),
-    archive: str = "",
-    start: str = "earliest",
-    end: str = "latest",
-    from_offset: int | None = None,
-    before_offset: int | None = None,
-    mark: bool = False,
-    text_keys: bool = True,
-    compression: str = "none",
-) -> ReplayResult:
-    """Replays topics, or what an archive has of them (all of its topics if none is named).
+class Replay:
+    """What `replay` is asked for: topics, or what an archive has of them (all of its topics if none is named).
 
     `start` and `end` are as for `spark.read`; of an archive they are times, earliest or latest. `mark` adds the properties
-    MARKS, which say what a message is a copy of. Raises InvalidArgument, TopicNotFound, and what Spark raises when a task
-    fails.
+    MARKS, which say what a message is a copy of.
     """
-    asked = check_replay(
-        service_url,
-        to_topic=to_topic,
-        topics=topics,
-        archive=archive,
-        start=start,
-        end=end,
-        from_offset=from_offset,
-        before_offset=before_offset,
-        compression=compression,
-    )
-    if archive:
-        rows = _archived(spark, archive, asked)
-    else:
-        rows = _topics(spark, asked.options, from_offset)
-    rows = _within(rows, from_offset, before_offset)
-    if archive:  # Parquet files come in the order that suits Spark
-        rows = rows.orderBy("topic", "offset")
-    make_topic(asked.options, asked.target)
-    seen = Observation()
-    if mark:
-        rows = rows.withColumn("properties", _marked())
-    rows = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
-    rows = rows.observe(seen, sql.count(sql.lit(1)).alias("rows"))
-    append_to_topic(rows, service_url, asked.target, compression)
-    return ReplayResult(asked.sources, asked.target, counted(seen, "rows"))
+
+    service_url: str
+    _: KW_ONLY
+    to_topic: str
+    topics: Sequence[str] = ()
+    archive: str = ""
+    start: str = "earliest"
+    end: str = "latest"
+    from_offset: int | None = None
+    before_offset: int | None = None
+    mark: bool = False
+    text_keys: bool = True
+    compression: str = "none"
+
+    def check(self) -> tuple[ReadOptions, tuple[str, ...], str]:
+        """What `replay` refuses, found without Spark; what is read, of which topics (full names), and the target."""
+        first, before = self.from_offset or 0, self.before_offset
+        if not self.topics and not self.archive:
+            raise InvalidArgument("say what to replay: topics, an archive, or topics of an archive")
+        if first < 0 or (before is not None and before <= first):
+            raise InvalidArgument(
+                f"from_offset {first} and before_offset {before} are no range: nothing lies between them"
+            )
+        options = read_options(
+            self.service_url, self.topics or [self.to_topic], start=self.start, end=self.end
+        )
+        sources = options.topics
+        if self.archive:
+            _check_places(options)
+            sources = _archived_topics(self.archive, [full_name(topic) for topic in self.topics])
+        if full_name(self.to_topic) in sources:
+            raise InvalidArgument(
+                f"to_topic: topic {full_name(self.to_topic)} cannot be replayed into itself; name another topic"
+            )
+        if not self.archive:
+            for plan in check_topics(options):
+                range_of(options, plan)  # raises for an end that leaves nothing
+        target = check_target(options, self.to_topic, empty=False, compression=self.compression)
+        return options, sources, target
+
+    def run(self, spark: SparkSession) -> ReplayResult:
+        """Replays topics, or what an archive has of them.
+
+        Raises InvalidArgument, TopicNotFound, and what Spark raises when a task fails.
+        """
+        options, sources, target = self.check()
+        if self.archive:
+            rows = _archived(spark, self.archive, options, sources)
+        else:
+            rows = _topics(spark, options, self.from_offset)
+        rows = _within(rows, self.from_offset, self.before_offset)
+        if self.archive:  # Parquet files come in the order that suits Spark
+            rows = rows.orderBy("topic", "offset")
+        make_topic(options, target)
+        seen = Observation()
+        if self.mark:
+            rows = rows.withColumn("properties", _marked())
+        rows = rows.withColumn("key", key_to_write(text=self.text_keys)).select(*MESSAGE_COLUMNS)
+        rows = rows.observe(seen, sql.count(sql.lit(1)).alias("rows"))
+        append_to_topic(rows, self.service_url, target, self.compression)
+        return ReplayResult(sources, target, counted(seen, "rows"))
+
+
+replay = runs(Replay)
+check_replay = checks(Replay)
 
 
 def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) -> DataFrame:
@@ -206,9 +186,9 @@ def _check_places(options: ReadOptions) -> None:
             raise InvalidArgument(f"option {option} of an archive is a time or left out, not {place}")
 
 
-def _archived(spark: SparkSession, archive: str, asked: ReplayRequest) -> DataFrame:
-    rows, _ = read_archive(spark, archive, asked.sources)
-    start, end = asked.options.start_of(""), asked.options.end_of("")
+def _archived(spark: SparkSession, archive: str, options: ReadOptions, sources: Sequence[str]) -> DataFrame:
+    rows, _ = read_archive(spark, archive, sources)
+    start, end = options.start_of(""), options.end_of("")
     if isinstance(start, int):
         rows = rows.filter(sql.col("append_time") >= _time(start))
     if isinstance(end, int):
@@ -228,4 +208,4 @@ def _within(rows: DataFrame, from_offset: int | None, before_offset: int | None)
     return rows
 
 
-__all__ = ["MARKS", "ReplayRequest", "ReplayResult", "check_replay", "replay"]
+__all__ = ["MARKS", "ReplayResult", "check_replay", "replay"]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +31,7 @@ from magnetar.proto.errors import InvalidArgument
 
 from ..options import ReadOptions
 from .folders import check_writable
+from .job import checks, runs
 from .topics import check_target, check_topics, full_name, make_topic, read_options
 
 READ_COLUMNS: Final = "key binary, value binary, topic string, publish_time timestamp, event_time timestamp"
@@ -69,90 +71,79 @@ def rollup(
     )
 
 
-def check_rollup(
-    service_url: str,
-    topics: Sequence[str],
-    *,
-    checkpoint: str,
-    to_topic: str = "",
-    to_parquet: str = "",
-    window: str = "1 minute",
-    watermark: str = "10 minutes",
-    by_key: bool = True,
-    start: str = "earliest",
-    once: bool = False,
-) -> tuple[ReadOptions, str]:
-    """What `start_rollup` refuses, found without Spark; options of the read and the target. Raises as it does."""
-    if bool(to_topic) == bool(to_parquet):
-        raise InvalidArgument("either to_topic or to_parquet says where the figures go")
-    if not checkpoint:
-        raise InvalidArgument("checkpoint is empty: name a folder where the query keeps how far it has come")
-    for option, length in (("window", window), ("watermark", watermark)):
-        if not _INTERVAL.fullmatch(length.strip()):
-            raise InvalidArgument(
-                f"{option} is {length!r}; want a length of time like '30 seconds', '1 minute' or '2 hours 30 minutes'"
-            )
-    options = read_options(service_url, topics, start=start)
-    if to_topic and full_name(to_topic) in options.topics:
-        raise InvalidArgument(
-            f"to_topic: topic {full_name(to_topic)} would count its own figures; write them to another topic"
-        )
-    check_writable("checkpoint", checkpoint)
-    if to_parquet:
-        check_writable("to_parquet", to_parquet)
-    check_topics(options)  # raises for a topic that is not there
-    return options, check_target(options, to_topic, empty=False) if to_topic else to_parquet
-
-
-def start_rollup(
-    spark: SparkSession,
-    service_url: str,
-    topics: Sequence[str],
-    *,
-    checkpoint: str,
-    to_topic: str = "",
-    to_parquet: str = "",
-    window: str = "1 minute",
-    watermark: str = "10 minutes",
-    by_key: bool = True,
-    start: str = "earliest",
-    once: bool = False,
-) -> StreamingQuery:
-    """Starts the query that writes the figures to a topic (as JSON, keyed by topic) or as Parquet.
-
-    `once`: it ends when it has read what is there now, and goes on from there the next time. Raises InvalidArgument and
-    TopicNotFound before anything starts.
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """What `start_rollup` is asked for. `once`: the query ends when it has read what is there now, and goes on from there
+    the next time.
     """
-    options, target = check_rollup(
-        service_url,
-        topics,
-        checkpoint=checkpoint,
-        to_topic=to_topic,
-        to_parquet=to_parquet,
-        window=window,
-        watermark=watermark,
-        start=start,
-    )
-    messages = (
-        spark.readStream.format("magnetar")
-        .schema(READ_COLUMNS)
-        .option("service_url", service_url)
-        .option("topics", ",".join(options.topics))
-        .option("start", start)
-        .load()
-    )
-    figures = rollup(messages, window=window, watermark=watermark, by_key=by_key)
-    if to_topic:
-        make_topic(options, target)
-        rows = figures.select(sql.col("topic").alias("key"), sql.to_json(sql.struct("*")).alias("value"))
-        writer = rows.writeStream.format("magnetar").option("service_url", service_url)
-        writer = writer.option("topic", target)
-    else:
-        writer = figures.writeStream.format("parquet").option("path", to_parquet)
-    writer = writer.outputMode("append").option("checkpointLocation", checkpoint)
-    if once:
-        writer = writer.trigger(availableNow=True)
-    return writer.start()
 
+    service_url: str
+    topics: Sequence[str]
+    _: KW_ONLY
+    checkpoint: str
+    to_topic: str = ""
+    to_parquet: str = ""
+    window: str = "1 minute"
+    watermark: str = "10 minutes"
+    by_key: bool = True
+    start: str = "earliest"
+    once: bool = False
+
+    def check(self) -> tuple[ReadOptions, str]:
+        """What `start_rollup` refuses, found without Spark; options of the read and the target. Raises as it does."""
+        if bool(self.to_topic) == bool(self.to_parquet):
+            raise InvalidArgument("either to_topic or to_parquet says where the figures go")
+        if not self.checkpoint:
+            raise InvalidArgument(
+                "checkpoint is empty: name a folder where the query keeps how far it has come"
+            )
+        for option, length in (("window", self.window), ("watermark", self.watermark)):
+            if not _INTERVAL.fullmatch(length.strip()):
+                raise InvalidArgument(
+                    f"{option} is {length!r}; want a length of time like '30 seconds', '1 minute' or '2 hours 30 minutes'"
+                )
+        options = read_options(self.service_url, self.topics, start=self.start)
+        if self.to_topic and full_name(self.to_topic) in options.topics:
+            raise InvalidArgument(
+                f"to_topic: topic {full_name(self.to_topic)} would count its own figures; write them to another topic"
+            )
+        check_writable("checkpoint", self.checkpoint)
+        if self.to_parquet:
+            check_writable("to_parquet", self.to_parquet)
+        check_topics(options)  # raises for a topic that is not there
+        if self.to_parquet:
+            return options, self.to_parquet
+        return options, check_target(options, self.to_topic, empty=False)
+
+    def run(self, spark: SparkSession) -> StreamingQuery:
+        """Starts the query that writes the figures to a topic (as JSON, keyed by topic) or as Parquet.
+
+        Raises InvalidArgument and TopicNotFound before anything starts.
+        """
+        options, target = self.check()
+        messages = (
+            spark.readStream.format("magnetar")
+            .schema(READ_COLUMNS)
+            .option("service_url", self.service_url)
+            .option("topics", ",".join(options.topics))
+            .option("start", self.start)
+            .load()
+        )
+        figures = rollup(messages, window=self.window, watermark=self.watermark, by_key=self.by_key)
+        if self.to_topic:
+            make_topic(options, target)
+            rows = figures.select(sql.col("topic").alias("key"), sql.to_json(sql.struct("*")).alias("value"))
+            writer = rows.writeStream.format("magnetar").option("service_url", self.service_url)
+            writer = writer.option("topic", target)
+        else:
+            writer = figures.writeStream.format("parquet").option("path", target)
+        writer = writer.outputMode("append").option("checkpointLocation", self.checkpoint)
+        if self.once:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+
+start_rollup = runs(Rollup)
+check_rollup = checks(Rollup)
 
 __all__ = ["check_rollup", "rollup", "start_rollup"]

@@ -11,7 +11,7 @@ trimmed stay, with all after them, since only the beginning of a topic is archiv
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from magnetar.proto.errors import InvalidArgument
 
 from ..leases import keep
 from ..options import ReadOptions
-from ..plan import TopicLedger
+from ..plan import TopicLedger, portions
 from ..service import TopicPlan, asking
 
 # Of one request: the broker deletes them one after another, and a topic that rolls over waits for that.
@@ -81,7 +81,8 @@ def trim_topic(
     """
     result = TrimResult()
     pairs, wrong = _good(folder, plan, archived)
-    for some in (*_rounds(pairs), None):
+    # A round has to end before its lease does, and its files are read in it.
+    for some in (*portions(pairs, lambda pair: pair[0].size, ROUND_BYTES, LEDGERS_AT_ONCE), None):
         stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result, with_backlog)
         if stopped is not None:
             first, reason, damaged = stopped
@@ -132,20 +133,6 @@ _OF_ANOTHER: Final = (
     "{path} is of something else: {wrong}; delete it, or archive to another path if this one "
     "is that of another service"
 )
-
-
-def _rounds(archived: Pairs) -> Iterator[list[tuple[TopicLedger, LedgerManifest]]]:
-    """A round has to end before its lease does, and its files are read in it."""
-    gathered: list[tuple[TopicLedger, LedgerManifest]] = []
-    size = 0
-    for pair in archived:
-        if gathered and (size + pair[0].size > ROUND_BYTES or len(gathered) >= LEDGERS_AT_ONCE):
-            yield gathered
-            gathered, size = [], 0
-        gathered.append(pair)
-        size += pair[0].size
-    if gathered:
-        yield gathered
 
 
 def _trim(
