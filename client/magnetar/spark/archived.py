@@ -110,10 +110,10 @@ def read_manifests(topic: str, ledgers: Sequence[TopicLedger]) -> list[LedgerMan
 
 
 def _manifest(folder: ArchiveFolder, topic: str, ledger: TopicLedger) -> LedgerManifest:
-    with _told(topic, ledger, folder.manifest_path(topic, ledger.position_id)) as lost:
+    with _told(topic, ledger, folder.manifest_path(topic, ledger.position_id)):
         manifest = folder.manifest(topic, ledger.position_id)
         if wrong := manifest.differs_from(topic, ledger):
-            raise lost(wrong)
+            raise ValueError(wrong)
     return manifest
 
 
@@ -248,35 +248,24 @@ def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[byte
     return None
 
 
-class _Lost:
-    """Makes the one error of an archived ledger that cannot be read."""
-
-    def __init__(self, topic: str, ledger: TopicLedger, path: str) -> None:
-        self._ledger = ledger
-        self._text = (
-            f"{ledger.messages} messages of {topic} from offset {ledger.first_offset} on (ledger {ledger.position_id}) are "
-            f"archived at {ledger.archive}, and {path} cannot be used"
-        )
-
-    def __call__(self, why: object) -> MessageLost:
-        return MessageLost(
-            f"{self._text}: {why}; bring it back, or read what comes after it with the option "
-            f"start={self._ledger.position_id + 1}:0:0"
-        )
-
-
 @contextlib.contextmanager
-def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[_Lost]:
-    """Whatever a file system or a damaged file says becomes one error that names the place."""
-    lost = _Lost(topic, ledger, path)
+def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[None]:
+    """Whatever a file system or a damaged file says becomes one error that names the place. Raises MessageLost."""
+    cause: Exception
     try:
-        yield lost
-    except FileNotFoundError:
-        raise lost("it is not there") from None
+        yield
+        return
+    except FileNotFoundError as error:
+        cause, why = error, "it is not there"
     except InvalidArgument as error:
-        raise lost(error.message.partition("; ")[0]) from None  # what helps is said below
+        cause, why = error, error.message.partition("; ")[0]  # what helps is said below
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise lost(str(error).splitlines()[0]) from error
+        cause, why = error, str(error).splitlines()[0]
+    raise MessageLost(
+        f"{ledger.messages} messages of {topic} from offset {ledger.first_offset} on (ledger {ledger.position_id}) are "
+        f"archived at {ledger.archive}, and {path} cannot be used: {why}; bring it back, or read what comes after it with "
+        f"the option start={ledger.position_id + 1}:0:0"
+    ) from cause
 
 
 __all__ = [

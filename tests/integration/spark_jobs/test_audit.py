@@ -17,7 +17,7 @@ from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies, TcpTr
 from magnetar.metadata.damage import DAMAGED_PATH, damaged_path, decode_ranges
 from magnetar.metadata.embedded import EmbeddedMetadataStore
 from magnetar.runtime.connection import ConnectionOptions
-from magnetar.spark.jobs.audit import audit_piece, auditable, report_damage
+from magnetar.spark.jobs.audit import AUDIT_SCHEMA, audit_piece, auditable, report_damage
 from magnetar.spark.jobs.copies import HEALABLE
 from magnetar.spark.jobs.topics import plans_of, read_options
 from magnetar.spark.plan import LedgerSlice, Range, slices
@@ -82,6 +82,7 @@ async def lose(bookie: str, ledger_id: int) -> None:
         await transport.close()
 
 
+NAMES = [column.split()[0] for column in AUDIT_SCHEMA.split(", ")]
 States = dict[tuple[int, int, str], str]
 
 
@@ -104,7 +105,8 @@ def audited(url: str, timeout_s: float) -> Audited:
     rows: list[dict[str, Any]] = []
     for piece in pieces:
         metadata = LedgerMetadata.decode(piece.ledger.metadata, piece.ledger.stored_id)
-        for row in asyncio.run(audit_piece(piece, plan.lease, options)).to_pylist():
+        for found in asyncio.run(audit_piece(piece, plan.lease, options)):
+            row = dict(zip(NAMES, found, strict=True))
             rows.append(row)
             held = [
                 entry

@@ -19,16 +19,12 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import msgpack
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from magnetar.client import Client
 from magnetar.ledger import LedgerMetadata, LedgerSettings
@@ -40,14 +36,13 @@ from ..leases import renewing
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..service import asking, connected
-from .copies import HEALABLE, OK, CopyRange, compare_copies, ranges_of
+from .copies import HEALABLE, OK, compare_copies, ranges_of
 from .job import checks, runs
 from .topics import check_topics, plans_of, read_options
 
-_ARROW_SCHEMA: Final = pa.schema(
-    dict.fromkeys(("topic",), pa.string())
-    | dict.fromkeys(("ledger", "stored_ledger", "first_entry", "last_entry", "copies"), pa.int64())
-    | dict.fromkeys(("bookie", "state", "detail"), pa.string())
+AUDIT_SCHEMA: Final = (
+    "topic string, ledger bigint, stored_ledger bigint, first_entry bigint, last_entry bigint, copies bigint, "
+    "bookie string, state string, detail string"
 )
 ROWS_PER_REPORT: Final = 1000
 REASON_CHARS: Final = 200
@@ -111,12 +106,10 @@ class Audit:
         What bookies answer, or do not, is part of the result and no error; so is a broker that refuses the report.
         """
         options = self.check()
-        spark.dataSource.register(AuditSource)
-        reader = spark.read.format(AuditSource.name()).option("service_url", self.service_url)
-        for name in ("partition_bytes", "timeout_s", "lease_s"):
-            reader = reader.option(name, str(getattr(options, name)))
-        read = reader.option("topics", ",".join(options.topics)).load()
-        table = read.persist(StorageLevel.MEMORY_AND_DISK)
+        pieces = _pieces(options)
+        tasks = spark.sparkContext.parallelize(pieces, max(1, len(pieces)))
+        rows = tasks.flatMap(lambda one: asyncio.run(audit_piece(*one, options)))
+        table = spark.createDataFrame(rows, AUDIT_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
         sums = table.groupBy("state").agg(sql.sum("copies").alias("copies")).orderBy("state").collect()
         states = {row["state"]: row["copies"] for row in sums}
         ledgers = table.select("topic", "ledger").distinct().count()
@@ -168,54 +161,14 @@ def _reason(row: Row) -> str:
     return "".join(char if char.isprintable() else " " for char in reason)[:REASON_CHARS]
 
 
-@dataclass
-class AuditPiece(InputPartition):
-    """What one task audits."""
-
-    piece: LedgerSlice
-    lease: str
-
-
-class AuditSource(DataSource):
-    """The copies as a table. A data source and no mapInArrow, which cannot do without pandas."""
-
-    @classmethod
-    def name(cls) -> str:
-        """What stands in `format(...)` once it is registered."""
-        return "magnetar_audit"
-
-    def schema(self) -> StructType:
-        """A row for each run of copies."""
-        return from_arrow_schema(_ARROW_SCHEMA)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Options are those of a read of topics."""
-        return AuditReader(ReadOptions.parse(self.options))
-
-
-class AuditReader(DataSourceReader):
-    """Plans in the driver, audits in the tasks."""
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> list[InputPartition]:
-        """One for each piece of a ledger: a slow bookie holds up one task."""
-        pieces: list[InputPartition] = []
-        for plan in plans_of(self._options, self._options.lease_s):
-            ledgers = [ledger for ledger in plan.ledgers if ledger.entries > 0 and auditable(ledger)]
-            size = self._options.partition_bytes
-            pieces += [
-                AuditPiece(piece, plan.lease)
-                for piece in slices(plan.topic, -1, ledgers, Range(), size, plan.bookies)
-            ]
-        # Spark takes an empty list for "cannot be split", and calls read(None).
-        return pieces or [InputPartition(None)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the verdicts on a piece, in one record batch."""
-        if isinstance(partition, AuditPiece):
-            yield asyncio.run(audit_piece(partition.piece, partition.lease, self._options))
+def _pieces(options: ReadOptions) -> list[tuple[LedgerSlice, str]]:
+    """What one task audits, each with the name of the lease that keeps it: a slow bookie holds up one task."""
+    pieces: list[tuple[LedgerSlice, str]] = []
+    for plan in plans_of(options, options.lease_s):
+        ledgers = [ledger for ledger in plan.ledgers if ledger.entries > 0 and auditable(ledger)]
+        found = slices(plan.topic, -1, ledgers, Range(), options.partition_bytes, plan.bookies)
+        pieces += [(piece, plan.lease) for piece in found]
+    return pieces
 
 
 def auditable(ledger: TopicLedger) -> bool:
@@ -226,8 +179,11 @@ def auditable(ledger: TopicLedger) -> bool:
     return metadata.ack_quorum == metadata.write_quorum
 
 
-async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> pa.RecordBatch:
-    """The verdicts on every copy of a piece, while its ledger is kept. Raises MessageLost if it was trimmed."""
+async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> list[tuple[Any, ...]]:
+    """Rows of AUDIT_SCHEMA: the verdicts on every copy of a piece, while its ledger is kept.
+
+    Raises MessageLost if it was trimmed.
+    """
     ledger = piece.ledger
     metadata = LedgerMetadata.decode(ledger.metadata, ledger.stored_id)
     settings = LedgerSettings(read_timeout_s=options.timeout_s)
@@ -237,28 +193,8 @@ async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> p
         bookie_transport(directory_of(piece.bookies), piece.bookies, settings) as transport,
     ):
         rows = await compare_copies(transport, ledger.stored_id, metadata, piece.first, piece.last)
-    return _record_batch(piece, ranges_of(rows, metadata))
-
-
-def _record_batch(piece: LedgerSlice, ranges: Sequence[CopyRange]) -> pa.RecordBatch:
-    ledger = piece.ledger
-    rows = [
-        (
-            piece.topic,
-            ledger.position_id,
-            ledger.stored_id,
-            one.first,
-            one.last,
-            one.copies,
-            one.bookie,
-            one.state,
-            one.detail,
-        )
-        for one in ranges
-    ]
-    columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW_SCHEMA)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, _ARROW_SCHEMA.types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+    of_ledger = (piece.topic, ledger.position_id, ledger.stored_id)
+    return [(*of_ledger, *found) for found in ranges_of(rows, metadata)]
 
 
 __all__ = ["AuditResult", "audit", "audit_piece", "check_audit", "report_damage"]
