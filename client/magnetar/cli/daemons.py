@@ -51,6 +51,7 @@ def main(command: str, line: Sequence[str]) -> int:
     try:
         flags = parse_flags(command, line)
         settings = service_settings(SettingSources.of_process(flags.sections, flags.config), command)
+        _check_together(command, settings)
     except UsageError as error:
         print(f"magnetar: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -100,6 +101,32 @@ def main(command: str, line: Sequence[str]) -> int:
     code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
     logs.flush()
     return code
+
+
+def _check_together(command: str, settings: ServiceSettings) -> None:
+    """Raises InvalidSetting for settings that do not fit together, before a port is bound or a file is made."""
+    shared, listed = settings.daemon.metadata, settings.daemon.bookies
+    if command == "autorecovery" and not shared:
+        raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
+    if shared:
+        from magnetar.metadata.zookeeper import parse_address
+
+        parse_address(shared)
+    if command == "standalone":
+        check_bookie_count(settings, 1, "standalone has one of its own")
+    if command != "broker":
+        return
+    if shared and listed:
+        raise InvalidSetting(
+            "--metadata and --bookies exclude each other: bookies that share the metadata register themselves"
+        )
+    if not shared and not listed:
+        raise InvalidSetting(
+            "a broker needs bookies: --metadata zk://host:port/root of its cluster, or --bookies host:port,... (start them "
+            "with `magnetar bookie`, or run `magnetar standalone`)"
+        )
+    if listed:
+        check_bookie_count(settings, len(parse_bookies(listed)), "--bookies")
 
 
 def _check_alone(settings: ServiceSettings) -> None:
@@ -173,10 +200,6 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     from .shared_metadata import run_broker
 
-    if settings.daemon.metadata and settings.daemon.bookies:
-        raise InvalidSetting(
-            "--metadata and --bookies exclude each other: bookies that share the metadata register themselves"
-        )
     stops = AsyncExitStack()
     daemon.on_stop("broker", stops.aclose)
     settings = _with_ports(settings)
@@ -193,17 +216,10 @@ async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: As
     from .production import broker_components
     from .standalone import connect_bookies, lock_data, open_metadata, start_broker
 
-    if not settings.daemon.bookies:
-        raise InvalidSetting(
-            "a broker needs bookies: --metadata zk://host:port/root of its cluster, or --bookies host:port,... (start them "
-            "with `magnetar bookie`, or run `magnetar standalone`)"
-        )
-    bookies = parse_bookies(settings.daemon.bookies)
-    check_bookie_count(settings, len(bookies), "--bookies")
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = open_metadata(components, settings, daemon.fail, stops)
-    directory = StaticBookies(bookies)
+    directory = StaticBookies(parse_bookies(settings.daemon.bookies))
     transport = await connect_bookies(directory, settings, components, metadata, "broker", stops)
     info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
     stops.push_async_callback(info_reader.close)
@@ -222,8 +238,6 @@ async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: As
 async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
     from .shared_metadata import run_autorecovery
 
-    if not settings.daemon.metadata:
-        raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
     stops = AsyncExitStack()
     daemon.on_stop("autorecovery", stops.aclose)
     return await run_autorecovery(settings, stops)

@@ -52,7 +52,7 @@ from magnetar.runtime.file_lock import FileLock
 from magnetar.runtime.files import Files
 
 from .bookie_identity import introduce_bookie
-from .settings import ServiceSettings, check_bookie_count
+from .settings import ServiceSettings
 
 Address = tuple[str, int]
 Failure = Callable[[MagnetarError], None]
@@ -123,7 +123,6 @@ class Standalone:
         DataDirectoryError, StorageFailed: the data; InvalidSetting; ServiceNotReady: a port is taken.
         """
         try:
-            check_bookie_count(self.settings, 1, "standalone has one of its own")
             storage = await self._start_storage()
             self.broker, server = await start_broker(
                 self.settings,
