@@ -7,6 +7,7 @@ for its operator when a subcommand follows.
 
 import importlib
 import os
+import signal
 import sys
 
 REQUIRED = ("typer", "rich")
@@ -35,6 +36,7 @@ def main() -> None:
     line = sys.argv[1:]
     try:
         if _is_daemon(line):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the loop handles it: no traceback
             daemons = importlib.import_module("magnetar.cli.daemons")
             sys.exit(daemons.main(line[0], line[1:]))
         for name in REQUIRED:

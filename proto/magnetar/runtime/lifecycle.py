@@ -2,9 +2,12 @@
 
     starting --start() returned--> ready --SIGTERM or SIGINT--> stopping --all stopped--> exit 0
        |                             |                             |
-       | error: one message,         | fail(error): one message,   | second signal: exit 128 + signal at once
+       | error: one message,         | fail(error): one message,   | the same signal again: exit 128 + signal at once
        | stop what runs, exit 1      | exit 70 at once, no drain   |
        | (78 for a wrong setting)    | (rule 4: acknowledge nothing more)
+
+SIGTERM after SIGINT is no second request: a terminal sends the one to all of a process group, and the supervisor in that
+group passes on the other. Signals that come when all has stopped are ignored.
 
 `start` makes the components one after another and registers how each is stopped as soon as it runs:
 
@@ -57,6 +60,7 @@ class Daemon:
         self._exit_now = exit_now
         self._stops: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         self._stop_asked: asyncio.Event = asyncio.Event()
+        self._signals: set[signal.Signals] = set()  # those that have come
 
     @property
     def ready(self) -> bool:
@@ -92,6 +96,7 @@ class Daemon:
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     async def _start(self, start: Callable[[Daemon], Coroutine[Any, Any, object]]) -> int | None:
         """None when ready, else the exit code."""
@@ -145,11 +150,12 @@ class Daemon:
         return True
 
     def _signalled(self, number: signal.Signals) -> None:
-        if self._stop_asked.is_set():
+        if number in self._signals:
             _log.warning("%s: second %s, stopping at once", self.name, number.name)
             _flush_logs()
             self._exit_now(128 + number)
             return
+        self._signals.add(number)
         _log.info("%s: %s, draining for %g s at most", self.name, number.name, self.drain_seconds)
         self._stop_asked.set()
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 
 @pytest.fixture(autouse=True)
 def _thaw() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     gc.unfreeze()
+    for number, handler in handlers.items():  # a daemon that has ended ignores them
+        signal.signal(number, handler)
 
 
 def noting(events: list[str], name: str) -> Callable[[], Awaitable[None]]:
@@ -38,38 +42,68 @@ async def test_components_stop_in_reverse_order_on_sigterm() -> None:
         assert daemon.state == "starting"
         for name in ("bookie", "broker", "http"):
             daemon.on_stop(name, noting(events, name))
-        asyncio.get_running_loop().call_later(0.02, os.kill, os.getpid(), signal.SIGTERM)
 
     daemon = Daemon("test")
     running = asyncio.ensure_future(daemon.run(start))
     while not daemon.ready:
         await asyncio.sleep(0.001)
     assert gc.get_freeze_count() > 1000
+    os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
     assert events == ["http", "broker", "bookie"]
     assert daemon.state == "stopping"
 
 
-async def test_a_second_signal_stops_at_once() -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+async def test_the_same_signal_again_stops_at_once_and_another_one_does_not(first: signal.Signals) -> None:
+    """A terminal interrupts its process group, and the supervisor in that group sends SIGTERM for the same reason."""
     codes: list[int] = []
-    daemon = Daemon("test", drain_seconds=5, exit_now=codes.append)
-    stuck = asyncio.Event()
+    daemon = Daemon("test", drain_seconds=60, exit_now=codes.append)
+    stuck, draining = asyncio.Event(), asyncio.Event()
 
     async def drain() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        draining.set()
         await stuck.wait()
 
     async def start(daemon: Daemon) -> None:
         daemon.on_stop("stuck", drain)
-        daemon.stop()
+        os.kill(os.getpid(), first)
 
     running = asyncio.ensure_future(daemon.run(start))
-    async with asyncio.timeout(5):
-        while not codes:
-            await asyncio.sleep(0.001)
-    assert codes == [128 + signal.SIGTERM]
+    await draining.wait()
+    (other,) = {signal.SIGTERM, signal.SIGINT} - {first}
+    os.kill(os.getpid(), other)
+    while other not in daemon._signals:
+        await asyncio.sleep(0.001)
+    assert codes == []
+    os.kill(os.getpid(), first)
+    while not codes:
+        await asyncio.sleep(0.001)
+    assert codes == [128 + first]
     stuck.set()
-    await running
+    assert await running == 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)  # there is nothing left to stop: the process goes on to its exit code
+
+
+@pytest.mark.real
+async def test_an_interrupt_before_the_start_leaves_no_traceback(tmp_path: Path) -> None:
+    """Regression: while it imported what it needs, Ctrl-C of a daemon printed a KeyboardInterrupt."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'magnetar.cli.daemons': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "magnetar.cli.main", "broker"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(
