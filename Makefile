@@ -63,7 +63,7 @@ run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./d
 
 cluster: $(SPARK_STAMP) ## start three ZooKeeper servers, three bookies and BROKERS brokers on 127.0.0.1, data under ./data/cluster
 	@export CLUSTER_BROKERS=$(BROKERS) PYTHON=$(abspath $(PY)); $(PY) deploy/cluster/local.py check && \
-		{ $(VENV)/bin/honcho start --procfile deploy/cluster/Procfile --app-root . \
+		{ $(PY) deploy/cluster/run_all.py start --procfile deploy/cluster/Procfile --app-root . \
 		--concurrency zookeeper=3,bookie=3,broker=$(BROKERS) $(ARGS) || test $$? -eq 130; }
 
 upgrade-test: $(SPARK_STAMP) ## a cluster of revision BASE (default HEAD) is upgraded to the working tree, daemon by daemon, under load

@@ -28,9 +28,8 @@ async def test_it_serves_comes_back_and_leaves_nothing(tmp_path: Path) -> None:
             killed = daemon_of(local, "bookie-2")
             os.kill(killed, signal.SIGKILL)
             await producer.send(b"1")
-            async with asyncio.timeout(30):
-                while "bookie-2 ended with code -9; it is started again" not in local.output():
-                    await asyncio.sleep(0.05)
+            while "bookie-2 ended with code -9; it is started again" not in local.output():
+                await asyncio.sleep(0.05)
             await asyncio.to_thread(local.control, "restart", "bookie-1")
             await producer.send(b"2")
             await asyncio.to_thread(local.control, "restart", "broker-1")

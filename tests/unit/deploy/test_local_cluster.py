@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import honcho.manager
 import pytest
+import run_all
 from members import Cluster, WrongState
 
 from magnetar.cli.flags import parse_flags
-from magnetar.cli.settings import ServiceSettings, SettingSources, service_settings
+from magnetar.cli.settings import DaemonSettings, ServiceSettings, SettingSources, service_settings
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "cluster"
 
@@ -68,6 +70,14 @@ def test_the_servers_of_the_ensemble_know_each_other(tmp_path: Path) -> None:
 def test_wrong_numbers_are_refused(environment: dict[str, str], words: str) -> None:
     with pytest.raises(WrongState, match=words):
         Cluster.of_environment(environment)
+
+
+def test_nobody_is_killed_who_may_still_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: on a busy machine the drains took more than honcho's 5 s, and it killed what was left of the cluster."""
+    monkeypatch.setattr("honcho.command.main", lambda: None)
+    monkeypatch.setattr("honcho.manager.KILL_WAIT", 5)
+    run_all.main()
+    assert 2 * DaemonSettings().drain_s < honcho.manager.KILL_WAIT, "brokers, and then bookies"
 
 
 def check(data: Path, offset: int, **environment: str) -> subprocess.CompletedProcess[str]:
