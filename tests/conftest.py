@@ -12,8 +12,8 @@ prints for a failure is also the command that replays it.
 
 A test may take 150 s (`timeout` in pyproject.toml, or its own `@pytest.mark.timeout(N)`). pytest-timeout's
 alarm signal fails the one test and goes on, but under an idle uvloop it hangs for good: the exception from the
-signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit, and if
-it will not be cancelled, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
+signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit. If a test
+will not end, async or not, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
 pytest-xdist (`-n`) one worker, which counts as a failure of that test and is replaced.
 
 A test of processes carries the marker `real` (support.real_tests); with `--second-try` one or two of them that failed run
@@ -50,7 +50,7 @@ from support.workers import starts_early
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
 LONG_S = 30
-VIRTUAL = ("tests/unit/client/", "tests/unit/ledger/", "tests/unit/metadata/")
+VIRTUAL = ("tests/unit/broker/", "tests/unit/client/", "tests/unit/ledger/", "tests/unit/metadata/")
 LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
 
@@ -134,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """The backstop of an async test; see the module docstring."""
+    """The backstop; see the module docstring."""
     limit_s = item.stash.get(LIMIT_S, 0.0)
     if limit_s > 0:
         faulthandler.dump_traceback_later(
@@ -171,13 +171,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("timeout", None)  # --timeout
     default = float(config.getini("timeout") if chosen is None else chosen)
     for item in items:
-        if not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
-            continue
         marker = item.get_closest_marker("timeout")
         limit_s = float(marker.args[0]) if marker is not None and marker.args else default
-        if limit_s > 0:
+        if limit_s <= 0 or not isinstance(item, pytest.Function):
+            continue
+        fixtures_s = default if marker is not None and marker.kwargs.get("func_only") else 0.0
+        item.stash[LIMIT_S] = limit_s + fixtures_s
+        if inspect.iscoroutinefunction(item.obj):
             item.obj = _bounded(item.obj, limit_s)
-            item.stash[LIMIT_S] = limit_s
             item.add_marker(pytest.mark.timeout(0), append=False)
 
 

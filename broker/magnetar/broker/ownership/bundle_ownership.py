@@ -321,6 +321,7 @@ class BundleOwnership:
             pass
         except MagnetarError as error:  # whether the node was made is found out by reading
             _log.warning("bundle %s could not be taken: %s", bundle, error)
+            await asyncio.sleep(POLL_S)  # who looks it up tries again at once
         else:
             if self.held.get(bundle) is held:
                 held.state, held.work = State.OWNED, None
