@@ -22,7 +22,7 @@ import pytest
 
 from magnetar.client.blocking import Message, connect
 from support.forked_commands import run_magnetar
-from support.service import Service
+from support.service import Service, holding_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.real]
 
@@ -461,9 +461,8 @@ def test_failures_are_one_line(service: Service, arguments: list[str], code: int
 
 
 def test_no_service_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    done = magnetar("produce", "t", "-m", "x", "--url", f"magnetar://127.0.0.1:{port}")
+    with holding_port() as port:
+        done = magnetar("produce", "t", "-m", "x", "--url", f"magnetar://127.0.0.1:{port}")
     assert done.returncode == 1
     assert f"127.0.0.1:{port}" in done.stderr
     assert len(done.stderr.splitlines()) == 1

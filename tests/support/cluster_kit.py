@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_s
 from support.broker_kit import FakeClock
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
+from support.service import held_port
 
 
 class ClusterBroker:
@@ -55,9 +55,7 @@ class Cluster:
         **settings: Any,
     ) -> ClusterBroker:
         """One more broker."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = held_port(self)
         url = f"magnetar://127.0.0.1:{port}"
         ownership = ClusterOwnership(
             self.metadata,

@@ -1,6 +1,5 @@
 """A real broker and its listener on a port, over fake ledgers, for clients in the same loop."""
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, connect
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import running_broker
+from support.service import holding_port
 
 
 @asynccontextmanager
@@ -16,15 +16,13 @@ async def serving(
     metadata: Any = None, ledgers: Any = None, port: int = 0, **settings: Any
 ) -> AsyncIterator[FramedServer]:
     """A broker that listens; `metadata`, `ledgers`: stores that outlive it; `port` 0: a free one."""
-    if not port:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    url = f"magnetar://127.0.0.1:{port}"
-    async with running_broker(ledgers, metadata, service_url=url, **settings) as broker:
-        server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
-        yield server
-        await server.close(0.0)
+    with holding_port() as free:
+        port = port or free
+        url = f"magnetar://127.0.0.1:{port}"
+        async with running_broker(ledgers, metadata, service_url=url, **settings) as broker:
+            server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
+            yield server
+            await server.close(0.0)
 
 
 def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:

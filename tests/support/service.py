@@ -9,10 +9,11 @@ service.stop()                       # asserts a clean exit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,15 @@ def held_port(owner: object) -> int:
     port: int = holder.getsockname()[1]
     weakref.finalize(owner, os.close, holder.detach())
     return port
+
+
+@contextlib.contextmanager
+def holding_port() -> Iterator[int]:
+    """`held_port` as long as the body runs."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 class Service:

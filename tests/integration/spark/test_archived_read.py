@@ -167,7 +167,7 @@ def test_a_service_that_is_killed_while_it_lets_go_of_ledgers(
             run(spark, service.url, path)
         counts = [row[4] for row in topics.ledgers("killed")]
         assert sum(counts) == 40, "each ledger is archived or at the bookies"
-        topics.wait_for(lambda: run(spark, service.url, path).kept == (), "the rest is let go of", 60)
+        topics.wait_for(lambda: run(spark, service.url, path).kept == (), "the rest is let go of")
         assert archived(topics, "killed") == len([count for count in counts if count])
         frame = topic_frame(spark, service.url, "killed")
         found = sorted(frame.collect(), key=lambda row: row.offset)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def driver(service: Service, room: Path) -> None:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == b"written\n", said.read_text()[-3000:]
-            assert child.wait(120) == -signal.SIGKILL, said.read_text()[-3000:]
+            assert child.wait() == -signal.SIGKILL, said.read_text()[-3000:]
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -175,15 +174,13 @@ def random_moments(spark: Any, service: Service, checkpoint: Path, topics: Topic
     def copied() -> int:
         return sum(row[4] for row in topics.ledgers("target"))
 
-    deadline, begun = time.monotonic() + 120, copied()
+    begun = copied()
     # By what was copied, and not by the clock: a query is as fast as its machine.
     places = sorted(moments.sample(range(begun, len(SENT) - 200), 4))
     while copied() < len(SENT):
-        assert time.monotonic() < deadline, copied()
         query = copied_on(spark, service, checkpoint)
         with contextlib.suppress(StreamingQueryException):  # a task has one attempt here
             while not query.awaitTermination(moments.uniform(0.05, 0.4)):
-                assert time.monotonic() < deadline, copied()
                 if places and copied() >= places[0]:
                     del places[0]
                     service.kill("both")

@@ -212,7 +212,7 @@ def test_a_query_holds_what_it_needs_by_a_lease_that_goes_on_while_it_waits(
     """No subscription is made, so a topic without any goes on keeping all; and where others trim, it is held back."""
     topics.produce("held-back", numbers(0, 40), per_entry=2)
     options = ReadOptions.parse(
-        {"service_url": service.url, "topic": "held-back", "max_rows_per_batch": "10", "lease_s": "1"}
+        {"service_url": service.url, "topic": "held-back", "max_rows_per_batch": "10", "lease_s": "3"}
     )
     reader = TopicStreamReader(options, RowColumns(("value",)))
     begin = reader.initialOffset()
@@ -221,8 +221,8 @@ def test_a_query_holds_what_it_needs_by_a_lease_that_goes_on_while_it_waits(
     topics.consume_all("held-back")
     ledgers = topics.ledgers("held-back")
     # Longer than the lease, without a trigger.
-    deadline = time.monotonic() + 3
-    topics.wait_for(lambda: time.monotonic() > deadline, "three leases are over")
+    over = time.monotonic() + 4.5
+    topics.wait_for(lambda: time.monotonic() > over, "the lease of the start is over")
     assert topics.ledgers("held-back") == ledgers
     assert list(topics.stats("held-back")["subscriptions"]) == ["everything"]
     last = reader.latestOffset(end, ReadAllAvailable())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from .conftest import arguments
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60), pytest.mark.real]
 
-TTL_S = 1.5
+TTL_S = 3
 
 
 @pytest.fixture
@@ -44,10 +42,13 @@ def batch(*values: bytes) -> pa.RecordBatch:
     return pa.record_batch({"value": pa.array(values, pa.binary())})
 
 
-def slow(*values: bytes) -> Iterator[pa.RecordBatch]:
-    """As behind a sort: the first row comes when all others have been looked at."""
-    time.sleep(2 * TTL_S)
-    yield batch(*values)
+def slow(service: Service, topics: Topics, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """As behind a sort: the first row comes when what nobody has renewed since is gone."""
+    topics.create("forgotten")
+    given = {"service_url": service.url, "topic": "forgotten", "staged_ttl_s": str(2 * TTL_S)}
+    write_task(WriteOptions.parse(given), "forgotten", 0, iter([batch(b"a")]))
+    topics.wait_for(lambda: topics.staged("forgotten") == 0, "what was staged with it is swept")
+    yield rows
 
 
 def test_a_task_that_waits_for_its_first_row_keeps_what_others_wrote(
@@ -55,23 +56,24 @@ def test_a_task_that_waits_for_its_first_row_keeps_what_others_wrote(
 ) -> None:
     options = WriteOptions.parse({"service_url": service.url, "topic": "slow"})
     topics.create("slow")
-    written = [write_task(options, "q", 0, rows) for rows in (iter([batch(b"a")]), slow(b"b"))]
+    rows = (iter([batch(b"a")]), slow(service, topics, batch(b"b")))
+    written = [write_task(options, "q", 0, one) for one in rows]
     assert attach(options, written)
     assert topics.values("slow") == [b"a", b"b"]
 
 
 def test_a_writer_says_how_long_its_ledgers_wait_for_the_commit(service: Service, topics: Topics) -> None:
     topics.create("patient")
-    for staged_ttl_s, lives in (("0", False), ("30", True)):
-        given = {"service_url": service.url, "topic": "patient", "staged_ttl_s": staged_ttl_s}
-        options = WriteOptions.parse(given)
-        written = write_task(options, f"q{staged_ttl_s}", 0, iter([batch(b"a")]))
-        asyncio.run(asyncio.sleep(2 * TTL_S))  # the driver plans, or collects garbage
-        if lives:
-            assert attach(options, [written])
-        else:
-            with pytest.raises(Exception, match="was not renewed in time"):
-                attach(options, [written])
+    given = {"service_url": service.url, "topic": "patient"}
+    patient, other = (WriteOptions.parse({**given, "staged_ttl_s": ttl_s}) for ttl_s in ("3600", "0"))
+    lives, dies = (
+        write_task(options, f"q{options.staged_ttl_s}", 0, iter([batch(b"a")]))
+        for options in (patient, other)
+    )
+    topics.wait_for(lambda: topics.staged("patient") == 1, "the driver plans, or collects garbage")
+    with pytest.raises(Exception, match="was not renewed in time"):
+        attach(other, [dies])
+    assert attach(patient, [lives])
     assert topics.values("patient") == [b"a"]
 
 
@@ -110,12 +112,7 @@ def test_a_topic_that_the_running_tasks_have_no_rows_for_keeps_what_others_wrote
     written = [write_task(options, "routed", 0, iter([tasks[0]]))]
     service.stop()
     service.start()
-
-    def slowly() -> Iterator[pa.RecordBatch]:
-        time.sleep(2 * TTL_S)
-        yield tasks[1]
-
-    written.append(write_task(options, "routed", 0, slowly()))
+    written.append(write_task(options, "routed", 0, slow(service, topics, tasks[1])))
     assert attach(options, written)
     assert (topics.values("early"), topics.values("late")) == ([b"a"], [b"b"])
 

@@ -92,7 +92,7 @@ def test_a_stream_whose_commit_fails_has_one_copy_after_its_restart(
 
     with BrokenLine(service) as line:
         query = copy(line.url)
-        topics.wait_for(lambda: bool(query.recentProgress), "the first batch is done", 60)
+        topics.wait_for(lambda: bool(query.recentProgress), "the first batch is done")
         line.break_at(c.AttachLedgers, answered=answered)
         with pytest.raises(Exception, match=r"(?s)magnetar\.proto\.errors\.\w+: .*127\.0\.0\.1"):
             query.awaitTermination()
@@ -115,10 +115,11 @@ def test_a_task_that_fails_after_its_ledger_was_closed_leaves_nothing(
     topics.create("late")
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value")
     writer = frame.write.format("magnetar_late").mode("append").option("service_url", service.url)
+    writer = writer.option("staged_ttl_s", "3600")  # the sweep would discard it, too
     with pytest.raises(Exception, match="after the ledger was closed"):
         writer.option("topic", "late").save()
     assert topics.values("late") == []
-    topics.wait_for(lambda: topics.staged("late") == 0, "the abort discards", 10)
+    topics.wait_for(lambda: topics.staged("late") == 0, "the abort discards")
 
 
 def late_failure() -> type:

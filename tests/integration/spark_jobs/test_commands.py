@@ -224,10 +224,10 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     options = ("--to-topic", "r-figures", "--checkpoint", str(checkpoint), "--watermark", "1 minute")
     running = start("rollup", "r-orders", *options)
     topics.wait_for(
-        lambda: (checkpoint / "commits" / "0").exists() or not running.running, "a batch is committed", 120
+        lambda: (checkpoint / "commits" / "0").exists() or not running.running, "a batch is committed"
     )
     running.send(signal.SIGINT)
-    ended = running.end(20)
+    ended = running.end()
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
     produce("r-orders", event_times(range(4, 8)))

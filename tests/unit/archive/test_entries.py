@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range
 from support.archive_kit import ledger_of, write_archive
+from support.service import holding_port
 
 TOPIC = "persistent://public/default/orders"
 
@@ -299,11 +299,11 @@ def test_an_object_store_that_cannot_be_reached_may_be_later(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    at = f"s3://key:secret@bucket/a?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
-    with pytest.raises(ArchiveUnavailable, match=r"bucket/a/_manifest/.*cannot be read now: .*connect"):
-        ArchivedEntries().read(Place(TOPIC, archive.ledger._replace(archive=at)), 0, 0, 1)
+    with holding_port() as port:
+        at = f"s3://key:secret@bucket/a?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        place = Place(TOPIC, archive.ledger._replace(archive=at))
+        with pytest.raises(ArchiveUnavailable, match=r"bucket/a/_manifest/.*cannot be read now: .*connect"):
+            ArchivedEntries().read(place, 0, 0, 1)
 
 
 def test_messages_are_readable_again(archive: Archive) -> None:

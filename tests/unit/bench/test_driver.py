@@ -5,6 +5,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,10 +106,19 @@ finally:
 """
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.real
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("manner", ["listening", "deaf"])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manner: str) -> None:
-    monkeypatch.setattr(driver, "STOP_S", 20.0 if manner == "listening" else 0.1)
+    monkeypatch.setattr(driver, "STOP_S", 3600.0 if manner == "listening" else 0.1)
     os.mkfifo(tmp_path / "pid")
     services: list[int] = []
 
@@ -122,9 +132,8 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, monkeypatch: pytest.Monk
     with (tmp_path / "output").open("w") as output, pytest.raises(KeyboardInterrupt):
         run_alone([sys.executable, "-c", BENCHMARK, str(tmp_path), manner], tmp_path, output.fileno())
     thread.join()
-    ended, _, _ = select.select(services, [], [], 10)
+    select.select(services, [], [])  # the service ends with the comparison
     os.close(services[0])
-    assert ended, "the service outlived the comparison"
     assert (tmp_path / "data").exists() == (manner == "deaf"), "a benchmark that listens cleans up"
 
 

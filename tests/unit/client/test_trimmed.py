@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +26,7 @@ from magnetar.proto.policies import Policies
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import FakeClock, running_broker, settle
 from support.client_kit import until
+from support.service import holding_port
 
 NAME = "persistent://public/default/t"
 
@@ -62,19 +62,17 @@ class World:
 @asynccontextmanager
 async def world() -> AsyncIterator[tuple[World, Client]]:
     clock = FakeClock()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"magnetar://127.0.0.1:{port}"
-    async with running_broker(clock=clock, max_ledger_entries=1, service_url=url) as broker:
-        made = World(broker, clock)
-        made.port = port
-        await made.listen()
-        try:
-            async with connect(url, backoff_first=0.01, operation_timeout=10.0) as client:
-                yield made, client
-        finally:
-            await made.hang_up()
+    with holding_port() as port:
+        url = f"magnetar://127.0.0.1:{port}"
+        async with running_broker(clock=clock, max_ledger_entries=1, service_url=url) as broker:
+            made = World(broker, clock)
+            made.port = port
+            await made.listen()
+            try:
+                async with connect(url, backoff_first=0.01, operation_timeout=10.0) as client:
+                    yield made, client
+            finally:
+                await made.hang_up()
 
 
 async def sent(made: World, client: Client, *values: bytes) -> list[MessageId]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -107,13 +106,14 @@ async def test_a_topic_that_moves_is_followed_at_once(cluster: FakeCluster, kind
         producer = await client.create_producer("t")
         consumer = await client.subscribe("t", "s")
         before = len(received(cluster, Lookup))
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         cluster.move(T, 2)
         if kind == "producer":
             await producer.send(b"0")
         else:
             await until(lambda: cluster.brokers[2].received(Subscribe))
-        assert time.monotonic() - began < 25, "less than one pause"
+        assert loop.time() - began < 25, "less than one pause"
         asked = received(cluster, Lookup)[before:]
         assert [command.authoritative for command in asked] == [True]
         assert len(cluster.brokers[2].look_ups) >= 1
@@ -149,10 +149,11 @@ async def test_a_failed_owner_is_followed_the_moment_it_has_a_successor(cluster:
         assert len(cluster.held) == 1, "producer and consumer share it, and nobody polls"
         [(_, _, command)] = cluster.held
         assert command.unreachable == cluster.brokers[0].url
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         cluster.give(0, 1)
         await asyncio.gather(*receipts)
-        assert time.monotonic() - began < 1
+        assert loop.time() - began < 1
         values = [message.value for message in await take(consumer, 49)]
         assert values == [b"%d" % number for number in range(1, 50)]
 
@@ -293,18 +294,16 @@ async def test_closing_while_an_owner_hangs(cluster: FakeCluster) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        async with connect(cluster.url, backoff_first=0.01) as client:
+        async with connect(cluster.url, backoff_first=0.01, connect_timeout=3600.0) as client:
             producer = await client.create_producer("t")
             consumer = await client.subscribe("t", "s")
             cluster.brokers[0].address_url = f"magnetar://127.0.0.1:{listening.getsockname()[1]}"
             cluster.fail(0)
             opening = asyncio.ensure_future(client.create_reader("u"))
             await until(lambda: any("connecting" in task.get_name() for task in asyncio.all_tasks()))
-            began = time.monotonic()
             await producer.close()
             await consumer.close()
             await client.close()
-            assert time.monotonic() - began < 2
         with pytest.raises(MagnetarError):
             await opening
     names = [task.get_name() for task in asyncio.all_tasks()]
