@@ -23,7 +23,8 @@ from magnetar.bookie.entry_log import log_reader
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import recovery
 from magnetar.bookie.journal.recovery import GapVerdict
-from magnetar.bookie.offline import StoppedBookie, rebuild
+from magnetar.bookie.offline.index_rebuild import rebuild
+from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.proto.errors import (
     DataDirectoryError,
     EntryDamaged,

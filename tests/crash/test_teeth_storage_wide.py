@@ -16,7 +16,8 @@ from magnetar.bookie import replay as replay_module
 from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
 from magnetar.bookie.entry_log import STATE_ENTRY, EntryLogs, LogWriter
-from magnetar.bookie.gc import Collector, Compactor, Deletion
+from magnetar.bookie.gc import Collector, Deletion
+from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import Journals
 from magnetar.bookie.journal.journal import Journal

@@ -14,8 +14,7 @@ from functools import partial
 
 from magnetar.bookie.components import BookieComponents
 from magnetar.bookie.index import LocationIndex
-from magnetar.bookie.journal import JournalDevice
-from magnetar.bookie.journal.device import StreamOffsets, ignore_failure
+from magnetar.bookie.journal.device import JournalDevice, StreamOffsets, ignore_failure
 from magnetar.bookie.journal.records import GROUP_ALIGNMENT
 from magnetar.bookie.layout import journal_path
 from magnetar.bookie.settings import BookieSettings

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from magnetar.bookie import Bookie, BookieSettings
 from magnetar.bookie.index.walks import location_pages
-from magnetar.bookie.offline import JournalRecord, StoppedBookie, walk_journals
+from magnetar.bookie.offline.journals import JournalRecord, walk_journals
+from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import KIB, add_all, entry, open_real, small_settings
 from support.running_copy import copy_running

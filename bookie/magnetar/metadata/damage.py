@@ -11,11 +11,11 @@ the copy again first. One of a ledger that was deleted means nothing.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgpack
 
 from magnetar.proto.errors import AlreadyExists, DataDirectoryError, NotFoundInStore, VersionConflict
+
+from .store import MetadataStore
 
 __all__ = [
     "DAMAGED_PATH",
@@ -36,32 +36,12 @@ _MAX_CONFLICTS = 100
 Ranges = list[tuple[int, int, str]]
 
 
-class _Value(Protocol):
-    @property
-    def value(self) -> bytes: ...
-    @property
-    def version(self) -> int: ...
-
-
-class Nodes(Protocol):
-    """What of a MetadataStore is needed here."""
-
-    async def get(self, path: str) -> _Value | None:
-        """See MetadataStore."""
-
-    async def create(self, path: str, value: bytes) -> int:
-        """See MetadataStore."""
-
-    async def put(self, path: str, value: bytes, *, version: int) -> int:
-        """See MetadataStore."""
-
-
 def damaged_path(bookie_id: str, ledger_id: int) -> str:
     """The node of one ledger of one bookie."""
     return f"{DAMAGED_PATH}/{bookie_id}/{ledger_id:020d}"
 
 
-async def add_ranges(metadata: Nodes, bookie_id: str, ledger_id: int, ranges: Ranges) -> bool:
+async def add_ranges(metadata: MetadataStore, bookie_id: str, ledger_id: int, ranges: Ranges) -> bool:
     """The node names these ranges, durably, when this returns; False if it had named all of their entries before.
 
     Raises DataDirectoryError for a node that cannot be read, VersionConflict, and what the store fails with.

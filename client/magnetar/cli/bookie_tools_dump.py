@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.bookie.offline import (
-    JournalDirectory,
-    JournalFileReport,
-    JournalGap,
-    JournalRecord,
-    LogBroken,
-    LogEnd,
-    LogHeader,
-    LogRecord,
-)
+from magnetar.bookie.offline.entry_logs import LogBroken, LogEnd, LogHeader, LogRecord
+from magnetar.bookie.offline.journals import JournalDirectory, JournalFileReport, JournalGap, JournalRecord
 
 from .bookie_target import Target
 from .bookie_tools_open import Meter, number, print_table, with_tool

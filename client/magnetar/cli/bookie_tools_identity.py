@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.bookie.offline import (
+from magnetar.bookie.offline.identity import (
     DirectoryReport,
-    StoppedBookie,
     accept_new_disks,
     declare_lost,
     declare_moved,
     describe_cookie,
 )
+from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.runtime.files import OsFiles
 
 from .bookie_target import Target

@@ -10,7 +10,7 @@ from typing import Any
 
 from magnetar.bookie.cookie import read_cookie
 from magnetar.bookie.layout import DataLayout
-from magnetar.bookie.offline import StoppedBookie
+from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.bookie.settings import BookieSettings
 from magnetar.proto.errors import DataDirectoryError, InvalidSetting, MagnetarError
 from magnetar.runtime.files import Files, OsFiles

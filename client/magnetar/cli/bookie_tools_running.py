@@ -18,28 +18,26 @@ from typing import Any, TypeVar
 
 from magnetar.bookie.listing import LedgerSummary
 from magnetar.bookie.mark import JournalPosition
-from magnetar.bookie.offline import (
-    Finding,
-    JournalDirectory,
-    JournalFileReport,
-    JournalGap,
-    JournalRecord,
+from magnetar.bookie.offline.entries import StoredEntry
+from magnetar.bookie.offline.entry_logs import (
     LogBroken,
     LogEnd,
     LogHeader,
     LogLedger,
     LogRecord,
-    StoppedBookie,
-    StoredEntry,
-    Verification,
-    VerifiedPart,
-    describe,
-    describe_cookie,
     find_log,
-    verify,
     walk_entry_log,
+)
+from magnetar.bookie.offline.identity import describe, describe_cookie
+from magnetar.bookie.offline.journals import (
+    JournalDirectory,
+    JournalFileReport,
+    JournalGap,
+    JournalRecord,
     walk_journals,
 )
+from magnetar.bookie.offline.stopped import StoppedBookie
+from magnetar.bookie.offline.verify import Finding, Verification, VerifiedPart, verify
 from magnetar.bookie.read_only import clear_read_only, read_only_reason, set_read_only
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
 

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from magnetar.bookie.offline import StoppedBookie, Verification
-from magnetar.bookie.offline import rebuild as rebuild_index
 from magnetar.bookie.offline.index_rebuild import RebuildReport
+from magnetar.bookie.offline.index_rebuild import rebuild as rebuild_index
+from magnetar.bookie.offline.stopped import StoppedBookie
+from magnetar.bookie.offline.verify import Verification
 
 from .bookie_target import Target
 from .bookie_tools_open import Meter, number, print_table, with_stopped, with_tool

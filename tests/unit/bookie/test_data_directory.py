@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.cookie import Cookie, CookieDirectory, decode_cookie, encode_cookie
-from magnetar.bookie.entry_log import decode_footer, encode_footer, encode_log_header, encode_record_header
+from magnetar.bookie.entry_log.records import (
+    decode_footer,
+    encode_footer,
+    encode_log_header,
+    encode_record_header,
+)
 from magnetar.bookie.index import LedgerRecord, decode_ledger_record, encode_ledger_record
 from magnetar.bookie.mark import JournalPosition, decode_mark, encode_mark, mark_moves_forward
 from magnetar.bookie.sealed_file import seal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.offline import StoredEntry
+from magnetar.bookie.offline.entries import StoredEntry
 from magnetar.broker.cursors.core.acks import acked_numbers
 from magnetar.broker.cursors.entries import encode_acks
 from magnetar.cli import bookie_tools_read

@@ -8,36 +8,15 @@ from .entry_logs import EntryLogs, LogInfo
 from .ledger_directory import DirectoryState
 from .log_scans import LogStatistics
 from .log_writer import LogWriter
-from .records import (
-    LOG_HEADER_BYTES,
-    RECORD_HEADER_BYTES,
-    STATE_ENTRY,
-    Footer,
-    Scanned,
-    decode_footer,
-    encode_footer,
-    encode_log_header,
-    encode_record_header,
-    record_entry,
-)
-from .scan import LogScan, scan_log
+from .records import RECORD_HEADER_BYTES, STATE_ENTRY, Scanned
 
 __all__ = [
-    "LOG_HEADER_BYTES",
     "RECORD_HEADER_BYTES",
     "STATE_ENTRY",
     "DirectoryState",
     "EntryLogs",
-    "Footer",
     "LogInfo",
-    "LogScan",
     "LogStatistics",
     "LogWriter",
     "Scanned",
-    "decode_footer",
-    "encode_footer",
-    "encode_log_header",
-    "encode_record_header",
-    "record_entry",
-    "scan_log",
 ]

@@ -5,23 +5,10 @@ writes tombstones, `existing_ledgers` asks metadata, `leftovers` drops what meta
 `unknown_ledgers` finds what is complete again after a loss.
 """
 
-from .assignments import Assignments, Unassigned
 from .collector import Collected, Collector
-from .compactor import Compactor
 from .deletion import Deletion
-from .existing_ledgers import ExistingLedgers, MetadataLedgers
+from .existing_ledgers import MetadataLedgers
 from .parts import StorageParts
 from .unknown_ledgers import UnknownLedgers
 
-__all__ = [
-    "Assignments",
-    "Collected",
-    "Collector",
-    "Compactor",
-    "Deletion",
-    "ExistingLedgers",
-    "MetadataLedgers",
-    "StorageParts",
-    "Unassigned",
-    "UnknownLedgers",
-]
+__all__ = ["Collected", "Collector", "Deletion", "MetadataLedgers", "StorageParts", "UnknownLedgers"]

@@ -1,7 +1,6 @@
 """The journal: records, the devices that make them durable, and recovery."""
 
-from .device import JournalDevice
 from .journal import Journal
 from .journals import Journals
 
-__all__ = ["Journal", "JournalDevice", "Journals"]
+__all__ = ["Journal", "Journals"]

@@ -1,5 +1,5 @@
 """The scrub, which looks for damage before a reader meets it; what is damaged; the repair queue."""
 
-from .damage import Damage, DamagedRange, RepairQueue
+from .damage import Damage
 
-__all__ = ["Damage", "DamagedRange", "RepairQueue"]
+__all__ = ["Damage"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie.entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogScan, Scanned, scan_log
+from magnetar.bookie.entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, Scanned
 from magnetar.bookie.entry_log.records import (
     LOG_HEADER_BYTES,
     SYNCED_ENTRY,
@@ -16,7 +16,7 @@ from magnetar.bookie.entry_log.records import (
     encode_log_header,
     encode_record_header,
 )
-from magnetar.bookie.entry_log.scan import scan_log_in_slices
+from magnetar.bookie.entry_log.scan import LogScan, scan_log, scan_log_in_slices
 from magnetar.proto.errors import StorageFailed
 from support.bookie_kit import entry
 

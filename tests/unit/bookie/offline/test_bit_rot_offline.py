@@ -10,15 +10,9 @@ import xxhash
 
 from magnetar.bookie.journal.records import Record
 from magnetar.bookie.journal.recovery import replay_journals
-from magnetar.bookie.offline import (
-    JournalFileReport,
-    JournalGap,
-    StoppedBookie,
-    Verification,
-    journal_directories,
-    verify,
-    walk_journals,
-)
+from magnetar.bookie.offline.journals import JournalFileReport, JournalGap, journal_directories, walk_journals
+from magnetar.bookie.offline.stopped import StoppedBookie
+from magnetar.bookie.offline.verify import Verification, verify
 from magnetar.bookie.scrub.progress import encode_progress
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import File, OsFiles

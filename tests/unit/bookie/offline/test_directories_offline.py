@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.index import ALL_LEDGERS
-from magnetar.bookie.offline import (
-    StoppedBookie,
+from magnetar.bookie.offline.identity import (
     accept_new_disks,
     check_identity,
     declare_lost,
     declare_moved,
     inspect_directories,
-    rebuild,
-    verify,
-    walk_journals,
 )
-from magnetar.bookie.offline.journals import JournalDirectory
+from magnetar.bookie.offline.index_rebuild import rebuild
+from magnetar.bookie.offline.journals import JournalDirectory, walk_journals
+from magnetar.bookie.offline.stopped import StoppedBookie
+from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import open_real

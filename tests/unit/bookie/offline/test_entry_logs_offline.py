@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.offline import (
+from magnetar.bookie.offline.entry_logs import (
     LogBroken,
     LogEnd,
     LogHeader,
     LogRecord,
     find_log,
-    verify,
     walk_entry_log,
 )
+from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import DataDirectoryError
 from support.bookie_kit import add, entry, open_real
 from support.offline_kit import entry_logs, flip, with_stopped

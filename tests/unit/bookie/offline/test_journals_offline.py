@@ -13,14 +13,14 @@ from magnetar.bookie.journal.records import (
     encode_record_header,
     incarnation_of,
 )
-from magnetar.bookie.offline import (
+from magnetar.bookie.offline.journals import (
     JournalDirectory,
     JournalFileReport,
     JournalGap,
     JournalRecord,
-    verify,
     walk_journals,
 )
+from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import DataDirectoryError, EntryNotFound
 from support.bookie_kit import entry, open_real
 from support.offline_kit import LATER, flip, journals, with_stopped

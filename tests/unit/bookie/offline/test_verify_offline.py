@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.index import RocksLocationIndex
-from magnetar.bookie.offline import (
-    JournalRecord,
-    Verification,
-    verify,
-    walk_journals,
-)
+from magnetar.bookie.offline.journals import JournalRecord, walk_journals
+from magnetar.bookie.offline.verify import Verification, verify
 from support.bookie_kit import add, entry, open_real
 from support.golden_bookie import golden_settings
 from support.offline_kit import entry_logs, fill, flip, totals, trace_of, with_stopped
