@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, NamedTuple
+from typing import IO, ClassVar, Literal, NamedTuple
 
 Role = Literal["daemon", "journal-writer", "storage-helper", "archive-reader"]
 
@@ -50,6 +50,9 @@ class CpuTime(NamedTuple):
 
 class ServiceProcess:
     """`magnetar standalone` (or another daemon) with its helper processes. Blocking; asyncio callers use a thread."""
+
+    # What starts the process. The tests have one that need not import anything (support.forked_commands).
+    spawn: ClassVar[Callable[..., subprocess.Popen[bytes]]] = subprocess.Popen
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class ServiceProcess:
         self._last_errors = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block the daemon
         began = time.perf_counter()
-        self._process = subprocess.Popen(
+        self._process = self.spawn(
             self._command_line(),
             stdout=subprocess.PIPE,
             stderr=self._errors,

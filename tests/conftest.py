@@ -39,8 +39,10 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from bench.service_process import ServiceProcess
 from hypothesis import HealthCheck, settings
 
+from support.forked_commands import spawn
 from support.long_form import LONG
 from support.real_tests import RealTests
 from support.second_try import SecondTry
@@ -82,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     It says so, of the sockets of its driver, in the test that comes after.
     """
     config.pluginmanager.register(RealTests())
+    ServiceProcess.spawn = staticmethod(spawn)
     if config.getoption("--second-try") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SecondTry(config))
     found = importlib.util.find_spec("pyspark")

@@ -14,10 +14,21 @@ from typing import Any
 
 import pytest
 
+from support.forked_commands import FORKED
+
 __all__ = ["RealTests", "is_real"]
 
 AUDITED = frozenset(
-    ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec")
+    (
+        "subprocess.Popen",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "os.exec",
+        FORKED,
+    )
 )
 
 

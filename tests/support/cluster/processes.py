@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +27,7 @@ from bench.service_process import Role, ServiceFailed, ServiceProcess
 from support.bookie_fleet import SETTINGS as BOOKIE_SETTINGS
 from support.cluster.clocks import WithOwnClock
 from support.cluster.lines import Line, Lines
+from support.forked_commands import run_magnetar
 from support.service import held_port
 from support.storage_small_disk import SmallDisk
 from support.zookeeper import Ensemble
@@ -234,19 +234,8 @@ class ClusterProcesses:
 
     async def command(self, *arguments: str) -> tuple[int, str, str]:
         """A command of `magnetar` that ends: its code, output and errors."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "magnetar.cli.main", *arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(60):
-                output, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode is not None
-        return process.returncode, output.decode(), errors.decode()
+        done = await asyncio.to_thread(run_magnetar, *arguments)
+        return done.returncode, done.stdout, done.stderr
 
     async def status(self) -> dict[str, Any]:
         """`magnetar cluster status`."""
