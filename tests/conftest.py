@@ -124,12 +124,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name every test that took longer than LONG_S, with its own fixtures."""
+    """Name every test that took longer than LONG_S, with its own fixtures, and every seed that is to be written anew."""
     took: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 took[report.nodeid] += report.duration  # type: ignore[assignment]
+                if report.when == "call" and (pin := dict(report.user_properties).get("pin")):
+                    terminalreporter.write_line(f"noticed late, pin this seed: {pin}")
     for nodeid, seconds in took.most_common():
         if seconds > LONG_S:
             terminalreporter.write_line(f"longer than {LONG_S} s: {seconds:.0f} s {nodeid}")

@@ -25,6 +25,7 @@ from sim.runner import judge, play, play_all
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(900)]
 
 MOST_SEEDS = 40  # for a defect
+SOON = 3
 
 Patch = pytest.MonkeyPatch
 
@@ -140,7 +141,12 @@ DEFECTS: dict[Callable[[Patch], None], int] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
-def test_a_planted_defect_is_noticed(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_a_planted_defect_is_noticed(
+    defect: Callable[[Patch], None], monkeypatch: Patch, record_property: Callable[[str, object], None]
+) -> None:
     defect(monkeypatch)
     first = DEFECTS[defect]
-    assert any(play("deferred", seed).error for seed in range(first, first + MOST_SEEDS)), defect.__name__
+    noticed = next((seed for seed in range(first, first + MOST_SEEDS) if play("deferred", seed).error), None)
+    assert noticed is not None, defect.__name__
+    if noticed >= first + SOON:
+        record_property("pin", f"deferred {defect.__name__}: {noticed}")

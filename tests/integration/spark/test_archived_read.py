@@ -16,7 +16,7 @@ from support.service import Service
 from support.spark_kit import topic_frame
 from support.spark_topics import Sent, Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 
 def messages(n: int) -> list[Sent]:

@@ -36,7 +36,7 @@ from support.service import Service
 from support.spark_tasks import LocalSession
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.real, pytest.mark.spark]
 
 STEPS = 80
 SEEDS = times(2, 10)

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.timeout(180, func_only=True),
     pytest.mark.real,
+    pytest.mark.spark,
 ]
 
 Start = Callable[..., Service]

@@ -116,6 +116,7 @@ def test_a_kill_between_attach_and_the_commit_log_leaves_one_copy(
     assert topics.staged("logged-copy") == 0
 
 
+@pytest.mark.spark
 def test_new_topics_of_a_pattern_are_picked_up_from_their_start(
     topics: Topics, copy: Callable[[str], Copy]
 ) -> None:
@@ -153,6 +154,7 @@ def test_data_that_was_trimmed_fails_the_query_unless_an_option_says_otherwise(
     assert topics.values("gone-copy") == numbers(0, 20) + numbers(max(20, first), 60)
 
 
+@pytest.mark.spark
 def test_a_checkpoint_of_another_source_is_one_clear_error(
     topics: Topics, copy: Callable[[str], Copy], tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ def test_where_a_query_begins_is_asked_twice_and_answered_alike(topics: Topics, 
     )
 
 
+@pytest.mark.spark
 def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
     topics: Topics, copy: Callable[[str], Copy]
 ) -> None:

@@ -18,7 +18,12 @@ from magnetar.spark.versions import FILTERS_ARE_HANDED_DOWN, arrow_schema
 from support.service import Service
 from support.spark_topics import Sent, Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True), pytest.mark.real]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120, func_only=True),
+    pytest.mark.real,
+    pytest.mark.spark,
+]
 
 Read = Callable[..., Any]
 Write = Callable[..., None]

@@ -191,6 +191,7 @@ def test_a_repeated_batch_is_known_by_its_rows_in_any_order_and_from_any_tasks(
     assert topics.staged("shuffled") == 0
 
 
+@pytest.mark.spark
 def test_a_new_checkpoint_writes_again_and_a_copied_one_fails(
     spark: Any, topics: Topics, service: Service, tmp_path: Path
 ) -> None:

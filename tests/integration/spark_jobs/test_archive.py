@@ -15,7 +15,7 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.jobs import archive, read_archive, replay
 from support.spark_kit import topic_frame
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 FULL = "persistent://public/default/"
 

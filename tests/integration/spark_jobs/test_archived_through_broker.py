@@ -23,7 +23,7 @@ from magnetar.spark.jobs import archive
 from support.pages import blocks_of
 from support.service import Service
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 DOCS = Path(__file__).parents[3] / "docs"
 FULL = "persistent://public/default/"

@@ -22,7 +22,7 @@ from magnetar.spark.jobs.copies import HEALABLE
 from magnetar.spark.jobs.topics import plans_of, read_options
 from magnetar.spark.plan import LedgerSlice, Range, slices
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 # The last ledger is not full: it stays open.
 MESSAGES, LEDGER_ENTRIES, WRITE_QUORUM = 35, 10, 2

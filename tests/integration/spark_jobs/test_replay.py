@@ -14,7 +14,7 @@ from support.service import Service
 from support.spark_kit import topic_frame
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 
 def as_tuples(rows: list[Any]) -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.jobs import rollup, start_rollup
 from support.spark_kit import topic_frame
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
