@@ -26,6 +26,7 @@ from support.service import Service, holding_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.real]
 
+AT_ONCE = ("--set", "bookie.lock_timeout_s=0.2")  # it waits ten seconds for helpers of one that was killed
 MAGNETAR = [sys.executable, "-m", "magnetar.cli.main"]
 
 
@@ -164,7 +165,7 @@ def free_ports() -> list[str]:
 
 
 def test_second_process_on_the_same_data_directory(service: Service) -> None:
-    line = refused(["standalone", "--data", str(service.data), *free_ports()], 1)
+    line = refused(["standalone", "--data", str(service.data), *free_ports(), *AT_ONCE], 1)
     assert f"{service.data} is in use by another process (started by process {service.daemon_pid})" in line
     assert "choose another data directory" in line
     assert service.running
@@ -174,7 +175,7 @@ def test_a_second_process_with_the_ports_and_the_data_of_the_first_says_that_the
     service: Service,
 ) -> None:
     ports = ["--port", "0", "--bookie-port", "0", "--http-port", str(service.http_port)]
-    line = refused(["standalone", "--data", str(service.data), *ports], 1)
+    line = refused(["standalone", "--data", str(service.data), *ports, *AT_ONCE], 1)
     assert f"{service.data} is in use by another process" in line
 
 

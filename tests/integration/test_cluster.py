@@ -208,12 +208,16 @@ def refusal(command: str, directory: Path, url: str, *arguments: str) -> str:
 def test_wrong_configurations_end_in_one_clear_error(zookeeper: Ensemble, tmp_path: Path) -> None:
     root = f"{zookeeper.url}/{tmp_path.name}"
     assert "magnetar cluster init" in refusal("bookie", tmp_path / "b", root)
-    for url, words in (
-        ("zk://127.0.0.1:1/x", "setting metadata: no ZooKeeper server of zk://127.0.0.1:1/x can be used"),
-        ("http://127.0.0.1/x", "'http' is no scheme of a metadata store"),
-    ):
-        for command in ("bookie", "broker"):
-            assert words in refusal(command, tmp_path / command, url)
+    wrong = {
+        "zk://127.0.0.1:1/x": "setting metadata: no ZooKeeper server of zk://127.0.0.1:1/x can be used",
+        "http://127.0.0.1/x": "'http' is no scheme of a metadata store",
+    }
+    with ThreadPoolExecutor() as pool:  # each waits for ten seconds, in case a server comes
+        for url, words in wrong.items():
+            said = pool.map(
+                lambda command, url=url: refusal(command, tmp_path / command, url), ("bookie", "broker")
+            )
+            assert all(words in text for text in said)
     assert "exclude each other" in refusal("broker", tmp_path / "c", root, "--bookies", "127.0.0.1:1")
 
 

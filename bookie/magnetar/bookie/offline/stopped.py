@@ -18,7 +18,7 @@ from ..settings import BookieSettings
 __all__ = ["BookieData", "LogFile", "StoppedBookie", "lock_stopped"]
 
 # Helpers of a daemon that was killed end within some milliseconds.
-_WAIT_FOR_HELPERS_S = 1.0
+_WAIT_FOR_HELPERS_S = 0.25
 
 
 class LogFile(NamedTuple):
