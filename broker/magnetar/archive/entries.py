@@ -86,7 +86,7 @@ class ArchivedEntries:
         self._group_bytes = 0
 
     def read(self, place: Place, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """See `broker.log.archives.ArchiveReader`."""
+        """Entries from `first` on: at least one, else as many as fit in `max_bytes`. As the port of the broker says."""
         path = place.ledger.archive
         found: list[bytes] = []
         size = 0
@@ -408,6 +408,3 @@ def _unless_null(column: list[Any] | None, start: int, stop: int) -> list[Any] |
         return None
     part = column[start:stop]
     return None if part.count(None) == len(part) else part
-
-
-__all__ = ["ArchivedEntries", "Place"]

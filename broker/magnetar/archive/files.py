@@ -403,6 +403,3 @@ def _folder(topic: str) -> str:
 
 def _data_folder(topic: str, ledger: int) -> str:
     return f"topic={_folder(topic)}/ledger={ledger}"
-
-
-__all__ = ["ArchiveFolder", "ArchivedFile", "LedgerManifest"]

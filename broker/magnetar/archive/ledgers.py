@@ -29,6 +29,3 @@ class TopicLedger(NamedTuple):
     def end_offset(self) -> int:
         """Topic-wide index after its last message."""
         return self.first_offset + self.messages
-
-
-__all__ = ["TopicLedger"]

@@ -271,6 +271,3 @@ class _Pace:
         if self._bytes_per_s:
             now = asyncio.get_running_loop().time()
             self._free_at = max(now, self._free_at) + size / self._bytes_per_s
-
-
-__all__ = ["ArchiveProcesses"]

@@ -244,6 +244,3 @@ def as_flags(message: str) -> str:
         return "--url" if name == "service_url" else f"--{name.replace('_', '-')}"
 
     return _NAMED.sub(flag, message)
-
-
-__all__ = ["as_flags", "options_as_flags", "require_java", "require_spark", "run_job", "run_program"]

@@ -93,5 +93,3 @@ ALIASES: Final[dict[str, tuple[str, Callable[[str], str]]]] = {
     "failondataloss": ("fail_on_data_loss", str),
     "predefinedsubscription": ("subscription", str),
 }
-
-__all__ = ["ALIASES", "translated"]

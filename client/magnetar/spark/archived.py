@@ -266,14 +266,3 @@ def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[None]:
         f"archived at {ledger.archive}, and {path} cannot be used: {why}; bring it back, or read what comes after it with "
         f"the option start={ledger.position_id + 1}:0:0"
     ) from cause
-
-
-__all__ = [
-    "ArchivedSlice",
-    "Bound",
-    "archived_slices",
-    "bounds_of",
-    "first_archived",
-    "read_archived",
-    "read_manifests",
-]

@@ -382,6 +382,3 @@ def derived(columns: pa.DataType, name: str = "row") -> Schema:
         if holds(columns):
             return schema
     raise InvalidArgument(f"a column of type {columns} has no type in Avro; cast it to string or drop it")
-
-
-__all__ = ["AvroSchema", "derived"]

@@ -317,15 +317,3 @@ async def _entries(
 
 def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
     return awaited(reader.read(first, last, max_bytes=READ_BYTES))
-
-
-__all__ = [
-    "FilteredTopicReader",
-    "OffsetsPiece",
-    "TopicPiece",
-    "TopicReader",
-    "lost_of",
-    "pieces_of",
-    "range_of",
-    "read_slices",
-]

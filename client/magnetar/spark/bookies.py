@@ -67,7 +67,6 @@ class PlannedLedgers:
         self._records = records
 
     async def get(self, ledger_id: int) -> Versioned | None:
-        """See LedgerManager."""
         record = self._records.get(ledger_id)
         return None if record is None else Versioned(record, 0)
 

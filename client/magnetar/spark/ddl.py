@@ -166,6 +166,3 @@ def nullable(data_type: DataType) -> DataType:
     if isinstance(data_type, MapType):
         return MapType(nullable(data_type.keyType), nullable(data_type.valueType))
     return data_type
-
-
-__all__ = ["nullable", "parse_schema"]

@@ -71,6 +71,3 @@ def _rows(rows: Iterator[Any]) -> Iterator[Any]:
 def _plain(error: MagnetarError) -> MagnetarError:
     _log.debug("an error goes to Spark", exc_info=error)
     return error.with_traceback(None)
-
-
-__all__ = ["PLAIN", "doors"]

@@ -62,6 +62,3 @@ def _microseconds(time: datetime) -> int:
     """Since the epoch; a time without zone is one of the session's, which Spark gives as this process's local time."""
     moment = time.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     return (moment.days * 86_400 + moment.seconds) * 1_000_000 + moment.microseconds
-
-
-__all__ = ["range_of_filters"]

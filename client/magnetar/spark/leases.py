@@ -108,6 +108,3 @@ class Keeper:
         for topic in self._topics:
             with contextlib.suppress(TopicNotFound):
                 await keep(client, topic, self._lease, self._options.lease_s)
-
-
-__all__ = ["Keeper", "keep", "plan_of_topic", "renewing"]

@@ -295,6 +295,3 @@ def _times_ms(column: pa.Array) -> Sequence[int | None] | None:
             raise InvalidArgument(f"the column event_time of a row to write: {error.message}") from None
     found: list[int | None] = times.to_pylist()
     return found
-
-
-__all__ = ["PackedEntry", "Packer", "check_written"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from magnetar.archive.ledgers import TopicLedger
+from magnetar.archive.ledgers import TopicLedger as TopicLedger
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 
 T = TypeVar("T")
@@ -165,16 +165,3 @@ def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
         # Before index 0 of an entry means without that entry.
         last = min(last, wanted.before_position[1] - (wanted.before_position[2] == 0))
     return first, last
-
-
-__all__ = [
-    "FIRST",
-    "PAST_ALL",
-    "LedgerSlice",
-    "Position",
-    "Range",
-    "TopicLedger",
-    "missing",
-    "portions",
-    "slices",
-]

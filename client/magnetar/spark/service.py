@@ -138,14 +138,3 @@ async def ledgers_of_topic(
             end = tuple(found["end"])
             return TopicPlan(topic, ledgers, end, bookies, "", found["end_offset"], found["created_ms"])
         after = ledgers[-1].position_id
-
-
-__all__ = [
-    "TopicPlan",
-    "asking",
-    "asking_once",
-    "connected",
-    "ledgers_of_topic",
-    "on_a_loop",
-    "topic_names",
-]

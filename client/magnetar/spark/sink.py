@@ -315,6 +315,3 @@ def _task_properties() -> Mapping[str, str]:
         return {}
     names = ("sql.streaming.queryId", "streaming.sql.batchId")
     return {name: value for name in names if (value := context.getLocalProperty(name)) is not None}
-
-
-__all__ = ["TopicStreamWriter", "TopicWriter", "WrittenByTask", "WrittenLedger"]

@@ -59,7 +59,6 @@ class BrokerLedgers:
         self._topic = topic
 
     async def get(self, ledger_id: int) -> Versioned | None:
-        """See LedgerManager."""
         try:
             found = await self._client.request(
                 GetLedgerMetadata(0, self._topic, ledger_id), topic=self._topic
@@ -69,7 +68,6 @@ class BrokerLedgers:
         return Versioned(found["metadata"], found["version"])
 
     async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
-        """See LedgerManager."""
         command = PutLedgerMetadata(0, self._topic, ledger_id, version)
         found = await self._client.request(command, topic=self._topic, payload=record)
         return int(found["version"])
@@ -194,6 +192,3 @@ async def _discard(client: Client, topic: str, transaction: str, ledger_id: int)
             await client.request(command, topic=topic, payload=msgpack.packb([ledger_id]))
     except (MagnetarError, TimeoutError) as error:
         _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)
-
-
-__all__ = ["StagedLedger", "keeping_staged", "places_of", "staged_ledger"]

@@ -72,6 +72,3 @@ def write_options(options: Mapping[str, str]) -> dict[str, str]:
             "df.write.format('magnetar').mode('append').option('service_url', ...).save('orders')"
         )
     return given
-
-
-__all__ = ["is_new_table", "read_options", "table_schema", "write_options"]

@@ -349,18 +349,3 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type[ValueType], Any], ...]
     (pa.types.is_decimal, ExactDecimal, Decimal),
     (pa.types.is_date32, IsoDate, str),
 )
-
-__all__ = [
-    "TIMESTAMP",
-    "TIMESTAMP_NTZ",
-    "DictOf",
-    "ExactDecimal",
-    "ListOf",
-    "MapOf",
-    "Record",
-    "StructOf",
-    "ValueType",
-    "check_fields",
-    "struct_type",
-    "value_type",
-]

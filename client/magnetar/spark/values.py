@@ -214,12 +214,3 @@ class ColumnEncoder:
         values = encoder.encode(names, [column.filter(kept) for column in columns])
         places = pc.subtract(pc.cumulative_sum(kept.cast(pa.int64())), 1)
         return values.take(pc.if_else(kept, places, None))
-
-
-__all__ = [
-    "ColumnEncoder",
-    "ValueDecoder",
-    "ValueEncoder",
-    "decoded",
-    "value_columns",
-]

@@ -12,11 +12,14 @@ Each returns a small result object and raises MagnetarError with one clear messa
 with the same arguments raises that without a session, in the time of a few requests to the broker.
 """
 
-from .archive import ArchiveResult, KeptLedgers, LedgerManifest, archive, check_archive, read_archive
+from magnetar.archive.files import LedgerManifest
+
+from .archive import ArchiveResult, archive, check_archive, read_archive
 from .audit import AuditResult, audit, check_audit
 from .compact import CompactResult, check_compact, compact
 from .replay import ReplayResult, check_replay, replay
 from .rollup import check_rollup, rollup, start_rollup
+from .trim import KeptLedgers
 
 __all__ = [
     "ArchiveResult",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import functools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
@@ -67,6 +67,11 @@ class ArchiveResult:
     moved: int = 0
     gone: int = 0
     kept: tuple[KeptLedgers, ...] = ()
+
+    def __add__(self, other: ArchiveResult) -> ArchiveResult:
+        """Of the topics of both."""
+        names = [one.name for one in dataclasses.fields(self)]
+        return ArchiveResult(*[getattr(self, name) + getattr(other, name) for name in names])
 
     @property
     def rows(self) -> int:
@@ -129,16 +134,7 @@ class Archiving:
         """
         options, folder = self._checked()
         results = [self._archive_topic(spark, options, folder, topic) for topic in options.topics]
-        chained = itertools.chain.from_iterable
-        return ArchiveResult(
-            archived=tuple(chained(result.archived for result in results)),
-            passed_over=sum(result.passed_over for result in results),
-            elsewhere=sum(result.elsewhere for result in results),
-            trimmed=tuple(chained(result.trimmed for result in results)),
-            moved=sum(result.moved for result in results),
-            gone=sum(result.gone for result in results),
-            kept=tuple(chained(result.kept for result in results)),
-        )
+        return functools.reduce(ArchiveResult.__add__, results)
 
     def _archive_topic(
         self, spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str
@@ -294,6 +290,3 @@ def read_archive(
 
 
 _READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))
-
-
-__all__ = ["ArchiveResult", "KeptLedgers", "LedgerManifest", "archive", "check_archive", "read_archive"]

@@ -195,6 +195,3 @@ async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> l
         rows = await compare_copies(transport, ledger.stored_id, metadata, piece.first, piece.last)
     of_ledger = (piece.topic, ledger.position_id, ledger.stored_id)
     return [(*of_ledger, *found) for found in ranges_of(rows, metadata)]
-
-
-__all__ = ["AuditResult", "audit", "audit_piece", "check_audit", "report_damage"]

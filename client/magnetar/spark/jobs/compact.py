@@ -124,6 +124,3 @@ def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "kee
     )
     tombstone = sql.col("last.value").isNull() & sql.col("key").isNotNull()
     return latest.filter(~tombstone).select("key", "offset", *[f"last.{name}" for name in others])
-
-
-__all__ = ["CompactResult", "check_compact", "compact", "last_of_keys"]

@@ -239,24 +239,3 @@ async def compare_copies(
         for entry, copy in copies.items():
             by_entry[entry][share.bookie] = copy
     return [row for entry, copies in by_entry.items() for row in verdicts(entry, copies)]
-
-
-__all__ = [
-    "DAMAGED",
-    "DIFFERS",
-    "DISPUTED",
-    "HEALABLE",
-    "MISSING",
-    "NO_COPY_LEFT",
-    "OK",
-    "UNREACHABLE",
-    "Copy",
-    "CopyRange",
-    "CopyRow",
-    "Share",
-    "compare_copies",
-    "ranges_of",
-    "read_share",
-    "shares",
-    "verdicts",
-]

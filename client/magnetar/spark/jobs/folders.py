@@ -36,6 +36,3 @@ def local_path(path: str) -> str | None:
     if path.startswith("file:"):
         return os.path.abspath(unquote(urlsplit(path).path))
     return None if "://" in path else os.path.abspath(path)
-
-
-__all__ = ["check_new_folder", "check_writable", "local_path"]

@@ -41,6 +41,3 @@ def runs(job: Callable[P, Job[R]]) -> Callable[Concatenate[SparkSession, P], R]:
         return job(*args, **named).run(spark)
 
     return run
-
-
-__all__ = ["Job", "checks", "runs"]

@@ -206,6 +206,3 @@ def _within(rows: DataFrame, from_offset: int | None, before_offset: int | None)
     if before_offset is not None:
         rows = rows.filter(sql.col("offset") < before_offset)
     return rows
-
-
-__all__ = ["MARKS", "ReplayResult", "check_replay", "replay"]

@@ -145,5 +145,3 @@ class Rollup:
 
 start_rollup = runs(Rollup)
 check_rollup = checks(Rollup)
-
-__all__ = ["check_rollup", "rollup", "start_rollup"]

@@ -126,19 +126,3 @@ def counted(observation: Observation, name: str) -> int:
     """A figure of an observation whose action has ended. Spark leaves out what it saw no row of."""
     value: Any = observation.get.get(name)
     return int(value or 0)
-
-
-__all__ = [
-    "MESSAGE_COLUMNS",
-    "READ_COLUMNS",
-    "append_to_topic",
-    "check_target",
-    "check_topics",
-    "counted",
-    "full_name",
-    "key_to_write",
-    "make_topic",
-    "plans_of",
-    "read_options",
-    "topics_frame",
-]

@@ -233,6 +233,3 @@ def _damaged(
             if wrong:
                 found.setdefault(ledger, wrong)
     return found
-
-
-__all__ = ["KeptLedgers", "TrimResult", "foreign", "trim_topic"]
