@@ -53,7 +53,7 @@ PHASES = ("fill", "work")
 ENTRIES = 100
 PAYLOAD = bytes(1000)
 SOME = 100
-TOGETHER = 64
+TOGETHER = 8
 # Between two looks at the clock; how late a look is counts as a turn.
 LOOK_EVERY_S = 0.001
 

@@ -113,6 +113,16 @@ class ModelLocationIndex:
         get = ledger.get
         return [(entry_id, location) for entry_id in entry_ids if (location := get(entry_id)) is not None]
 
+    async def find(self, ledger_id: int, entry_id: int) -> Location | None:
+        """See `LocationIndex`."""
+        return self.get(ledger_id, entry_id)
+
+    async def warm_locations(self, ledger_id: int, first: int, last: int) -> None:
+        """See `LocationIndex`."""
+
+    async def warm_ledger(self, ledger_id: int) -> None:
+        """See `LocationIndex`."""
+
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:

@@ -215,7 +215,7 @@ class Bookie:
         if fence:
             await self.fence(ledger_id)
         self._check_alive()
-        return self.reads.last_confirmed(ledger_id)
+        return await self.reads.last_confirmed(ledger_id)
 
     async def wait_last_confirmed(
         self,

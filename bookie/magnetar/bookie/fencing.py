@@ -24,6 +24,7 @@ class Fencing:
 
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
+        await self._ledgers.warm(ledger_id)
         state = self._ledgers.load(ledger_id)
         if not state.fenced:
             state.fenced = True
@@ -70,6 +71,7 @@ class Fencing:
 
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""
+        await self._ledgers.warm(ledger_id)
         state = self._ledgers.load(ledger_id)
         if state.fenced:
             raise LedgerFenced(f"ledger {ledger_id} was fenced by a recovery", ledger_id=ledger_id)

@@ -167,6 +167,11 @@ class LedgerDescriptors:
             self.by_id[ledger_id] = state
         return state
 
+    async def warm(self, ledger_id: int) -> None:
+        """`load` and `peek` will wait for no disk. RequestTimeout: it does not answer."""
+        if ledger_id not in self.by_id:
+            await self._index.warm_ledger(ledger_id)
+
     def note_entry(
         self, state: LedgerDescriptor, ledger_id: int, entry_id: int, last_add_confirmed: int
     ) -> None:

@@ -81,7 +81,10 @@ class Reads:
         self, ledger_id: int, first: int, last: int, max_bytes: int, stripe: Stripe = EVERY_ENTRY
     ) -> tuple[list[bytes], int]:
         """See `Bookie.read`, which has fenced already and looked at the arguments."""
-        state = self._ledgers.by_id.get(ledger_id) or self._ledgers.peek(ledger_id)
+        state = self._ledgers.by_id.get(ledger_id)
+        if state is None:
+            await self._ledgers.warm(ledger_id)
+            state = self._ledgers.peek(ledger_id)
         if state.deleted_at_ms:
             raise _deleted(ledger_id)
         if first == last and (entry := self._cache.get(ledger_id, first)) is not None:
@@ -175,8 +178,9 @@ class Reads:
                 raise
             return []  # a request that begins with it gets the error
 
-    def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
+    async def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
         """See `Bookie.read_last_confirmed`."""
+        await self._ledgers.warm(ledger_id)
         state = self._existing(ledger_id)
         if state.unknown:
             # What it does know may lie below what it has answered before it lost its disk (rule 8).
@@ -192,6 +196,7 @@ class Reads:
         self, ledger_id: int, last_add_confirmed: int, timeout_s: float, max_entries: int, max_bytes: int
     ) -> LongPollResult:
         """See `Bookie.wait_last_confirmed`."""
+        await self._ledgers.warm(ledger_id)
         longest = self._settings.long_poll_timeout_s
         deadline = asyncio.get_running_loop().time() + (min(timeout_s, longest) if timeout_s > 0 else longest)
         state = self._existing(ledger_id)

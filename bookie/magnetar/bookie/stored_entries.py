@@ -68,7 +68,7 @@ class StoredEntries:
         first = ids[0]
         for attempt in range(_ATTEMPTS):
             try:
-                wanted = self._run(ledger_id, ids, max_bytes, ahead)
+                wanted = await self._run(ledger_id, ids, max_bytes, ahead)
             except StorageFailed as error:
                 self._damage.report_file("index", str(error))
                 raise
@@ -138,18 +138,20 @@ class StoredEntries:
                 return entries[:place]
         return entries
 
-    def _run(
+    async def _run(
         self, ledger_id: int, ids: Sequence[int], max_bytes: int, ahead: Stripe | None
     ) -> list[tuple[int, Location]]:
         """The locations of a run from the first id on; more than was asked for if `ahead`."""
         if len(ids) == 1 and not ahead:
-            location = self._index.get(ledger_id, ids[0])
+            location = await self._index.find(ledger_id, ids[0])
             return [] if location is None else [(ids[0], location)]
         settings, last = self._settings, ids[-1]
         least = settings.read_ahead_entries if ahead else 1
         if ahead and len(ids) < least:
             ids = ahead.ids(ids[0], _MAX_ID, least)
         most = min(len(ids), _MAX_RUN_ENTRIES)
+        await self._index.warm_locations(ledger_id, ids[0], ids[most - 1])
+        # From here on in one turn of the loop.
         cached = self._cache.get if self._cache.holds(ledger_id) else None
         wanted: list[tuple[int, Location]] = []
         log_id = start = following = size = 0

@@ -57,6 +57,7 @@ class Deletion:
         waiting: list[asyncio.Future[None]] = []
         for start in range(0, len(ledger_ids), _SLICE):
             for ledger_id in ledger_ids[start : start + _SLICE]:
+                await self._ledgers.warm(ledger_id)
                 self._write_tombstone(ledger_id)
                 if (durable := self._in_flight.get(ledger_id)) is not None:
                     waiting.append(durable)

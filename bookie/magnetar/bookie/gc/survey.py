@@ -79,6 +79,7 @@ class Survey:
         purged = [ledger_id for ledger_id in self.deleted if ledger_id not in self._purged]
         rows: list[tuple[int, int, Location, Location | None]] = []
         for number, ledger_id in enumerate(purged):
+            await index.warm_locations(ledger_id, 0, _ONE_BY_ONE)
             found = index.list_locations(ledger_id, count=_ONE_BY_ONE + 1)
             if len(found) > _ONE_BY_ONE:
                 with raising(IndexFailed):

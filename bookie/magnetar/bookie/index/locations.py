@@ -124,6 +124,18 @@ class LocationIndex(Protocol):
         """Locations of these entries, in the order asked for, without those that are in no entry log. About 0.6 us each."""
         ...
 
+    async def find(self, ledger_id: int, entry_id: int) -> Location | None:
+        """Like `get`, but the loop goes on while the disk is read. RequestTimeout when it does not answer."""
+        ...
+
+    async def warm_locations(self, ledger_id: int, first: int, last: int) -> None:
+        """`get_each` and `list_locations` of entries from `first` to `last` wait for no disk afterwards. RequestTimeout."""
+        ...
+
+    async def warm_ledger(self, ledger_id: int) -> None:
+        """`get_ledger` of it waits for no disk afterwards. RequestTimeout."""
+        ...
+
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:

@@ -22,9 +22,11 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
-from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, RequestTimeout, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
@@ -52,6 +54,15 @@ _INCOMPLETE = b"incomplete"
 _STATES_LOGGED = b"states logged"
 _MAX_ID = 2**64 - 1
 _NO_SPACE = "No space left"
+# Threads that read what is not in memory; and, as for entry logs, less than the read timeout of ledger clients.
+_READERS = 4
+_READ_TIMEOUT_S = 4.0
+# Locations are warmed by so many entries of a ledger; a block has more than a step of them. The blocks of the chunks that are
+# remembered fit into the cache.
+_CHUNK = 1024
+_ALL_KEYS = 100
+_KEY_STEP = 32
+_WARM_CHUNKS = 256
 
 
 class RocksLocationIndex:
@@ -104,6 +115,9 @@ class RocksLocationIndex:
         self._locations_sequence = self._ledgers_sequence = 0
         # A checkpoint and a garbage collection may flush at once, each in a thread.
         self._flushing = threading.Lock()
+        self._warm: set[tuple[int, int]] = set()  # (ledger, chunk)
+        self._silent = False  # the last read by a thread was not answered in time
+        self._readers = ThreadPoolExecutor(_READERS, "magnetar-index")
         self._guard = RocksDbGuard(OsFiles(), path, REBUILD)
         if links is None:
             try:
@@ -217,6 +231,51 @@ class RocksLocationIndex:
             for entry_id, value in zip(entry_ids, values, strict=True)
             if value is not None
         ]
+
+    async def find(self, ledger_id: int, entry_id: int) -> Location | None:
+        """See `LocationIndex`."""
+        key = _LOCATION_KEY.pack(ledger_id, entry_id)
+        may_exist, value = self._call(self._locations.key_may_exist, key, True)
+        if may_exist and value is None:
+            await self._read_off_loop(self._locations, [key])
+            return self.get(ledger_id, entry_id)
+        return None if value is None else decode_location(value)
+
+    async def warm_locations(self, ledger_id: int, first: int, last: int) -> None:
+        """See `LocationIndex`. What was warmed lately is taken to be warm."""
+        chunks = range(first // _CHUNK, last // _CHUNK + 1)
+        if all((ledger_id, chunk) in self._warm for chunk in chunks):
+            return
+        end = chunks.stop * _CHUNK
+        # All of the first ones: a key that a Bloom filter of another table takes for its own reads a block there, too.
+        ids = chain(range(first, first + _ALL_KEYS), range(first + _ALL_KEYS, end, _KEY_STEP))
+        await self._read_off_loop(self._locations, [_LOCATION_KEY.pack(ledger_id, number) for number in ids])
+        if len(self._warm) > _WARM_CHUNKS:
+            self._warm.clear()
+        self._warm.update((ledger_id, chunk) for chunk in chunks)
+
+    async def warm_ledger(self, ledger_id: int) -> None:
+        """See `LocationIndex`."""
+        key = _LEDGER_KEY.pack(ledger_id)
+        may_exist, value = self._call(self._ledgers.key_may_exist, key, True)
+        if may_exist and value is None:
+            await self._read_off_loop(self._ledgers, [key])
+
+    async def _read_off_loop(self, family: Any, keys: list[bytes]) -> None:
+        """Their blocks are in memory when it returns. 0.1 ms more than the disk needs."""
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT_S):
+                # Of a list of keys, and only then, rocksdict lets go of the interpreter while it reads.
+                await asyncio.get_running_loop().run_in_executor(self._readers, self._call, family.get, keys)
+        except TimeoutError:
+            self._silent = True
+            raise RequestTimeout(
+                f"the index {self.path} waits for its disk; read another replica, and look at the disk",
+                path=self.path,
+            ) from None
+        self._silent = False
+        if self._db is None:
+            raise StorageFailed("the index is closed")
 
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
@@ -356,6 +415,7 @@ class RocksLocationIndex:
         """See `LocationIndex`. May be called twice. Handles go first: they keep RocksDB's lock."""
         if self._db is None:
             return
+        self._readers.shutdown(wait=not self._silent)
         self._locations_handle = self._ledgers_handle = None
         for family in (self._locations, self._ledgers, self._db):
             try:
