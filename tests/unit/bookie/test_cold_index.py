@@ -67,7 +67,7 @@ async def test_a_read_waits_for_the_index_and_the_loop_does_not(bookie: Bookie, 
     families = index._ledgers, index._locations = ColdFamily(index._ledgers), ColdFamily(index._locations)
     reading = asyncio.ensure_future(bookie.read(1, 0, last))
     for family in families:
-        await until(lambda family=family: family.asked)
+        await until(lambda: any(family.asked and not family.answers.is_set() for family in families))
         await asyncio.sleep(0.01)
         assert not reading.done()
         family.answers.set()
