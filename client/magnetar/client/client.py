@@ -345,7 +345,6 @@ class Client(Administration):
         on_closed: OnClosed,
     ) -> TopicsConsumer:
         """The consumer of several topics, and of the retry topics of all of them."""
-        first = True
         pattern = wanted if isinstance(wanted, TopicPattern) else None
 
         def select(topics: list[str]) -> list[str]:
@@ -362,13 +361,14 @@ class Client(Administration):
         async def find_topics() -> list[str]:
             return select(wanted if isinstance(wanted, list) else await self.list_topics(wanted.namespace))
 
-        def new_consumer(topic: str, on_wake: Callable[[TopicConsumer], object]) -> TopicConsumer:
+        def new_consumer(
+            topic: str, on_wake: Callable[[TopicConsumer], object], later: bool
+        ) -> TopicConsumer:
             self._last_id += 1
             own = f"consumer {subscription!r} of {topic}"
             session = ConsumerSession(self._pool, topic, self._last_id, own)
             letter_topic = letters is not None and letters.is_retry_topic(topic)
-            from_start = letter_topic or (pattern is not None and not first)
-            own_options = replace(options, start="earliest") if from_start else options
+            own_options = replace(options, start="earliest") if letter_topic or later else options
             if letter_topic:
                 own_options = replace(own_options, dead_letter=None, retry=False)
             return TopicConsumer(
@@ -381,26 +381,19 @@ class Client(Administration):
                 screen=letters,
             )
 
-        def opened() -> None:
-            nonlocal first
-            first = False
-
+        discovery = None
+        if pattern is not None:
+            self._last_id += 1
+            watch = TopicsWatch(self._pool, pattern.namespace, self._last_id)
+            discovery = Discovery(watch, select, options.discovery_interval)
         return TopicsConsumer(
             what,
             self._pool,
             find_topics,
             new_consumer,
             on_closed,
-            opened,
-            discovery=None if pattern is None else self._discovery(pattern, select, options),
+            discovery=discovery,
         )
-
-    def _discovery(
-        self, pattern: TopicPattern, select: Callable[[list[str]], list[str]], options: ConsumerOptions
-    ) -> Discovery:
-        self._last_id += 1
-        watch = TopicsWatch(self._pool, pattern.namespace, self._last_id)
-        return Discovery(watch, select, options.discovery_interval)
 
     def _letters(
         self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern

@@ -39,7 +39,7 @@ class Receiving(Member):
         while True:
             for message in source.open_messages():
                 yield message
-            if not await source.refill(Taking.EACH):
+            if not await self.refill(Taking.EACH):
                 return
 
     async def receive(self, timeout: float | None = None) -> Message:
@@ -66,7 +66,7 @@ class Receiving(Member):
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
         try:
             async with asyncio.timeout(timeout):
-                if await source.refill(Taking.ONE):
+                if await self.refill():
                     return
         except TimeoutError:
             raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
@@ -84,7 +84,7 @@ class Receiving(Member):
             rest = MessageBatch(source.open_messages())
             if rest:
                 return rest
-            if not await source.refill(Taking.ALL):
+            if not await self.refill(Taking.ALL):
                 return None
 
     def open_messages(self) -> Iterator[Message]:
@@ -93,7 +93,13 @@ class Receiving(Member):
 
     async def refill(self, taking: Taking = Taking.ONE) -> bool:
         """Waits until `open_messages` has one; False when stopped. Raises why nothing more will come, or a damage."""
-        return await self._source.refill(taking)
+        source = self._source
+        while not await source.refill_now(taking):
+            if source.stopped:
+                return False
+            source.arrived.clear()
+            await source.arrived.wait()
+        return True
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
         """The last message that is stored and can be received here, None if none is. Of several topics: of `topic`."""

@@ -113,7 +113,7 @@ async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
         raise type(first)(text + more, **{**first.details, "failed": dict(failed)}) from first
 
 
-NewConsumer = Callable[[str, Callable[[TopicConsumer], object]], TopicConsumer]
+NewConsumer = Callable[[str, Callable[[TopicConsumer], object], bool], TopicConsumer]
 
 
 class Discovery(NamedTuple):
@@ -134,20 +134,19 @@ class TopicsConsumer:
         find_topics: Callable[[], Awaitable[list[str]]],
         new_consumer: NewConsumer,
         on_closed: Callable[[], object],
-        on_opened: Callable[[], object],
         *,
         discovery: Discovery | None,
     ) -> None:
         """`find_topics` says which topics there should be; None as `discovery`: they never change.
 
-        `new_consumer` makes the consumer of a topic, which is to call what it gets whenever it wakes.
+        `new_consumer` makes the consumer of a topic, which is to call what it gets whenever it wakes; it also learns whether
+        the topic was found after the first ones.
         """
         self.what = what
         self._pool = pool
         self._find_topics = find_topics
         self._new_consumer = new_consumer
         self._on_closed = on_closed
-        self._on_opened = on_opened
         self._rules = discovery
         self.consumers: dict[str, TopicConsumer] = {}  # by topic; those that are open or being opened
         self.acknowledger = TopicsAcknowledger(what, self.consumers)
@@ -155,7 +154,7 @@ class TopicsConsumer:
         self._ready: dict[TopicConsumer, None] = {}  # may have something to hand out, in turn
         self._current: TopicConsumer | None = None  # whose delivery is open
         self._failures: list[MagnetarError] = []  # not raised yet
-        self._arrived = asyncio.Event()
+        self.arrived = asyncio.Event()
         self._discovery: LongTask | None = None
         self._sharing: asyncio.TimerHandle | None = None
         self._paused = False
@@ -167,20 +166,13 @@ class TopicsConsumer:
         """See Receiving."""
         return iter(()) if self._current is None else self._current.open_messages()
 
-    async def refill(self, taking: Taking) -> bool:
-        """See Receiving."""
-        while not self.stopped:
-            if await self._open_next(taking):
-                return True
-            if self._current is not None:
-                self._current.found_empty()
-            self._arrived.clear()
-            await self._arrived.wait()
-        return False
-
     async def refill_now(self, taking: Taking) -> bool:
-        """As `refill`, but for what is here: False if nothing is."""
-        return not self.stopped and await self._open_next(taking)
+        """Opens the next delivery that is here. Raises what a topic failed with, or of a damage."""
+        if self.stopped or await self._open_next(taking):
+            return not self.stopped
+        if self._current is not None:
+            self._current.found_empty()
+        return False
 
     async def _open_next(self, taking: Taking) -> bool:
         """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
@@ -208,7 +200,7 @@ class TopicsConsumer:
             self._failed(consumer, consumer.failure)
         elif consumer.queued_deliveries:
             self._ready[consumer] = None
-        self._arrived.set()
+        self.arrived.set()
 
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
         if self._rules is not None and isinstance(error, TopicNotFound):
@@ -227,7 +219,6 @@ class TopicsConsumer:
             with contextlib.suppress(MagnetarError):  # it is tried again
                 await self._rules.watch.begin()
         await self._open_topics(await self._find_topics())
-        self._on_opened()
         if self._rules is not None:
             self._discovery = LongTask(f"the topics of {self.what}", partial(self._discover, self._rules))
 
@@ -243,7 +234,8 @@ class TopicsConsumer:
                     if self._rules is None or not isinstance(error, TopicNotFound):
                         raise
 
-        new = [self._new_consumer(topic, self._woken) for topic in topics if topic not in self.consumers]
+        later = self._discovery is not None
+        new = [self._new_consumer(one, self._woken, later) for one in topics if one not in self.consumers]
         for consumer in new:
             self.consumers[consumer.topic] = consumer
             if self._paused:
@@ -322,13 +314,7 @@ class TopicsConsumer:
         """See Receiving."""
         if topic is None:
             raise InvalidArgument(f"{self.what} has several topics: of which one is the last message wanted?")
-        return await self._consumer_of_topic(str(TopicName.parse(topic))).last_message_id()
-
-    def _consumer_of_topic(self, topic: str) -> TopicConsumer:
-        consumer = self.consumers.get(topic)
-        if consumer is None:
-            raise AlreadyClosed(f"{self.what} does not consume {topic} any more")
-        return consumer
+        return await self.acknowledger.consumer_of_topic(str(TopicName.parse(topic))).last_message_id()
 
     async def redeliver_unacknowledged(self) -> None:
         """See Consumer."""
@@ -348,7 +334,7 @@ class TopicsConsumer:
 
     async def skip(self, error: EntryUnreadable) -> None:
         """See Receiving. Raises AlreadyClosed if its topic has left."""
-        await self._consumer_of_topic(error.topic).skip(error)
+        await self.acknowledger.consumer_of_topic(error.topic).skip(error)
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription of each topic; the consumer is still to be closed.
@@ -385,7 +371,7 @@ class TopicsConsumer:
     def stop(self) -> None:
         """See Receiving."""
         self.stopped = True
-        self._arrived.set()
+        self.arrived.set()
         for consumer in self.consumers.values():
             consumer.stop()
         if self._sharing is not None:
@@ -410,9 +396,13 @@ class TopicsAcknowledger:
             raise InvalidArgument(
                 f"{self._what} has several topics: it takes messages, not {type(message).__name__}, which names no topic"
             )
-        consumer = self._consumers.get(message.topic)
+        return self.consumer_of_topic(message.topic)
+
+    def consumer_of_topic(self, topic: str) -> TopicConsumer:
+        """Raises AlreadyClosed if it has left."""
+        consumer = self._consumers.get(topic)
         if consumer is None:
-            raise AlreadyClosed(f"{self._what} does not consume {message.topic} any more")
+            raise AlreadyClosed(f"{self._what} does not consume {topic} any more")
         return consumer
 
     def _by_topic(self, messages: Any) -> list[tuple[TopicConsumer, Message | MessageBatch | list[Message]]]:

@@ -222,28 +222,20 @@ class BrokerConnection:
 
     def _notified(self, command: Command) -> None:
         match command:
-            case SendFailed():
-                producer = self.producers.get(command.producer_id)
-                if producer is not None:
-                    producer.send_failed(command)
-            case SendDelayed():
-                producer = self.producers.get(command.producer_id)
-                if producer is not None:
-                    producer.send_delayed(command)
+            case SendFailed() if producer := self.producers.get(command.producer_id):
+                producer.send_failed(command)
+            case SendDelayed() if producer := self.producers.get(command.producer_id):
+                producer.send_delayed(command)
             case CloseProducer():
                 self._ended(self.producers.get(command.producer_id), command)
-            case ActiveConsumer():
-                consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None:
-                    consumer.active_changed(command.active)
-            case UnreadableEntry():
-                consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None:
-                    consumer.unreadable(command)
+            case ActiveConsumer() if consumer := self.consumers.get(command.consumer_id):
+                consumer.active_changed(command.active)
+            case UnreadableEntry() if consumer := self.consumers.get(command.consumer_id):
+                consumer.unreadable(command)
             case CloseConsumer():
                 self._ended(self.consumers.get(command.consumer_id), command)
             case _:
-                # Late receipts of an old epoch, and news of later versions that this one can do without.
+                # Of one that has left, receipts of an old epoch, news of later versions that it can do without.
                 log.debug("%s ignored", type(command).__name__)
 
     def _ended(self, user: TopicPort | None, command: CloseProducer | CloseConsumer) -> None:

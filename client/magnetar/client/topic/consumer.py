@@ -128,7 +128,7 @@ class TopicConsumer:
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
-        self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
+        self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
         self._handing_out = asyncio.Lock()
         self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
@@ -139,25 +139,6 @@ class TopicConsumer:
         """What is left of the open delivery; taking from it hands out."""
         return self._current
 
-    async def refill(self, taking: Taking) -> bool:
-        """Opens the next delivery, waiting for it; False when stopped. Raises what ended the consumer, or of a damage."""
-        while True:
-            if length_hint(self._current):
-                return True  # another task was faster, and left something
-            if self.stopped:
-                return False
-            if self.withholds:
-                await self.hand_out(taking)
-                continue
-            if self.open_next():
-                continue
-            if self._session.failure is not None:
-                self._session.check_open()
-            if not self._queue:
-                self.found_empty()
-            self._arrived.clear()
-            await self._arrived.wait()
-
     async def refill_now(self, taking: Taking) -> bool:
         """Opens the next delivery if it is here. Raises what ended the consumer, or of a damage."""
         while not length_hint(self._current):
@@ -166,7 +147,8 @@ class TopicConsumer:
             elif not self.open_next():
                 if not self.stopped:
                     self._session.check_open()
-                    self.found_empty()
+                    if not self._queue:
+                        self.found_empty()
                 return False
         return True
 
@@ -593,7 +575,7 @@ class TopicConsumer:
         self._wake()
 
     def _wake(self) -> None:
-        self._arrived.set()
+        self.arrived.set()
         if self._on_wake is not None:
             self._on_wake(self)
 
