@@ -34,7 +34,7 @@ import uvloop
 from bench.arguments import OUT, console, parser_of
 from bench.services import drop_page_cache
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.settings import BookieSettings
 from magnetar.cli.bookie_identity import introduce_bookie
 from magnetar.cli.production import bookie_components

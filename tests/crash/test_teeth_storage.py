@@ -18,7 +18,7 @@ from magnetar.bookie import replay as replay_module
 from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
 from magnetar.bookie.engine import Bookie
-from magnetar.bookie.entry_log import EntryLogs
+from magnetar.bookie.entry_log.entry_logs import EntryLogs
 from magnetar.bookie.journal import changes, records, recovery
 from magnetar.bookie.journal import journal as journal_module
 from magnetar.bookie.journal.journal import Journal

@@ -15,9 +15,12 @@ import pytest
 from magnetar.bookie import replay as replay_module
 from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
-from magnetar.bookie.entry_log import STATE_ENTRY, EntryLogs, LogWriter
-from magnetar.bookie.gc import Collector, Deletion
+from magnetar.bookie.entry_log.entry_logs import EntryLogs
+from magnetar.bookie.entry_log.log_writer import LogWriter
+from magnetar.bookie.entry_log.records import STATE_ENTRY
+from magnetar.bookie.gc.collector import Collector
 from magnetar.bookie.gc.compactor import Compactor
+from magnetar.bookie.gc.deletion import Deletion
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import Journals
 from magnetar.bookie.journal.journal import Journal

@@ -439,8 +439,8 @@ def test_ctrl_c_of_a_consumer_acknowledges_what_was_printed(service: Service) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        (["produce", "bad name!", "-m", "x"], 1, "not a topic name"),
-        (["consume", "t", "-s", "bad name!"], 1, "not a subscription name"),
+        (["produce", "bad name!", "-m", "x"], 2, "not a topic name"),
+        (["consume", "t", "-s", "bad name!"], 2, "not a subscription name"),
         (["produce", "t", "--key-field", "k", "-m", "not json"], 1, "message 1: it is no JSON object"),
         (["produce", "t", "--key-field", "k", "-m", "{}"], 1, "with a field 'k'; leave out --key-field"),
         (["topics", "stats", "no-such-topic"], 1, "no-such-topic does not exist"),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from magnetar.broker import Broker, BrokerSettings, ClientConnection
-from magnetar.broker.service import BrokerService
+from magnetar.broker.service.broker import BrokerService
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch, encode_batch
 from magnetar.proto.entry import Entry

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.zookeeper import ZooKeeperMetadataStore, ZooKeeperSettings, open_zookeeper_store
+from magnetar.metadata.zookeeper.store import ZooKeeperMetadataStore, ZooKeeperSettings, open_zookeeper_store
 from magnetar.runtime.clock import elapsed_s
 from support.service import held_port
 

@@ -18,7 +18,8 @@ from magnetar.proto.errors import DiskFull, StorageFailed
 from magnetar.runtime.tasks import begin
 
 from .disk_worker import DiskWorker
-from .entry_log import STATE_ENTRY, EntryLogs
+from .entry_log.entry_logs import EntryLogs
+from .entry_log.records import STATE_ENTRY
 from .index import BATCH_ENTRIES, LedgerRecord, LocationIndex
 from .layout import DataLayout
 from .ledgers import DirtyLedgers

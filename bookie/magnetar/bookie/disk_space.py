@@ -24,7 +24,8 @@ from typing import NamedTuple
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import Files
 
-from .entry_log import DirectoryState, EntryLogs
+from .entry_log.entry_logs import EntryLogs
+from .entry_log.ledger_directory import DirectoryState
 from .layout import DataLayout
 from .read_only import read_only_reason
 from .settings import BookieSettings

@@ -37,9 +37,12 @@ from .checkpoint import Checkpointer
 from .components import BookieComponents
 from .cookie import Cookie, encode_cookie, write_cookie
 from .disk_space import DiskSpace
-from .entry_log import EntryLogs
+from .entry_log.entry_logs import EntryLogs
 from .fencing import Fencing
-from .gc import Collected, Collector, Deletion, StorageParts, UnknownLedgers
+from .gc.collector import Collected, Collector
+from .gc.deletion import Deletion
+from .gc.parts import StorageParts
+from .gc.unknown_ledgers import UnknownLedgers
 from .index import LocationIndex
 from .introduction import introduce
 from .journal import Journals

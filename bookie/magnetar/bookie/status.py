@@ -10,8 +10,9 @@ from .checkpoint import Checkpointer
 from .components import BookieComponents
 from .cookie import Cookie
 from .disk_space import DiskSpace
-from .entry_log import DirectoryState, EntryLogs
-from .gc import Collector
+from .entry_log.entry_logs import EntryLogs
+from .entry_log.ledger_directory import DirectoryState
+from .gc.collector import Collector
 from .journal import Journals
 from .ledgers import LedgerDescriptors
 from .metrics import Distribution

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from magnetar.proto.errors import EntryDamaged, StorageFailed
 from magnetar.proto.stripe import Stripe
 
-from .entry_log import RECORD_HEADER_BYTES, EntryLogs
+from .entry_log.entry_logs import EntryLogs
+from .entry_log.records import RECORD_HEADER_BYTES
 from .index import Location, LocationIndex
 from .read_budget import ReadGrant
 from .read_cache import ReadCache

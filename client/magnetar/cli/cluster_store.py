@@ -28,7 +28,7 @@ async def open_shared_metadata(
     address: str, rng: random.Random, stops: AsyncExitStack, *, make_root: bool = False
 ) -> MetadataStore:
     """The store on ZooKeeper; closed by `stops`. ServiceNotReady; InvalidSetting without a cluster, unless `make_root`."""
-    from magnetar.metadata.zookeeper import open_zookeeper_store
+    from magnetar.metadata.zookeeper.store import open_zookeeper_store
 
     metadata = await open_zookeeper_store(address, rng=rng, clock=elapsed_s, make_root=make_root)
     stops.push_async_callback(metadata.close)

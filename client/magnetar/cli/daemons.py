@@ -109,7 +109,7 @@ def _check_together(command: str, settings: ServiceSettings) -> None:
     if command == "autorecovery" and not shared:
         raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
     if shared:
-        from magnetar.metadata.zookeeper import parse_address
+        from magnetar.metadata.zookeeper.address import parse_address
 
         parse_address(shared)
     if command == "standalone":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.entry_log import DirectoryState
+from magnetar.bookie.entry_log.ledger_directory import DirectoryState
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.broker import Broker
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics

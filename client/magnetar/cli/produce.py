@@ -15,7 +15,7 @@ from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFaile
 
 from .lines import open_input, read_lines, read_whole
 from .progress import ProgressMeter
-from .session import print_json
+from .session import fail, print_json
 
 MAX_UNCONFIRMED_GROUPS = 64
 
@@ -143,7 +143,7 @@ async def produce(
             raise
         except (InvalidArgument, MessageTooLarge, StorageFailed) as error:
             await sender.finish()
-            raise type(error)(f"{error.message} (messages stored before it: {sender.confirmed:,})") from None
+            fail(f"{error.message} (messages stored before it: {sender.confirmed:,})")
     _report(topic, sender, as_json=as_json)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from magnetar.proto.errors import InvalidArgument, InvalidSetting, MagnetarError
+from magnetar.proto.errors import InvalidArgument, InvalidSetting, InvalidTopicName, MagnetarError
 from magnetar.runtime.quantities import parse_duration
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def exit_code(error: MagnetarError) -> int:
     """With which a command ends that meets it."""
     if isinstance(error, InvalidSetting):
         return EXIT_CONFIG
-    return EXIT_USAGE if isinstance(error, InvalidArgument) else EXIT_FAILED
+    return EXIT_USAGE if isinstance(error, InvalidArgument | InvalidTopicName) else EXIT_FAILED
 
 
 class _Warnings(logging.Handler):

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.metadata import version
 
-from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.bundle_ownership import OwnershipSettings

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from magnetar.bookie import Bookie, BookieComponents, open_bookie
-from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from magnetar.metadata import Create, MetadataStore
-from magnetar.metadata.zookeeper import ZooKeeperSettings
 from magnetar.metadata.zookeeper.connection import MAX_PENDING
+from magnetar.metadata.zookeeper.store import ZooKeeperSettings
 from magnetar.metadata.zookeeper.wire import Opcode
 from magnetar.proto.errors import AlreadyClosed, AlreadyExists, ConnectionLost, MagnetarError, VersionConflict
 from support.zookeeper import Ensemble, open_store, opened

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.zookeeper import ZooKeeperSettings
+from magnetar.metadata.zookeeper.store import ZooKeeperSettings
 from magnetar.proto.errors import (
     InvalidArgument,
     InvalidSetting,

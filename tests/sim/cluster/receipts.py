@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar.broker import Broker, ClientConnection
-from magnetar.broker.service import BrokerService
+from magnetar.broker.service.broker import BrokerService
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError, TopicNotServed
 from magnetar.proto.ids import TopicName

@@ -8,11 +8,11 @@ from typing import Any
 from magnetar.bookie import Bookie, replay
 from magnetar.bookie.adds import Adds
 from magnetar.bookie.checkpoint import Checkpointer, _Work
-from magnetar.bookie.entry_log import EntryLogs
+from magnetar.bookie.entry_log.entry_logs import EntryLogs
 from magnetar.bookie.fencing import Fencing
-from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.gc.deletion import Deletion
+from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.journal.records import RecordType
 from magnetar.bookie.reads import Reads

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.entry_log import STATE_ENTRY
+from magnetar.bookie.entry_log.records import STATE_ENTRY
 from magnetar.bookie.index import LedgerRecord, decode_ledger_record
 from magnetar.proto.errors import StorageFailed
 from support.bookie_kit import add, entry, open_inline

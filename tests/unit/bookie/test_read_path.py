@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
+from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadBudget, ReadGrant
 from magnetar.bookie.read_cache import ReadCache

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie import Bookie, stored_entries
-from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
+from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadGrant
 from magnetar.proto.errors import (

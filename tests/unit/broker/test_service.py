@@ -8,9 +8,9 @@ import pytest
 
 from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.broker.listeners.native.requests import REQUESTS, to_wire
-from magnetar.broker.service import OPERATIONS, BrokerService, LedgerService
-from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE
-from magnetar.broker.service.operations import Operation
+from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE, BrokerService
+from magnetar.broker.service.ledgers import LedgerService
+from magnetar.broker.service.operations import OPERATIONS, Operation
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers

@@ -14,9 +14,9 @@ from magnetar.cli import cluster
 from magnetar.cli.cluster_members import obstacles, read_members
 from magnetar.cli.cluster_store import open_shared_metadata
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
-from magnetar.metadata import zookeeper
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.paths import cookie_path, known_broker_path
+from magnetar.metadata.zookeeper import store as store_module
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from support.memory_metadata import MemoryMetadataStore
 
@@ -79,7 +79,7 @@ async def test_rule_54_a_root_without_a_cluster_is_an_error_and_no_empty_cluster
     async def open_zookeeper_store(*_: Any, **__: Any) -> MemoryMetadataStore:
         return opened
 
-    monkeypatch.setattr(zookeeper, "open_zookeeper_store", open_zookeeper_store)
+    monkeypatch.setattr(store_module, "open_zookeeper_store", open_zookeeper_store)
     async with AsyncExitStack() as stops:
         with pytest.raises(InvalidSetting, match=r"no cluster at zk1:2181/wrong; .*magnetar cluster init"):
             await open_shared_metadata("zk://me:secret@zk1:2181/wrong", rng, stops)

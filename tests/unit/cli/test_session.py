@@ -19,6 +19,7 @@ from magnetar.proto.commands import Subscribe
 from magnetar.proto.errors import (
     InvalidArgument,
     InvalidSetting,
+    InvalidTopicName,
     MagnetarError,
     MessageTooLarge,
     SendTimeout,
@@ -88,7 +89,14 @@ def test_a_wrong_command_line_has_one_exit_code(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(InvalidArgument, 2), (InvalidSetting, 78), (MessageTooLarge, 1), (TopicNotFound, 1), (SendTimeout, 1)],
+    [
+        (InvalidArgument, 2),
+        (InvalidTopicName, 2),
+        (InvalidSetting, 78),
+        (MessageTooLarge, 1),
+        (TopicNotFound, 1),
+        (SendTimeout, 1),
+    ],
 )
 def test_the_exit_code_says_whether_the_same_again_may_help(error: type[MagnetarError], code: int) -> None:
     async def command() -> None:

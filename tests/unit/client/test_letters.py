@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.service import BrokerService
+from magnetar.broker.service.broker import BrokerService
 from magnetar.client import (
     Client,
     Consumer,

@@ -4,11 +4,3 @@
 writes tombstones, `existing_ledgers` asks metadata, `leftovers` drops what metadata gives to other bookies,
 `unknown_ledgers` finds what is complete again after a loss.
 """
-
-from .collector import Collected, Collector
-from .deletion import Deletion
-from .existing_ledgers import MetadataLedgers
-from .parts import StorageParts
-from .unknown_ledgers import UnknownLedgers
-
-__all__ = ["Collected", "Collector", "Deletion", "MetadataLedgers", "StorageParts", "UnknownLedgers"]

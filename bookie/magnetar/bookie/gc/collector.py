@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
-from ..entry_log import DirectoryState
+from ..entry_log.ledger_directory import DirectoryState
 from .brake import deleted_ledgers
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
 from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round

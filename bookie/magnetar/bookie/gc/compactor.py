@@ -28,7 +28,9 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout
 
-from ..entry_log import STATE_ENTRY, LogInfo, LogWriter, Scanned
+from ..entry_log.entry_logs import LogInfo
+from ..entry_log.log_writer import LogWriter
+from ..entry_log.records import STATE_ENTRY, Scanned
 from ..index import (
     BATCH_ENTRIES,
     LedgerRecord,

@@ -9,7 +9,7 @@ from magnetar.runtime.files import Files
 
 from ..checkpoint import Checkpointer
 from ..disk_worker import DiskWorker
-from ..entry_log import EntryLogs
+from ..entry_log.entry_logs import EntryLogs
 from ..index import LocationIndex
 from ..layout import DataLayout
 from ..ledgers import LedgerDescriptors

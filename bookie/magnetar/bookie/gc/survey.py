@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from magnetar.proto.errors import MagnetarError
 
-from ..entry_log import DirectoryState, LogInfo, LogStatistics
+from ..entry_log.entry_logs import LogInfo
+from ..entry_log.ledger_directory import DirectoryState
+from ..entry_log.log_scans import LogStatistics
 from ..index import BATCH_ENTRIES, Location
 from ..index.walks import ledger_pages
 from .compactor import IndexFailed, raising

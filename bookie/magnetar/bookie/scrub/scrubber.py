@@ -27,8 +27,8 @@ from typing import NamedTuple
 from magnetar.proto.errors import MagnetarError, RequestTimeout, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 
-from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
-from ..entry_log.records import SYNCED_ENTRY
+from ..entry_log.entry_logs import LogInfo
+from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, SYNCED_ENTRY, Scanned
 from ..entry_log.scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
 from ..gc.parts import StorageParts
 from ..index import Location

@@ -7,10 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.bookie.entry_log import STATE_ENTRY, DirectoryState, EntryLogs, LogInfo, LogWriter, Scanned
+from magnetar.bookie.entry_log.entry_logs import EntryLogs, LogInfo
+from magnetar.bookie.entry_log.ledger_directory import DirectoryState
 from magnetar.bookie.entry_log.log_ids import encode_log_ids
-from magnetar.bookie.entry_log.log_writer import PlacedSlice
-from magnetar.bookie.entry_log.records import encode_footer, encode_log_header, encode_record_header
+from magnetar.bookie.entry_log.log_writer import LogWriter, PlacedSlice
+from magnetar.bookie.entry_log.records import (
+    STATE_ENTRY,
+    Scanned,
+    encode_footer,
+    encode_log_header,
+    encode_record_header,
+)
 from magnetar.bookie.index import LedgerRecord, Location, decode_ledger_record
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.write_cache import MemTable, WriteCache

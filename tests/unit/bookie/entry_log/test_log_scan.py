@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie.entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, Scanned
 from magnetar.bookie.entry_log.records import (
     LOG_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    STATE_ENTRY,
     SYNCED_ENTRY,
+    Scanned,
     encode_footer,
     encode_log_header,
     encode_record_header,

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from magnetar.bookie.entry_log import STATE_ENTRY, EntryLogs
+from magnetar.bookie.entry_log.entry_logs import EntryLogs
+from magnetar.bookie.entry_log.records import STATE_ENTRY
 from magnetar.bookie.index import LedgerRecord, Location
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.write_cache import WriteCache

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.entry_log import RECORD_HEADER_BYTES, STATE_ENTRY
+from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY
 from magnetar.bookie.gc.compaction_files import (
     compacting_path,
     decode_replaces,

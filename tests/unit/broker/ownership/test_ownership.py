@@ -9,7 +9,7 @@ from magnetar.broker.ownership import transfers
 from magnetar.broker.ownership.core.bundles import Bounds, topic_hash
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import owner_path, transfer_path
-from magnetar.broker.service import BrokerService
+from magnetar.broker.service.broker import BrokerService
 from magnetar.metadata import ephemeral
 from magnetar.proto.errors import (
     ConnectionLost,

@@ -21,7 +21,7 @@ from magnetar.broker.ownership.records import (
     owner_path,
     transfer_path,
 )
-from magnetar.broker.service import BrokerService
+from magnetar.broker.service.broker import BrokerService
 from magnetar.ledger.replication.cluster_watch import encode_drain
 from magnetar.proto import commands as c
 from magnetar.proto.errors import ConnectionLost, MagnetarError, ServiceNotReady, TopicNotServed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.metadata.zookeeper import ZooKeeperAddress, parse_address
+from magnetar.metadata.zookeeper.address import ZooKeeperAddress, parse_address
 from magnetar.proto.errors import InvalidSetting
 
 

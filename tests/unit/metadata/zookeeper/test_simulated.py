@@ -8,13 +8,9 @@ import random
 import pytest
 
 from magnetar.metadata import Create, Put
-from magnetar.metadata.zookeeper import (
-    ZooKeeperMetadataStore,
-    ZooKeeperSettings,
-    open_zookeeper_store,
-    parse_address,
-    wire,
-)
+from magnetar.metadata.zookeeper import wire
+from magnetar.metadata.zookeeper.address import parse_address
+from magnetar.metadata.zookeeper.store import ZooKeeperMetadataStore, ZooKeeperSettings, open_zookeeper_store
 from magnetar.proto.errors import (
     AlreadyClosed,
     AlreadyExists,

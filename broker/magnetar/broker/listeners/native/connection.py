@@ -33,7 +33,7 @@ from magnetar.runtime.tasks import TaskSet
 
 from ...dispatch.subscription import SubscribeRequest
 from ...resources.budget import ByteBudget
-from ...service import BrokerService
+from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
 from ..openings import OpeningActions, Openings

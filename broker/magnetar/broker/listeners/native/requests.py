@@ -18,7 +18,9 @@ from ...export.archived import decode_wanted
 from ...export.attach import decode_attachment
 from ...export.damage import decode_damage
 from ...export.queries import Batch
-from ...service import OPERATIONS, BrokerService, Caller, LedgerService
+from ...service.broker import BrokerService
+from ...service.ledgers import LedgerService
+from ...service.operations import OPERATIONS, Caller
 from ...service.results import ConsumerOpened
 
 _Answer = Callable[[BrokerService, Caller, Any, bytes], Awaitable[Any]]

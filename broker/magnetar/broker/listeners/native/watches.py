@@ -14,7 +14,7 @@ import msgspec
 from magnetar.proto import commands as c
 from magnetar.proto.errors import AlreadyExists, TooManyRequests
 
-from ...service import BrokerService
+from ...service.broker import BrokerService
 from .ports import Link
 
 MAX_CHANGES = 1_000  # in one frame: 300 KB of names at most
