@@ -108,7 +108,7 @@ class DispatchCore:
 
     @property
     def active(self) -> Consumer | None:
-        """Failover: the consumer that gets everything."""
+        """Exclusive, failover: the consumer that gets everything."""
         return None if self._selector is None else self._selector.active
 
     def first_owed(self, consumer: Consumer) -> Position | None:
@@ -226,7 +226,7 @@ class DispatchCore:
 
     def _report_active(self, before: Consumer | None) -> None:
         active = self.active
-        if active is not before:
+        if active is not before and self._selector is not None and self._selector.several:
             if before is not None and not before.closed:
                 self._out.append(ActiveChanged(before, False))
             if active is not None:

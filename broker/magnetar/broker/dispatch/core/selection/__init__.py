@@ -7,8 +7,7 @@ decides by the keys of messages: then the dispatcher shares entries out (`key_sh
 from __future__ import annotations
 
 from ....settings import BrokerSettings
-from .exclusive import ExclusiveSelector
-from .failover import FailoverSelector
+from .failover import ExclusiveSelector, FailoverSelector
 from .key_shared import KeySharedSelector
 from .protocol import Choice, Selector
 from .shared import SharedSelector

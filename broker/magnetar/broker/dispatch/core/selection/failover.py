@@ -1,4 +1,4 @@
-"""Failover: several consumers are attached, one of them is active and gets everything, in order.
+"""Failover: several consumers are attached, one of them is active and gets everything, in order. Exclusive: one is attached.
 
     active: the consumer of the highest priority (the lowest number), of equal ones the one that came first
 
@@ -18,10 +18,10 @@ from magnetar.proto.entry import Entry
 
 from ....cursors.core.ranges import Range
 from ..consumer import Consumer
-from .protocol import Choice
+from .protocol import Choice, Selector
 
 
-class FailoverSelector:
+class FailoverSelector(Selector):
     """See `Selector`."""
 
     individual_acks: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class FailoverSelector:
 
     __slots__ = ("_consumers", "_takeover_delay_ms", "active", "next_due_ms")
 
-    def __init__(self, takeover_delay_ms: int) -> None:
+    def __init__(self, takeover_delay_ms: int = 0) -> None:
         self._takeover_delay_ms = takeover_delay_ms
         self._consumers: list[Consumer] = []  # as they joined
         self.active: Consumer | None = None
@@ -74,3 +74,11 @@ class FailoverSelector:
         active = self.active
         assert active is not None
         return active, wanted, active.available_permits
+
+
+class ExclusiveSelector(FailoverSelector):
+    """See `Selector`: the one consumer is active, which nobody has to be told."""
+
+    several: ClassVar[bool] = False
+
+    __slots__ = ()

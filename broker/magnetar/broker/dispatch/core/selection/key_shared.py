@@ -47,7 +47,7 @@ from ....cursors.core.ranges import (
 from ..consumer import Consumer
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
-from .protocol import Choice
+from .protocol import Choice, Selector
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
@@ -80,7 +80,7 @@ class InFlight:
         self.messages = 0
 
 
-class KeySharedSelector:
+class KeySharedSelector(Selector):
     """See the module docstring, `Selector` and, for the methods called `on_...`, `redelivery_tracker.Observer`.
 
     The dispatcher calls `share_out` instead of `choose`: an entry is shared out to all of its consumers at once.
@@ -88,8 +88,6 @@ class KeySharedSelector:
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
-    active: Consumer | None = None
-    next_due_ms: int | None = None
 
     __slots__ = (
         "_candidates",
@@ -144,9 +142,6 @@ class KeySharedSelector:
         for waiting in self._waiting.values():
             self._released.update(waiting)
         self._waiting.clear()
-
-    def timer_due(self, now_ms: int) -> bool:
-        return False
 
     def changed(self, consumer: Consumer) -> None:
         if consumer.ready and not consumer.closed:

@@ -22,10 +22,10 @@ class Selector(Protocol):
     individual_acks: ClassVar[bool]
     # More than one consumer may be attached.
     several: ClassVar[bool]
-    # The one consumer that gets everything, where there are others that wait for its place; each change is reported.
-    active: Consumer | None
+    # The one consumer that gets everything, if it is for one; where others wait for its place each change is reported.
+    active: Consumer | None = None
     # When `timer_due` has something to do.
-    next_due_ms: int | None
+    next_due_ms: int | None = None
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         """A consumer joined; True if it takes over, so that the read position must go back."""
@@ -37,7 +37,7 @@ class Selector(Protocol):
 
     def timer_due(self, now_ms: int) -> bool:
         """The time `next_due_ms` has come; True if the read position must go back."""
-        ...
+        return False
 
     def changed(self, consumer: Consumer) -> None:
         """The consumer may be ready now, after something had stopped it."""

@@ -17,14 +17,14 @@ from magnetar.proto.entry import Entry
 
 from ....cursors.core.ranges import Range, first_members
 from ..consumer import Consumer
-from .protocol import Choice
+from .protocol import Choice, Selector
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
 MIN_CHUNK = 64
 MAX_SHARES = 32  # of a batch: so many idle consumers are looked for
 
 
-class SharedSelector:
+class SharedSelector(Selector):
     """See `Selector`.
 
     The queue of a priority holds every consumer of it that is ready, and some that are not: these leave it when their turn
@@ -33,8 +33,6 @@ class SharedSelector:
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
-    active: Consumer | None = None
-    next_due_ms: int | None = None
 
     __slots__ = ("_count", "_first", "_queues")
 
@@ -58,9 +56,6 @@ class SharedSelector:
             self._queues[consumer.priority_level].remove(consumer)
         if not self._count:
             self._queues.clear()
-        return False
-
-    def timer_due(self, now_ms: int) -> bool:
         return False
 
     def changed(self, consumer: Consumer) -> None:
