@@ -35,6 +35,17 @@ from support.export_kit import (
 )
 
 
+async def test_rule_47_a_batch_of_more_messages_than_an_entry_may_have_is_attached(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    """Each key_shared subscription looks at the messages of an entry in one turn of the loop."""
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        row = await job.stage(*[[b""] * 10_000] * 4)
+        assert (await job.attach(0, row))["attached"]
+        assert [info.stored_id for info in (await record_of(bookies)).ledgers if info.entries] == [row[0]]
+
+
 async def test_a_small_batch_is_one_entry_of_the_open_ledger_in_task_order(
     bookies: Bookies, ledgers: LedgerClient
 ) -> None:
