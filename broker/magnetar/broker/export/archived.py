@@ -24,20 +24,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import msgspec
-
 from magnetar.proto.errors import InvalidArgument
 
 from ..cursors.core.acks import Position
 from ..log.managed_ledger import MAX_LEDGERS_PER_TRIMMING, ManagedLedger
 from ..log.records import Archive, LedgerInfo
+from .names import decode_rows
 
 MAX_LEDGERS_PER_ARCHIVING = MAX_LEDGERS_PER_TRIMMING
 MAX_LOCATION_CHARS = 1_024
 # From which position on somebody needs the ledgers at the bookies, and who, in words; not counting the lease that is given.
 # True: those who read through the broker do not need them there.
 Needed = Callable[[str, bool], tuple[Position, str]]
-_decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
 class Row(NamedTuple):
@@ -77,14 +75,7 @@ def decode_wanted(
             f"an archive is not at {location[:80]!r}; want a URI that every reader of the topic can open, as "
             "file:///mnt/archive or s3://bucket/archive"
         )
-    try:
-        rows = [Row(*row) for row in _decode_rows(payload)]
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(
-            f"the ledgers to archive are not a msgpack array of [position id, stored id, entries, messages]: {error}"
-        ) from None
-    if len(rows) > MAX_LEDGERS_PER_ARCHIVING:
-        raise InvalidArgument(f"{len(rows)} ledgers to archive at once; at most {MAX_LEDGERS_PER_ARCHIVING}")
+    rows = decode_rows("the ledgers to archive", payload, Row, MAX_LEDGERS_PER_ARCHIVING)
     for before, row in itertools.pairwise(rows):
         if before.position_id >= row.position_id:
             raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")

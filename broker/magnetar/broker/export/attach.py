@@ -22,8 +22,6 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
@@ -33,7 +31,7 @@ from ..log.managed_ledger import ManagedLedger
 from ..log.open_ledger import measure
 from ..log.records import AttachedQuery, LedgerInfo
 from ..topics.components import Components
-from .names import check_text
+from .names import check_text, decode_rows
 from .publish import SmallBatches, read_staged, staged_entries
 from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
@@ -45,7 +43,6 @@ _CHECKED_BYTES = 256 << 20
 _BATCH_BYTES = 1 << 20
 _SMALL_READS_AT_ONCE = 2  # each holds at most attach_min_bytes
 T = TypeVar("T")
-_decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
 class Row(NamedTuple):
@@ -59,15 +56,7 @@ class Row(NamedTuple):
 
 def decode_attachment(payload: bytes) -> list[Row]:
     """The payload of AttachLedgers. Raises InvalidArgument."""
-    try:
-        rows = [Row(*row) for row in _decode_rows(payload)]
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(
-            "the ledgers to attach are not a msgpack array of [stored id, messages, first append ms, last append ms]: "
-            f"{error}"
-        ) from None
-    if len(rows) > MAX_LEDGERS_PER_ATTACHMENT:
-        raise InvalidArgument(f"{len(rows)} ledgers in one batch; at most {MAX_LEDGERS_PER_ATTACHMENT}")
+    rows = decode_rows("the ledgers to attach", payload, Row, MAX_LEDGERS_PER_ATTACHMENT)
     if len({row.stored_id for row in rows}) < len(rows):
         raise InvalidArgument("a ledger is listed twice in one batch")
     for row in rows:

@@ -13,8 +13,6 @@ import asyncio
 import logging
 from typing import NamedTuple
 
-import msgspec
-
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.damage import Ranges, add_ranges
@@ -23,10 +21,10 @@ from magnetar.proto.errors import DataDirectoryError, InvalidArgument, LedgerNot
 from magnetar.proto.ids import TopicName
 
 from ..log.ledger_list import LedgerList
+from .names import decode_rows
 
 MAX_ROWS_PER_REPORT = 1_000
 MAX_REASON_CHARS = 200
-_decode_rows = msgspec.msgpack.Decoder(list[tuple[int, str, int, int, str]]).decode
 _log = logging.getLogger(__name__)
 
 
@@ -42,15 +40,7 @@ class DamageRow(NamedTuple):
 
 def decode_damage(payload: bytes) -> list[DamageRow]:
     """The payload of ReportDamage. Raises InvalidArgument."""
-    try:
-        rows = [DamageRow(*row) for row in _decode_rows(payload)]
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(
-            "the damage to report is not a msgpack array of [stored id, bookie, first entry, last entry, reason]: "
-            f"{error}"
-        ) from None
-    if len(rows) > MAX_ROWS_PER_REPORT:
-        raise InvalidArgument(f"{len(rows)} rows of damage in one report; at most {MAX_ROWS_PER_REPORT}")
+    rows = decode_rows("the rows of damage", payload, DamageRow, MAX_ROWS_PER_REPORT)
     for row in rows:
         if not 0 <= row.first <= row.last:
             raise InvalidArgument(f"entries {row.first} to {row.last} are no range")

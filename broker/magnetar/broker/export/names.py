@@ -1,10 +1,15 @@
-"""Texts that clients choose: leases, transactions, queries."""
+"""What clients say: names that they choose (of leases, transactions, queries), and payloads of rows."""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
 
 from magnetar.proto.errors import InvalidArgument
 
 MAX_NAME_CHARS = 255
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def check_text(what: str, name: str) -> str:
@@ -14,3 +19,15 @@ def check_text(what: str, name: str) -> str:
             f"not a name for a {what}: {name[:40]!r} (want 1 to {MAX_NAME_CHARS} printable characters)"
         )
     return name
+
+
+def decode_rows(what: str, payload: bytes, row: type[R], most: int) -> list[R]:
+    """The payload of a request: a msgpack array of at most so many rows. Raises InvalidArgument."""
+    try:
+        rows = msgspec.msgpack.decode(payload, type=list[row])  # type: ignore[valid-type]
+    except msgspec.MsgspecError as error:
+        fields = ", ".join(row._fields)  # type: ignore[attr-defined]
+        raise InvalidArgument(f"{what} are not a msgpack array of [{fields}]: {error}") from None
+    if len(rows) > most:
+        raise InvalidArgument(f"{what} are {len(rows)}; at most {most} at once")
+    return rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from magnetar.metadata import MetadataStore
@@ -148,16 +149,24 @@ class ClusterView:
     def _watched(self, path: str, read: Callable[[], Coroutine[Any, Any, T]]) -> Watched[T]:
         return Watched(self._metadata, path, read, self._on_change)
 
+    def _of(
+        self,
+        kept: dict[str, Watched[T]],
+        namespace: str,
+        path: Callable[[str], str],
+        read: Callable[[str], Coroutine[Any, Any, T]],
+    ) -> Watched[T]:
+        if (watched := kept.get(namespace)) is None:
+            watched = kept[namespace] = self._watched(path(namespace), partial(read, namespace))
+        return watched
+
     async def bounds(self, namespace: str) -> KnownBounds:
         """How a namespace is divided, or would be if somebody made a topic there: its version is NEW then."""
         if namespace not in self._bounds:
             found = await self._read_bounds(namespace)
             if found.version == NEW:
                 return found
-        if (watched := self._bounds.get(namespace)) is None:
-            watched = self._watched(bounds_path(namespace), lambda: self._read_bounds(namespace))
-            self._bounds[namespace] = watched
-        return await watched.get()
+        return await self._of(self._bounds, namespace, bounds_path, self._read_bounds).get()
 
     def drop(self, namespace: str) -> None:
         """The bounds and the owners of a namespace have changed, or may have."""
@@ -171,11 +180,7 @@ class ClusterView:
 
     def owners(self, namespace: str) -> Watched[dict[Bundle, KnownOwner]]:
         """The bundles of a namespace with bounds that somebody owns."""
-        watched = self._owners.get(namespace)
-        if watched is None:
-            watched = self._watched(owners_path(namespace), lambda: read_owners(self._metadata, namespace))
-            self._owners[namespace] = watched
-        return watched
+        return self._of(self._owners, namespace, owners_path, partial(read_owners, self._metadata))
 
     async def owner(self, bundle: Bundle) -> KnownOwner | None:
         """Of a bundle of any namespace."""
@@ -207,11 +212,7 @@ class ClusterView:
         """The brokers that a namespace is bound to by its policies."""
         if namespace not in self._bounds and namespace not in self._owners:
             return await self._read_binding(namespace)
-        watched = self._bindings.get(namespace)
-        if watched is None:
-            watched = self._watched(namespace_path(namespace), lambda: self._read_binding(namespace))
-            self._bindings[namespace] = watched
-        return await watched.get()
+        return await self._of(self._bindings, namespace, namespace_path, self._read_binding).get()
 
     async def _read_binding(self, namespace: str) -> NamespaceBinding:
         path = namespace_path(namespace)
