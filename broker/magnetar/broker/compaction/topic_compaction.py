@@ -315,6 +315,3 @@ class TopicCompaction:
         """What is under way is given up; nothing is begun any more."""
         self._stopped = True
         await self._stop_task()
-
-
-__all__ = ["CompactionStats", "TopicCompaction"]

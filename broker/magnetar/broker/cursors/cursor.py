@@ -635,6 +635,3 @@ def _resolve(future: asyncio.Future[None], error: MagnetarError | None) -> None:
             future.set_result(None)
         else:
             future.set_exception(error)
-
-
-__all__ = ["Cursor", "DurableCallback"]

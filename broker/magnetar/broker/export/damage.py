@@ -40,7 +40,7 @@ class DamageRow(NamedTuple):
 
 def decode_damage(payload: bytes) -> list[DamageRow]:
     """The payload of ReportDamage. Raises InvalidArgument."""
-    rows = decode_rows("the rows of damage", payload, DamageRow, MAX_ROWS_PER_REPORT)
+    rows = decode_rows("the damage to report", payload, DamageRow, MAX_ROWS_PER_REPORT)
     for row in rows:
         if not 0 <= row.first <= row.last:
             raise InvalidArgument(f"entries {row.first} to {row.last} are no range")
@@ -112,6 +112,3 @@ def _check(name: TopicName, ledgers: LedgerList, metadata: LedgerMetadata, row: 
             )
         end = metadata.end_of_ensemble(start)
         start = row.last + 1 if end is None else end + 1
-
-
-__all__ = ["DamageRow", "decode_damage", "report_damage"]

@@ -27,7 +27,7 @@ def decode_rows(what: str, payload: bytes, row: type[R], most: int) -> list[R]:
         rows = msgspec.msgpack.decode(payload, type=list[row])  # type: ignore[valid-type]
     except msgspec.MsgspecError as error:
         fields = ", ".join(row._fields)  # type: ignore[attr-defined]
-        raise InvalidArgument(f"{what} are not a msgpack array of [{fields}]: {error}") from None
+        raise InvalidArgument(f"{what}: not a msgpack array of [{fields}]: {error}") from None
     if len(rows) > most:
-        raise InvalidArgument(f"{what} are {len(rows)}; at most {most} at once")
+        raise InvalidArgument(f"{what}: {len(rows)} rows; at most {most} at once")
     return rows

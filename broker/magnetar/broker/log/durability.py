@@ -106,6 +106,3 @@ class Flusher:
         self._cancel_timer()
         if self._task is not None:
             await end_all([self._task])
-
-
-__all__ = ["Durability", "Flusher"]

@@ -19,8 +19,6 @@ from .durability import Durability
 from .moments import own_moment
 from .open_ledger import OpenLedger
 
-__all__ = ["LedgerChange"]
-
 
 class LedgerChange:
     """Of one topic."""

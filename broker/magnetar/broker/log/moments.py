@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from zlib import crc32
 
-__all__ = ["own_moment"]
-
 
 def own_moment(name: str, spread_ms: int) -> float:
     """Seconds, less than the spread: of thousands of topics each has its own, and always the same.

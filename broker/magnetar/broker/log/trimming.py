@@ -15,8 +15,6 @@ from .managed_ledger import MAX_LEDGERS_PER_TRIMMING, ManagedLedger, State
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["trim", "trimmable"]
-
 
 def trimmable(ledger: ManagedLedger[Any], limit: Callable[[], Position]) -> int:
     """How many ledgers `trim` would delete now. Costs nothing for a topic whose first ledger is open."""

@@ -32,8 +32,6 @@ from .core.bundles import HASHES, Bundle, topic_hash
 from .ownership import Host
 from .records import DRAINING, BrokerLoad, TransferRecord, transfer_path
 
-__all__ = ["Balancing", "Loads", "Placement"]
-
 _log = logging.getLogger(__name__)
 
 _METADATA_TIMEOUT_S = 10.0

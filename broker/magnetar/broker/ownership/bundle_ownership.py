@@ -53,8 +53,6 @@ from .records import (
     owner_path,
 )
 
-__all__ = ["BundleOwnership", "Held", "OwnershipSettings", "State"]
-
 _log = logging.getLogger(__name__)
 
 # So long a look-up waits for the owner that a client could not reach to lose its node; in session timeouts.

@@ -38,8 +38,6 @@ from .records import (
 )
 from .transfers import Transfers
 
-__all__ = ["ClusterOwnership"]
-
 # What a request to a bundle's owner may take.
 _REQUEST_TIMEOUT_S = 30.0
 

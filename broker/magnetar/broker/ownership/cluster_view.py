@@ -39,18 +39,6 @@ from .records import (
     owners_path,
 )
 
-__all__ = [
-    "NEW",
-    "ClusterView",
-    "KnownBounds",
-    "KnownOwner",
-    "KnownTransfer",
-    "Watched",
-    "cluster_brokers",
-    "put_bounds",
-    "read_owners",
-]
-
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 

@@ -36,8 +36,6 @@ from .cluster_view import ClusterView, read_owners
 from .ownership import DrainState
 from .records import DRAINING_PATH, OWNERS_PATH, READY
 
-__all__ = ["ClusterMember", "Draining", "bundles_of", "choose", "mark_drained", "unmark_drained"]
-
 _log = logging.getLogger(__name__)
 
 BROKER, BOOKIE = KINDS = ("broker", "bookie")

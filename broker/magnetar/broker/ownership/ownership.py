@@ -13,17 +13,6 @@ from magnetar.proto.ids import TopicName
 from .core.bundles import Bounds, Bundle, parse_bundle_or_topic
 from .records import READY, BrokerLoad, BrokerRecord
 
-__all__ = [
-    "BrokerRow",
-    "BundleRow",
-    "DrainState",
-    "Host",
-    "Located",
-    "Ownership",
-    "SoleBroker",
-    "TopicCounters",
-]
-
 
 class Located(NamedTuple):
     """The answer to a look-up."""

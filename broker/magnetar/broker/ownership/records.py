@@ -9,29 +9,6 @@ import msgspec
 from ..log.records import FORMAT, Record
 from .core.bundles import Bundle
 
-__all__ = [
-    "BALANCER_PATH",
-    "BROKERS_PATH",
-    "DRAINED",
-    "DRAINING",
-    "DRAINING_PATH",
-    "OWNERS_PATH",
-    "READY",
-    "STOPPING",
-    "TRANSFERS_PATH",
-    "BoundsRecord",
-    "BrokerLoad",
-    "BrokerRecord",
-    "OwnerRecord",
-    "TransferRecord",
-    "bounds_path",
-    "broker_path",
-    "bundle_of_transfer",
-    "owner_path",
-    "owners_path",
-    "transfer_path",
-]
-
 BROKERS_PATH = "/brokers"
 DRAINING_PATH = "/draining-brokers"
 BALANCER_PATH = "/balancer"

@@ -48,8 +48,6 @@ from .records import (
     transfer_path,
 )
 
-__all__ = ["Transfers"]
-
 _log = logging.getLogger(__name__)
 
 _RETRY_S, _RETRY_MAX_S = 1.0, 4.0

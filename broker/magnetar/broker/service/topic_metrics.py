@@ -15,8 +15,6 @@ from ..topics.registry import Broker
 from ..topics.topic import Topic
 from .stats import TopicOffsets
 
-__all__ = ["TOPIC_METRICS", "topic_metrics"]
-
 _TOPIC: Final = ("topic",)
 _BOTH: Final = ("topic", "subscription")
 _AGE: Final = "subscription_oldest_unacknowledged_seconds"

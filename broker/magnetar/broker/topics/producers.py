@@ -198,6 +198,3 @@ class Producers:
                 session.close()
                 session.port.producer_closed(error)
         self._by_name.clear()
-
-
-__all__ = ["ProducerPort", "ProducerSession", "Producers", "ReceiptFields", "SessionState"]

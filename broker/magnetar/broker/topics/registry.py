@@ -497,6 +497,3 @@ class Broker:
 def _copy_of(error: MagnetarError) -> MagnetarError:
     """For each who waited: raising an error adds a traceback to it."""
     return type(error)(error.message, **error.details)
-
-
-__all__ = ["Broker"]

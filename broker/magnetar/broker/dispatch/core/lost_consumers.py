@@ -14,8 +14,6 @@ from __future__ import annotations
 from ...cursors.core.acks import Position
 from .entry_source import Acks
 
-__all__ = ["WINDOW_MS", "LostConsumers"]
-
 WINDOW_MS = 600_000
 _MAX_REMEMBERED = 100  # messages; the one whose last loss is the oldest makes room
 

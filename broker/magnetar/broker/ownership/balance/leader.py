@@ -34,8 +34,6 @@ from .core.shedding import BalancerCore
 from .records import BUNDLE_LOADS_PATH, bundle_loads_path, decode_bundle_loads
 from .settings import BalanceSettings
 
-__all__ = ["BalanceLeader", "ClusterFacts"]
-
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Reports that are read at a time: each may be a few hundred kilobytes.

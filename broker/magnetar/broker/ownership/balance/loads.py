@@ -22,8 +22,6 @@ from .core.survey import weight_of
 from .records import bundle_loads_path, encode_bundle_loads
 from .settings import BalanceSettings
 
-__all__ = ["BundleCounters", "LoadReporter", "LoadSource", "Rates"]
-
 _log = logging.getLogger(__name__)
 # Topics, messages and bytes change by so much at least before it counts: idle bundles are never exactly idle.
 _LEAST_CHANGES = (1.0, 1.0, 1.0, 1_000.0, 1_000.0)

@@ -11,8 +11,6 @@ from magnetar.proto.errors import DataDirectoryError
 
 from .core.facts import BundleLoad
 
-__all__ = ["BUNDLE_LOADS_PATH", "bundle_loads_path", "decode_bundle_loads", "encode_bundle_loads"]
-
 BUNDLE_LOADS_PATH = "/bundle-loads"
 _FORMAT = 1
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from magnetar.proto.errors import InvalidSetting
 
-__all__ = ["BalanceSettings"]
-
 _SHARES = ("shed_threshold", "overload", "report_change")
 _MAY_BE_ZERO = ("move_cooldown_s", "load_settle_s", "zone_stable_s")
 _LONGEST_S = 86_400.0

@@ -22,8 +22,6 @@ from xxhash import xxh3_64_intdigest
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 
-__all__ = ["HASHES", "MAX_BUNDLES", "Bounds", "Bundle", "topic_hash"]
-
 HASHES = 1 << 32
 # Of one namespace: all of its owners are one list in the metadata store.
 MAX_BUNDLES = 4_096

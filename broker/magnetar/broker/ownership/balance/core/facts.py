@@ -12,23 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = [
-    "READY",
-    "UNBOUND",
-    "BrokerFacts",
-    "BundleLoad",
-    "BundleOwner",
-    "BundleReport",
-    "ClusterSnapshot",
-    "Decision",
-    "Move",
-    "NamespaceBinding",
-    "Split",
-    "Transfer",
-    "bundle_range",
-    "namespace_of",
-]
-
 READY = "ready"
 
 

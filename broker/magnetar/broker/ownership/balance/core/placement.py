@@ -24,8 +24,6 @@ from ..settings import BalanceSettings
 from .facts import BrokerFacts, NamespaceBinding
 from .ready_brokers import ReadyBroker, ReadyBrokers
 
-__all__ = ["BundlePlacement", "Chance"]
-
 # A broker that has the mean number of bundles counts as loaded by this much: idle bundles spread as well, since they
 # may become busy. Small beside any load that matters.
 _BUNDLES_SHARE = 0.05

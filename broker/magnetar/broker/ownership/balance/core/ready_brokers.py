@@ -21,8 +21,6 @@ from fnmatch import fnmatchcase
 from ..settings import BalanceSettings
 from .facts import READY, BrokerFacts, NamespaceBinding
 
-__all__ = ["NEVER", "ReadyBroker", "ReadyBrokers", "tier_of"]
-
 NEVER = 4
 
 

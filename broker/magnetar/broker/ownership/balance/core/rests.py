@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .facts import bundle_range, namespace_of
 
-__all__ = ["Rests"]
-
 
 class Rests:
     """By namespace, since a part of a resting bundle is found by its range."""

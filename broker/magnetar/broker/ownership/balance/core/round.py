@@ -22,8 +22,6 @@ from .rests import Rests
 from .survey import SLICE_ROWS, ClusterSurvey
 from .unseen_moves import UnseenMoves
 
-__all__ = ["Moves"]
-
 # A bundle of less is not worth the stall of its topics.
 MIN_SHARE = 0.001
 # Brokers that are asked for a bundle on behalf of one that has too little.

@@ -26,8 +26,6 @@ from .splitting import Splitting
 from .survey import SLICE_ROWS, ClusterSurvey
 from .unseen_moves import UnseenMoves
 
-__all__ = ["BalancerCore"]
-
 
 class _Streaks:
     """How many rounds running something was true of a broker."""

@@ -17,8 +17,6 @@ from ..settings import BalanceSettings
 from .facts import BundleLoad, Split, bundle_range, namespace_of
 from .rests import Rests
 
-__all__ = ["Splitting"]
-
 
 class Splitting:
     """Counts rounds; `found` is one round's."""

@@ -14,8 +14,6 @@ from ..settings import BalanceSettings
 from .facts import UNBOUND, BundleLoad, ClusterSnapshot, NamespaceBinding, namespace_of
 from .ready_brokers import ReadyBrokers
 
-__all__ = ["SLICE_ROWS", "ClusterSurvey", "weight_of"]
-
 # Rows that are looked at in one turn of the loop: 2,000 take 2 to 4 ms (`python -m bench balance`).
 SLICE_ROWS = 2_000
 _BYTES_OF_A_MESSAGE = 1_000.0  # so many bytes cost about what handling one more message does

@@ -14,8 +14,6 @@ from ..settings import BalanceSettings
 from .facts import Move
 from .survey import ClusterSurvey
 
-__all__ = ["UnseenMoves"]
-
 
 @dataclass(slots=True)
 class _Unseen:
