@@ -134,7 +134,7 @@ EventTime = Annotated[
 ]
 
 
-@runs(app, "produce", "Messages")
+@runs(app, "produce", "Messages", warnings=True)
 async def produce(
     topic: Topic,
     file: File = None,
@@ -262,7 +262,7 @@ Batch = Annotated[
 ]
 
 
-@runs(perf_app, "produce")
+@runs(perf_app, "produce", warnings=True)
 def perf_produce(
     topic: Topic,
     size: Size = 100,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import consume
+from magnetar.cli import consume, produce
 from magnetar.cli.app import app
 from magnetar.cli.session import run
 from magnetar.client import connect
@@ -164,3 +164,24 @@ def test_rule_45_a_command_that_waits_for_a_broker_says_so(
     assert ended.stdout == "0\n"
     assert "has waited 0.2 s for a broker that serves it, and goes on waiting: " in ended.stderr
     assert all(told.startswith("magnetar: ") for told in ended.stderr.splitlines())
+
+
+def test_rule_45_a_command_that_sends_says_that_its_connection_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = produce.produce
+
+    async def while_the_connection_breaks(url: str, *arguments: Any, **named: Any) -> None:
+        broker = await FakeBroker.start()
+        broker.hold_receipts = True
+        command = asyncio.ensure_future(real(broker.url, *arguments, **named))
+        await until(lambda: broker.held)
+        broker.hold_receipts = False
+        broker.cut()
+        await command
+        await broker.close()
+
+    monkeypatch.setattr(produce, "produce", while_the_connection_breaks)
+    ended = CliRunner().invoke(app, ["produce", "t", "-m", "0"])
+    assert ended.exit_code == 0, ended.stderr
+    assert "what used it attaches again" in ended.stderr
