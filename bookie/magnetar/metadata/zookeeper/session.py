@@ -23,15 +23,8 @@ from magnetar.runtime.tasks import begin
 from . import wire
 from .connection import MAX_PENDING, Answer, Connection, Progress
 from .core.session import (
-    Attached,
-    CloseAnswered,
-    CloseAsked,
-    CloseSession,
-    ConnectionLost,
-    Detached,
+    Act,
     Dial,
-    DialFailed,
-    Drop,
     End,
     Ended,
     Event,
@@ -39,12 +32,9 @@ from .core.session import (
     Instruction,
     Introduce,
     Introduced,
-    Opened,
-    Ping,
     SessionCore,
-    Started,
+    Signal,
     State,
-    Woken,
 )
 from .wire import Handshake, Opcode, Request
 
@@ -119,7 +109,7 @@ class ZooKeeperSession:
     @property
     def lost(self) -> bool:
         if self._core.why is None and self.servers.clock() >= self._core.fence_at:
-            self._handle(Woken())
+            self._handle(Signal.WOKEN)
         return self._core.why in (End.EXPIRED, End.FENCED)
 
     @property
@@ -138,7 +128,7 @@ class ZooKeeperSession:
         """See Session. Without a connection the nodes go when the servers end the session, after its timeout."""
         self._closing = True
         self.connection = None
-        self._handle(CloseAsked())
+        self._handle(Signal.CLOSE_ASKED)
         while self._core.state is not State.ENDED:
             await asyncio.shield(self._changed)
         if self._dropped is not None:
@@ -148,7 +138,7 @@ class ZooKeeperSession:
 
     def start(self) -> None:
         """Begins to connect."""
-        self._handle(Started())
+        self._handle(Signal.STARTED)
 
     async def attached(self) -> Connection:
         """The connection, when there is one with room for a request. AlreadyClosed when the session has ended."""
@@ -171,7 +161,7 @@ class ZooKeeperSession:
 
     def opened(self, connection: Connection) -> None:
         if connection is self._current:
-            self._handle(Opened())
+            self._handle(Signal.OPENED)
 
     def introduced(self, connection: Connection, handshake: Handshake) -> None:
         if connection is self._current:
@@ -189,7 +179,7 @@ class ZooKeeperSession:
             self._reason = reason
             if self._core.state is State.INTRODUCING and self.servers.progress.zxid:
                 self._reason += " before its first answer; does it know less than this process has seen?"
-            self._handle(ConnectionLost())
+            self._handle(Signal.CONNECTION_LOST)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -204,16 +194,16 @@ class ZooKeeperSession:
                 self._dial(host)
             case Introduce(session_id, password, timeout_s):
                 self._introduce(session_id, password, timeout_s)
-            case Attached():
+            case Act.ATTACHED:
                 self._attach()
-            case Detached():
+            case Act.DETACHED:
                 self._detach()
-            case Ping():
+            case Act.PING:
                 assert self.connection is not None
                 self.connection.ping()
-            case CloseSession():
+            case Act.CLOSE_SESSION:
                 self._close_session()
-            case Drop():
+            case Act.DROP:
                 self._drop()
             case Ended(why):
                 self._ended(why)
@@ -236,7 +226,7 @@ class ZooKeeperSession:
             if connection is self._current:
                 self._reason = str(error)
                 self._note_failure()
-                self._handle(DialFailed())
+                self._handle(Signal.DIAL_FAILED)
 
     def _introduce(self, session_id: int, password: bytes, timeout_s: float) -> None:
         assert self._current is not None
@@ -266,7 +256,7 @@ class ZooKeeperSession:
         answer.add_done_callback(self._close_answered)
 
     def _close_answered(self, answer: asyncio.Future[Answer]) -> None:
-        self._handle(CloseAnswered())
+        self._handle(Signal.CLOSE_ANSWERED)
 
     def _drop(self) -> None:
         connection, self._current = self._current, None  # first: what its end reports is not news
@@ -312,4 +302,4 @@ class ZooKeeperSession:
 
     def _woken(self) -> None:
         self._timer = None
-        self._handle(Woken())
+        self._handle(Signal.WOKEN)

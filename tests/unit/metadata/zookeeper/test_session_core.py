@@ -7,15 +7,8 @@ import random
 import pytest
 
 from magnetar.metadata.zookeeper.core.session import (
-    Attached,
-    CloseAnswered,
-    CloseAsked,
-    CloseSession,
-    ConnectionLost,
-    Detached,
+    Act,
     Dial,
-    DialFailed,
-    Drop,
     End,
     Ended,
     Event,
@@ -23,12 +16,9 @@ from magnetar.metadata.zookeeper.core.session import (
     Instruction,
     Introduce,
     Introduced,
-    Opened,
-    Ping,
     SessionCore,
-    Started,
+    Signal,
     State,
-    Woken,
 )
 
 GRANTED = Introduced(7, b"secret", 6.0)
@@ -52,21 +42,21 @@ class Run:
 
     def wake(self) -> list[Instruction]:
         """The timer is due."""
-        return self.at(self.core.wake_at, Woken())
+        return self.at(self.core.wake_at, Signal.WOKEN)
 
 
 def connected() -> Run:
     run = Run()
-    assert run.at(0, Started()) == [Dial(0)]
-    assert run.at(0.01, Opened()) == [Introduce(0, b"", 6.0)]
-    assert run.at(0.02, GRANTED) == [Attached()]
+    assert run.at(0, Signal.STARTED) == [Dial(0)]
+    assert run.at(0.01, Signal.OPENED) == [Introduce(0, b"", 6.0)]
+    assert run.at(0.02, GRANTED) == [Act.ATTACHED]
     return run
 
 
 def test_pings_prove_that_the_session_is_alive() -> None:
     run = connected()
     assert run.core.fence_at == pytest.approx(0.01 + 4), "from when the first frame was sent"
-    assert run.wake() == [Ping()]
+    assert run.wake() == [Act.PING]
     assert run.now == pytest.approx(1.01)
     assert run.at(1.4, Heard(pong=True)) == []
     assert run.core.fence_at == pytest.approx(1.01 + 4), "from when the ping was sent, not from its answer"
@@ -77,32 +67,32 @@ def test_requests_prove_it_too_and_spare_the_pings() -> None:
     run = connected()
     for tick in range(1, 100):
         sent_at = tick * 0.5
-        assert run.at(sent_at + 0.1, Heard(sent_at), Woken()) == []
+        assert run.at(sent_at + 0.1, Heard(sent_at), Signal.WOKEN) == []
     assert run.core.fence_at == pytest.approx(49.5 + 4)
 
 
 def test_a_silent_connection_is_given_up_in_time_for_another_host() -> None:
     run = connected()
-    assert run.wake() == [Ping()]
-    assert run.wake() == [Detached(), Drop(), Dial(1)]
+    assert run.wake() == [Act.PING]
+    assert run.wake() == [Act.DETACHED, Act.DROP, Dial(1)]
     assert run.now == pytest.approx(1.01 + 1.5)
-    assert run.wake() == [Drop(), Dial(2)], "that one does not answer either"
-    assert run.at(run.now + 0.1, Opened()) == [Introduce(7, b"secret", 6.0)], "the same session"
-    assert run.at(run.now + 0.1, GRANTED) == [Attached()]
+    assert run.wake() == [Act.DROP, Dial(2)], "that one does not answer either"
+    assert run.at(run.now + 0.1, Signal.OPENED) == [Introduce(7, b"secret", 6.0)], "the same session"
+    assert run.at(run.now + 0.1, GRANTED) == [Act.ATTACHED]
     assert run.core.fence_at == pytest.approx(run.now - 0.1 + 4)
 
 
 def test_rule_31_the_fence_comes_first_whatever_else_is_there() -> None:
-    for event in (Woken(), Heard(3.9, pong=True), ConnectionLost(), CloseAsked()):
+    for event in (Signal.WOKEN, Heard(3.9, pong=True), Signal.CONNECTION_LOST, Signal.CLOSE_ASKED):
         run = connected()
-        assert run.at(4.01, event) == [CloseSession(), Detached(), Drop(), Ended(End.FENCED)]
+        assert run.at(4.01, event) == [Act.CLOSE_SESSION, Act.DETACHED, Act.DROP, Ended(End.FENCED)]
         assert run.core.why is End.FENCED
-        assert run.at(4.02, Opened(), GRANTED, Heard(4.0), CloseAsked()) == [], "for good"
+        assert run.at(4.02, Signal.OPENED, GRANTED, Heard(4.0), Signal.CLOSE_ASKED) == [], "for good"
 
 
 def test_rule_31_a_session_that_is_suspended_is_fenced() -> None:
     run = connected()
-    assert run.at(0.5, ConnectionLost()) == [Detached(), Drop(), Dial(1)]
+    assert run.at(0.5, Signal.CONNECTION_LOST) == [Act.DETACHED, Act.DROP, Dial(1)]
     said: list[Instruction] = []
     while run.core.state is not State.ENDED:
         said += run.wake()
@@ -112,11 +102,11 @@ def test_rule_31_a_session_that_is_suspended_is_fenced() -> None:
 
 def test_a_round_of_failures_is_followed_by_a_pause_that_grows() -> None:
     run = Run(hosts=2)
-    run.at(0, Started())
+    run.at(0, Signal.STARTED)
     pauses = []
     for _ in range(8):
-        assert run.at(run.now, DialFailed()) == [Dial(1)]
-        assert run.at(run.now, DialFailed()) == []
+        assert run.at(run.now, Signal.DIAL_FAILED) == [Dial(1)]
+        assert run.at(run.now, Signal.DIAL_FAILED) == []
         before = run.now
         assert run.wake() == [Dial(0)]
         pauses.append(run.now - before)
@@ -127,51 +117,51 @@ def test_a_round_of_failures_is_followed_by_a_pause_that_grows() -> None:
 
 def test_hosts_that_take_the_session_and_break_off_are_not_dialed_without_pause() -> None:
     run = Run(hosts=2)
-    run.at(0, Started())
+    run.at(0, Signal.STARTED)
     pauses = 0
     for _ in range(40):
         if run.core.state is State.WAITING:
             pauses += 1
             run.wake()
-        run.at(run.now, Opened())
+        run.at(run.now, Signal.OPENED)
         run.at(run.now, GRANTED)
-        run.at(run.now + 0.001, ConnectionLost())
+        run.at(run.now + 0.001, Signal.CONNECTION_LOST)
     assert pauses == 19
     assert run.now > 8
     run.wake()
-    run.at(run.now, Opened(), GRANTED)
-    run.at(run.now + 1, ConnectionLost())
+    run.at(run.now, Signal.OPENED, GRANTED)
+    run.at(run.now + 1, Signal.CONNECTION_LOST)
     assert run.core.state is State.DIALING, "that one had lasted"
 
 
 def test_the_servers_do_not_know_the_session_any_more() -> None:
     run = connected()
-    run.at(0.5, ConnectionLost(), Opened())
-    assert run.at(0.6, Introduced(0, bytes(16), 0.0)) == [Drop(), Ended(End.EXPIRED)]
+    run.at(0.5, Signal.CONNECTION_LOST, Signal.OPENED)
+    assert run.at(0.6, Introduced(0, bytes(16), 0.0)) == [Act.DROP, Ended(End.EXPIRED)]
 
 
 def test_closing() -> None:
     run = connected()
-    assert run.at(1, CloseAsked()) == [CloseSession()]
-    assert run.at(1, CloseAsked()) == []
-    assert run.at(1.1, CloseAnswered()) == [Detached(), Drop(), Ended(End.CLOSED)]
+    assert run.at(1, Signal.CLOSE_ASKED) == [Act.CLOSE_SESSION]
+    assert run.at(1, Signal.CLOSE_ASKED) == []
+    assert run.at(1.1, Signal.CLOSE_ANSWERED) == [Act.DETACHED, Act.DROP, Ended(End.CLOSED)]
     run = connected()
-    run.at(1, CloseAsked())
-    assert run.wake() == [Detached(), Drop(), Ended(End.CLOSED)], "no answer"
+    run.at(1, Signal.CLOSE_ASKED)
+    assert run.wake() == [Act.DETACHED, Act.DROP, Ended(End.CLOSED)], "no answer"
     assert run.now == pytest.approx(2.5)
     run = connected()
-    run.at(3, CloseAsked())
-    assert run.at(4.01, Woken()) == [Detached(), Drop(), Ended(End.CLOSED)], (
+    run.at(3, Signal.CLOSE_ASKED)
+    assert run.at(4.01, Signal.WOKEN) == [Act.DETACHED, Act.DROP, Ended(End.CLOSED)], (
         "its owner ended it, and did not lose it"
     )
     run = Run()
-    run.at(0, Started())
-    assert run.at(1, CloseAsked()) == [Drop(), Ended(End.CLOSED)]
+    run.at(0, Signal.STARTED)
+    assert run.at(1, Signal.CLOSE_ASKED) == [Act.DROP, Ended(End.CLOSED)]
 
 
 def test_late_events_of_an_earlier_transport_change_nothing() -> None:
     run = connected()
-    assert run.at(0.1, Opened(), DialFailed(), GRANTED, CloseAnswered()) == []
+    assert run.at(0.1, Signal.OPENED, Signal.DIAL_FAILED, GRANTED, Signal.CLOSE_ANSWERED) == []
     assert run.core.state is State.CONNECTED
 
 
@@ -182,11 +172,11 @@ def test_rule_31_no_owner_believes_in_a_session_that_the_servers_ended(seed: int
     timeout_s = rng.choice([1.0, 4.0, 30.0])
     core = SessionCore(rng.randint(1, 3), timeout_s, rng.random)
     now, received_at = 0.0, -1e9  # when the servers heard of the session last
-    queue: list[tuple[float, Event]] = [(0.0, Started())]
+    queue: list[tuple[float, Event]] = [(0.0, Signal.STARTED)]
     ended_at = None
     for _ in range(400):
         queue.sort(key=lambda entry: entry[0])
-        event: Event = Woken()
+        event: Event = Signal.WOKEN
         due = core.wake_at
         if queue and queue[0][0] <= due:
             due, event = queue.pop(0)
@@ -203,17 +193,17 @@ def test_rule_31_no_owner_believes_in_a_session_that_the_servers_ended(seed: int
             known = ended_at is None and there < received_at + timeout_s
             match instruction:
                 case Dial():
-                    queue = [entry for entry in queue if isinstance(entry[1], CloseAsked)]
-                    queue.append((back, DialFailed() if lost else Opened()))
+                    queue = [entry for entry in queue if entry[1] is Signal.CLOSE_ASKED]
+                    queue.append((back, Signal.DIAL_FAILED if lost else Signal.OPENED))
                 case Introduce(session_id):
                     if lost:
-                        queue.append((back, ConnectionLost()))
+                        queue.append((back, Signal.CONNECTION_LOST))
                     elif session_id and not known:
                         queue.append((back, Introduced(0, b"", 0.0)))
                     else:
                         received_at = there
                         queue.append((back, Introduced(7, b"", timeout_s)))
-                case Ping() if not lost:
+                case Act.PING if not lost:
                     received_at = max(received_at, there)
                     queue.append((back, Heard(pong=True)))
         core.check()

@@ -35,15 +35,8 @@ from dataclasses import dataclass
 
 __all__ = [
     "FENCE_SHARE",
-    "Attached",
-    "CloseAnswered",
-    "CloseAsked",
-    "CloseSession",
-    "ConnectionLost",
-    "Detached",
+    "Act",
     "Dial",
-    "DialFailed",
-    "Drop",
     "End",
     "Ended",
     "Event",
@@ -51,12 +44,9 @@ __all__ = [
     "Instruction",
     "Introduce",
     "Introduced",
-    "Opened",
-    "Ping",
     "SessionCore",
-    "Started",
+    "Signal",
     "State",
-    "Woken",
 ]
 
 # Shares of the session's timeout.
@@ -96,19 +86,16 @@ class End(enum.Enum):
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The first event."""
+class Signal(enum.Enum):
+    """An event that says all by its name."""
 
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The transport to the host that was dialed is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class DialFailed:
-    """There is no transport to it."""
+    STARTED = enum.auto()  # the first event
+    OPENED = enum.auto()  # the transport to the host that was dialed is there
+    DIAL_FAILED = enum.auto()  # there is no transport to it
+    CONNECTION_LOST = enum.auto()  # the transport is gone, or what came over it was no answer
+    WOKEN = enum.auto()  # `wake_at` is over, or somebody wants to know how things stand
+    CLOSE_ASKED = enum.auto()  # the owner is done
+    CLOSE_ANSWERED = enum.auto()  # the servers ended the session as they were asked to
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +115,19 @@ class Heard:
     pong: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
-    """The transport is gone, or what came over it was no answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """`wake_at` is over, or somebody wants to know how things stand."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseAsked:
-    """The owner is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseAnswered:
-    """The servers ended the session as they were asked to."""
-
-
-Event = (
-    Started | Opened | DialFailed | Introduced | Heard | ConnectionLost | Woken | CloseAsked | CloseAnswered
-)
+Event = Signal | Introduced | Heard
 
 # --- instructions ----------------------------------------------------------------------------------------------------
+
+
+class Act(enum.Enum):
+    """An instruction that says all by its name."""
+
+    ATTACHED = enum.auto()  # the connection belongs to the session now: requests may go out
+    DETACHED = enum.auto()  # it does not any more: whatever was sent and not answered has an unknown outcome
+    PING = enum.auto()  # send a ping
+    CLOSE_SESSION = enum.auto()  # send the request that ends the session
+    DROP = enum.auto()  # close the transport, once what was written before is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,38 +147,13 @@ class Introduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Attached:
-    """The connection belongs to the session now: requests may go out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detached:
-    """It does not any more: whatever was sent and not answered has an unknown outcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Send a ping."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSession:
-    """Send the request that ends the session."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Close the transport, once what was written before is sent."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The last instruction."""
 
     why: End
 
 
-Instruction = Dial | Introduce | Attached | Detached | Ping | CloseSession | Drop | Ended
+Instruction = Act | Dial | Introduce | Ended
 
 
 class SessionCore:
@@ -236,7 +186,7 @@ class SessionCore:
 
     @property
     def wake_at(self) -> float:
-        """When the next Woken must come at the latest."""
+        """When the next WOKEN must come at the latest."""
         match self.state:
             case State.ENDED:
                 return math.inf
@@ -267,27 +217,27 @@ class SessionCore:
             # First of all: what the event brings was decided on before it was known how much time went by.
             if self.state is State.CLOSING:
                 return self._end(End.CLOSED)
-            farewell: list[Instruction] = [CloseSession()] if self.state is State.CONNECTED else []
+            farewell: list[Instruction] = [Act.CLOSE_SESSION] if self.state is State.CONNECTED else []
             return [*farewell, *self._end(End.FENCED)]
         match event:
-            case Started():
+            case Signal.STARTED:
                 return self._dial(now)
-            case Opened() if self.state is State.DIALING:
+            case Signal.OPENED if self.state is State.DIALING:
                 self._enter(State.INTRODUCING, now)
                 return [Introduce(self.session_id, self.password, self.timeout_s)]
-            case DialFailed() if self.state is State.DIALING:
+            case Signal.DIAL_FAILED if self.state is State.DIALING:
                 return self._next_host(now)
             case Introduced() if self.state is State.INTRODUCING:
                 return self._introduced(event, now)
             case Heard():
                 return self._heard(event, now)
-            case ConnectionLost():
+            case Signal.CONNECTION_LOST:
                 return self._connection_lost(now)
-            case Woken():
+            case Signal.WOKEN:
                 return self._woken(now)
-            case CloseAsked():
+            case Signal.CLOSE_ASKED:
                 return self._close_asked(now)
-            case CloseAnswered() if self.state is State.CLOSING:
+            case Signal.CLOSE_ANSWERED if self.state is State.CLOSING:
                 return self._end(End.CLOSED)
         return []  # of a transport that was given up meanwhile
 
@@ -309,11 +259,11 @@ class SessionCore:
 
     def _end(self, why: End) -> list[Instruction]:
         attached = self.state in (State.CONNECTED, State.CLOSING)
-        dropped: list[Instruction] = [] if self.state is State.WAITING else [Drop()]
+        dropped: list[Instruction] = [] if self.state is State.WAITING else [Act.DROP]
         self.state = State.ENDED
         self.why = why
         self._ping_sent_at = None
-        return [*([Detached()] if attached else []), *dropped, Ended(why)]
+        return [*([Act.DETACHED] if attached else []), *dropped, Ended(why)]
 
     def _dial(self, now: float) -> list[Instruction]:
         self._enter(State.DIALING, now)
@@ -338,7 +288,7 @@ class SessionCore:
         self.proven_at = max(self.proven_at, self._entered_at)  # when the first frame was sent
         self._heard_at = now
         self._enter(State.CONNECTED, now)
-        return [Attached()]
+        return [Act.ATTACHED]
 
     def _heard(self, event: Heard, now: float) -> list[Instruction]:
         if self.state is not State.CONNECTED:
@@ -354,11 +304,11 @@ class SessionCore:
     def _connection_lost(self, now: float) -> list[Instruction]:
         match self.state:
             case State.DIALING | State.INTRODUCING:
-                return [Drop(), *self._next_host(now)]
+                return [Act.DROP, *self._next_host(now)]
             case State.CONNECTED:
                 if now - self._entered_at >= MAX_BACKOFF_S:
                     self._failures = 0
-                return [Detached(), Drop(), *self._next_host(now)]
+                return [Act.DETACHED, Act.DROP, *self._next_host(now)]
             case State.CLOSING:  # the servers close the connection after their answer, or have died
                 return self._end(End.CLOSED)
         return []
@@ -369,7 +319,7 @@ class SessionCore:
         if self.state is not State.CONNECTED:
             return self._end(End.CLOSED)
         self._enter(State.CLOSING, now)
-        return [CloseSession()]
+        return [Act.CLOSE_SESSION]
 
     def _woken(self, now: float) -> list[Instruction]:
         if now < self.wake_at:
@@ -378,10 +328,10 @@ class SessionCore:
             case State.WAITING:
                 return self._dial(now)
             case State.DIALING | State.INTRODUCING:
-                return [Drop(), *self._next_host(now)]
+                return [Act.DROP, *self._next_host(now)]
             case State.CLOSING:
                 return self._end(End.CLOSED)
             case State.CONNECTED if self._ping_sent_at is None:
                 self._ping_sent_at = now
-                return [Ping()]
+                return [Act.PING]
         return self._connection_lost(now)
