@@ -35,6 +35,7 @@ from bench.arguments import OUT, console, parser_of
 from bench.services import drop_page_cache
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.bookie.settings import BookieSettings
 from magnetar.cli.bookie_identity import introduce_bookie
 from magnetar.cli.production import bookie_components
@@ -178,7 +179,7 @@ async def opened(directory: Path) -> AsyncIterator[Service]:
         "(start)", open_bookie(settings, replace(components, cluster=cluster, existing_ledgers=existing))
     )
     await introduce_bookie(bookie, store, cluster)
-    transport = LocalTransport({BOOKIE: bookie}, add_timeout_s=60.0, read_timeout_s=60.0)
+    transport = LocalTransport({BOOKIE: InProcessBookie(bookie)}, add_timeout_s=60.0, read_timeout_s=60.0)
     client = LedgerClient(
         ledgers,
         transport,

@@ -22,6 +22,7 @@ from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+from support.answering import Answering
 from support.memory_metadata import MemoryMetadataStore
 
 Done = Callable[[int, int, int], None]
@@ -38,7 +39,7 @@ class StillClock:
         return self.now
 
 
-class FakeBookie:
+class FakeBookie(Answering):
     """One bookie: `ledger.local_bookie.LocalBookie`."""
 
     def __init__(self, name: str) -> None:

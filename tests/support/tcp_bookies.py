@@ -10,26 +10,14 @@ from magnetar.ledger.local_bookie import LocalBookie
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,
-    ENTRY_RANGE_ROW,
-    LEDGER_FENCED,
-    LEDGER_ROW,
     AddDone,
     AddEntry,
-    BookieInfo,
-    DeleteLedger,
     ForceLedger,
-    ListEntries,
-    ListLedgers,
-    ReadEntries,
-    ReadLastConfirmed,
-    WaitLastConfirmed,
-    WriteLastConfirmed,
     decode_command,
     encode_rows,
 )
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import Run
-from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
 
@@ -103,47 +91,9 @@ class BookieConnectionHandler:
         """Requests."""
         connection = self.connection
         assert connection is not None
-        bookie = self.bookie
         try:
-            match command:
-                case ReadEntries(_, ledger_id, first, last, max_bytes, fence, cycle, residues):
-                    stripe = Stripe(cycle, residues) if cycle != 1 else EVERY_ENTRY
-                    entries, lac = await bookie.read(
-                        ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
-                    )
-                    result: Any = {"sizes": [len(entry) for entry in entries], "last_add_confirmed": lac}
-                    connection.answer(command.request_id, result, entries)
-                case ReadLastConfirmed(_, ledger_id, fence):
-                    lac, last_entry = await bookie.read_last_confirmed(ledger_id, fence=fence)
-                    result = {"last_add_confirmed": lac, "last_entry": last_entry}
-                    connection.answer(command.request_id, result)
-                case WriteLastConfirmed(_, ledger_id, lac):
-                    await bookie.write_last_confirmed(ledger_id, lac)
-                    connection.answer(command.request_id)
-                case WaitLastConfirmed(_, ledger_id, lac, timeout_ms, max_entries, max_bytes):
-                    lac, fenced, entries = await bookie.wait_last_confirmed(
-                        ledger_id,
-                        lac,
-                        timeout_s=timeout_ms / 1000,
-                        max_entries=max_entries,
-                        max_bytes=max_bytes,
-                    )
-                    sizes = [len(entry) for entry in entries]
-                    result = {"last_add_confirmed": lac, "fenced": fenced, "sizes": sizes}
-                    connection.answer(command.request_id, result, entries)
-                case DeleteLedger(_, ledger_id):
-                    await bookie.delete_ledger(ledger_id)
-                    connection.answer(command.request_id)
-                case ListLedgers(_, after, count):
-                    ledgers, more = bookie.list_ledgers(after, count)
-                    rows = [(row[0], row[1] * LEDGER_FENCED, row[3], row[4]) for row in ledgers]
-                    connection.answer(command.request_id, {"more": more}, encode_rows(LEDGER_ROW, rows))
-                case ListEntries(_, ledger_id, first, count):
-                    ranges, following = await bookie.list_entries(ledger_id, first, count)
-                    payload = encode_rows(ENTRY_RANGE_ROW, ranges)
-                    connection.answer(command.request_id, {"next": following}, payload)
-                case BookieInfo():
-                    connection.answer(command.request_id, bookie.info())
+            result, parts = await self.bookie.answer(command)
+            connection.answer(command.request_id, result, b"".join(parts))
         except MagnetarError as error:
             connection.answer_error(command.request_id, error)
 

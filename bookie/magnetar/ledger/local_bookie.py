@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from magnetar.proto.stripe import Stripe
+from magnetar.proto.commands import Command
 
 
 class LocalBookie(Protocol):
@@ -39,40 +39,6 @@ class LocalBookie(Protocol):
         """Deferred adds of the ledger shall become durable."""
         ...
 
-    async def read(
-        self, ledger_id: int, first: int, last: int, *, max_bytes: int, fence: bool, stripe: Stripe
-    ) -> tuple[list[bytes], int]:
-        """Entries and LAC."""
-        ...
-
-    async def read_last_confirmed(self, ledger_id: int, *, fence: bool) -> tuple[int, int]:
-        """LAC and last entry."""
-        ...
-
-    async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Explicit LAC."""
-        ...
-
-    async def wait_last_confirmed(
-        self, ledger_id: int, last_add_confirmed: int, *, timeout_s: float, max_entries: int, max_bytes: int
-    ) -> tuple[int, bool, list[bytes]]:
-        """LAC, whether the ledger is fenced, and entries."""
-        ...
-
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Drops it."""
-        ...
-
-    def list_ledgers(self, after: int, count: int) -> tuple[Sequence[tuple[int, bool, bool, int, int]], bool]:
-        """Ledgers, and whether there are more."""
-        ...
-
-    async def list_entries(
-        self, ledger_id: int, first: int, count: int
-    ) -> tuple[Sequence[tuple[int, int]], int]:
-        """Ranges, and where to go on."""
-        ...
-
-    def info(self) -> dict[str, Any]:
-        """Disks, state and load."""
+    async def answer(self, command: Command) -> tuple[Any, Sequence[bytes]]:
+        """Result and payload of what is answered to a request; entries one by one, rows in one piece."""
         ...

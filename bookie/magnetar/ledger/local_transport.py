@@ -8,24 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from magnetar.proto.commands import (
-    ENTRY_RANGE_ROW,
-    LEDGER_DELETED,
-    LEDGER_FENCED,
-    LEDGER_ROW,
-    BookieInfo,
-    Command,
-    DeleteLedger,
-    ListEntries,
-    ListLedgers,
-    ReadEntries,
-    ReadLastConfirmed,
-    WaitLastConfirmed,
-    WriteLastConfirmed,
-    encode_rows,
-)
+from magnetar.proto.commands import Command
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, RequestTimeout
-from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .core.outstanding_adds import AddCallback
 from .local_bookie import LocalBookie
@@ -104,7 +88,7 @@ class LocalTransport(BookieTransport):
             )
         try:
             async with asyncio.timeout(self._read_timeout_s + longer_s):
-                return await _answer(target, command)
+                return Answer(*await target.answer(command))
         except TimeoutError:
             raise RequestTimeout(
                 f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
@@ -116,41 +100,3 @@ class LocalTransport(BookieTransport):
         for link in (*self._links.values(), *self._recovery_links.values()):
             if not link.failed:
                 link.fail(ConnectionLost.code)
-
-
-async def _answer(bookie: LocalBookie, command: Command) -> Answer:
-    """As `bookie.server.requests` answers over TCP, but for the bounds of a frame."""
-    match command:
-        case ReadEntries(_, ledger_id, first, last, max_bytes, fence, cycle, residues):
-            stripe = Stripe(cycle, residues) if cycle != 1 else EVERY_ENTRY
-            entries, confirmed = await bookie.read(
-                ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
-            )
-            return Answer({"last_add_confirmed": confirmed}, entries)
-        case ReadLastConfirmed(_, ledger_id, fence):
-            confirmed, last = await bookie.read_last_confirmed(ledger_id, fence=fence)
-            return Answer({"last_add_confirmed": confirmed, "last_entry": last})
-        case WriteLastConfirmed(_, ledger_id, confirmed):
-            await bookie.write_last_confirmed(ledger_id, confirmed)
-            return Answer(None)
-        case WaitLastConfirmed(_, ledger_id, known, timeout_ms, max_entries, max_bytes):
-            confirmed, fenced, entries = await bookie.wait_last_confirmed(
-                ledger_id, known, timeout_s=timeout_ms / 1000, max_entries=max_entries, max_bytes=max_bytes
-            )
-            return Answer({"last_add_confirmed": confirmed, "fenced": fenced}, entries)
-        case DeleteLedger(_, ledger_id):
-            await bookie.delete_ledger(ledger_id)
-            return Answer(None)
-        case ListLedgers(_, after, count):
-            ledgers, more = bookie.list_ledgers(after, count)
-            rows = [
-                (one, LEDGER_FENCED * fenced | LEDGER_DELETED * deleted, *ends)
-                for one, fenced, deleted, *ends in ledgers
-            ]
-            return Answer({"more": more}, (encode_rows(LEDGER_ROW, rows),))
-        case ListEntries(_, ledger_id, first, count):
-            ranges, following = await bookie.list_entries(ledger_id, first, count)
-            return Answer({"next": following}, (encode_rows(ENTRY_RANGE_ROW, ranges),))
-        case BookieInfo():
-            return Answer(bookie.info())
-    raise AssertionError(f"not a request to a bookie: {command}")

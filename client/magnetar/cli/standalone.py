@@ -25,6 +25,7 @@ from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.broker.log.archives import ArchiveReader, NoArchives
 from magnetar.broker.ownership.ownership import Ownership
@@ -72,7 +73,7 @@ class BrokerComponents:
 
 def _local_transport(bookie_id: str, bookie: Bookie, settings: LedgerSettings) -> BookieTransport:
     return LocalTransport(
-        {bookie_id: bookie},
+        {bookie_id: InProcessBookie(bookie)},
         add_timeout_s=settings.add_timeout_s,
         read_timeout_s=settings.read_timeout_s,
         max_outstanding_bytes=settings.max_outstanding_bytes,

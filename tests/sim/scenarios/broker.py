@@ -19,6 +19,7 @@ from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import ConnectionOptions, start_server
 from sim.storm import PORT, play_storm
+from support.answering import Answering
 from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 from support.sim import SimClock, SimLoop, SimProcess, Trace
 
@@ -37,7 +38,7 @@ BROKER_SETTINGS = BrokerSettings(
 Done = Callable[[int, int, int], None]
 
 
-class ModelBookie:
+class ModelBookie(Answering):
     """`ledger.local_bookie.LocalBookie` whose storage survives its process."""
 
     def __init__(self, loop: SimLoop) -> None:

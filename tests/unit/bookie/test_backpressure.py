@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import RequestTimeout, StorageFailed, TooManyRequests
@@ -48,7 +49,7 @@ class Service:
         self.disk = SlowDisk(bookie)
         self.directory = StaticBookies({"b": server.addresses[0]})
         self.transport = TcpTransport(self.directory, SETTINGS, ConnectionOptions("test"))
-        self.local = LocalTransport({"b": bookie})
+        self.local = LocalTransport({"b": InProcessBookie(bookie)})
         self.metadata = MemoryMetadataStore()
 
     def client(self, transport: TcpTransport | LocalTransport) -> LedgerClient:
@@ -129,7 +130,9 @@ async def test_rule_21_a_journal_that_hangs_is_a_hung_bookie_however_full_its_ca
 ) -> None:
     bookie = service.bookie
     transport = (
-        service.transport if way == "tcp" else LocalTransport({"b": bookie}, add_timeout_s=ADD_TIMEOUT_S)
+        service.transport
+        if way == "tcp"
+        else LocalTransport({"b": InProcessBookie(bookie)}, add_timeout_s=ADD_TIMEOUT_S)
     )
     # Something is on its way to the disk, and does not get there.
     bookie.journals.stalled = lambda: (1.0, "journal")  # type: ignore[method-assign]
@@ -151,7 +154,7 @@ async def test_a_cache_that_stays_full_ends_in_too_many_requests(tmp_path: Path)
     bookie = await open_inline(str(tmp_path), ModelStorage(), add_backpressure_timeout_s=0.1)
     disk = SlowDisk(bookie)
     codes: list[int] = []
-    local = LocalTransport({"b": bookie}, add_timeout_s=0.1)
+    local = LocalTransport({"b": InProcessBookie(bookie)}, add_timeout_s=0.1)
     for number in range(200):
         data = entry(1, number, PAYLOAD)
         local.add(

@@ -10,6 +10,7 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.bookie.index import LedgerRecord
 from magnetar.bookie.index.rocks import RocksLocationIndex
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.ledger.local_transport import LocalTransport
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import MAX_ENTRY_ID, MAX_LEDGER_ID
@@ -81,7 +82,7 @@ async def test_rule_47_no_request_takes_impossible_ids(bookie: Bookie) -> None:
 
 
 async def test_rule_47_bookies_of_the_own_process_refuse_the_same(bookie: Bookie) -> None:
-    transport = LocalTransport({"a": bookie})
+    transport = LocalTransport({"a": InProcessBookie(bookie)})
     with pytest.raises(InvalidArgument):
         await transport.delete_ledger("a", 2**64 - 1)
     with pytest.raises(InvalidArgument):

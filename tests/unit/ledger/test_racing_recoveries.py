@@ -27,6 +27,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
+from support.answering import Answering
 from support.bookies import Bookies, Confirmations, Done, FakeBookie
 from support.memory_metadata import MemoryMetadataStore
 
@@ -98,7 +99,7 @@ class LossyStore(MemoryMetadataStore):
             raise RequestTimeout("the answer was lost")
 
 
-class Reached:
+class Reached(Answering):
     """A bookie as one client reaches it: not at all, or one way only, for a while."""
 
     def __init__(self, bookie: FakeBookie, rng: random.Random) -> None:

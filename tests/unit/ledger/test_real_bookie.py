@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.ledger import (
     BookieTransport,
     LedgerClient,
@@ -45,7 +46,7 @@ class Standalone:
         self.metadata = EmbeddedMetadataStore(str(self.directory / "metadata"))
         settings = LedgerSettings(1, 1, 1, add_timeout_s=20)  # above the bookie's own wait for room
         self.server: BookieServer | None = None
-        self.transport: BookieTransport = LocalTransport({"b": self.bookie})
+        self.transport: BookieTransport = LocalTransport({"b": InProcessBookie(self.bookie)})
         self.directory_of_bookies = StaticBookies({"b": ("127.0.0.1", 1)})
         if self.over_tcp:
             self.server = await BookieServer.start(self.bookie, "127.0.0.1", 0, ConnectionOptions("bookie"))

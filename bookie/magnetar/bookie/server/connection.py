@@ -257,12 +257,13 @@ class BookieConnection:
 
     async def _answer(self, connection: Connection, request: Command | _LongPoll) -> None:
         command = request.command if isinstance(request, _LongPoll) else request
+        limit = connection.max_message_bytes
         try:
             answer: Answer
             if isinstance(request, _LongPoll):
-                answer = await answer_long_poll(self._bookie, connection, request.command, request.result)
+                answer = await answer_long_poll(self._bookie, limit, request.command, request.result)
             else:
-                answer = await perform(self._bookie, connection, request)
+                answer = await perform(self._bookie, limit, request)
             connection.answer(command.request_id, answer.result, answer.payload)
         except Exception as error:
             connection.answer_error(command.request_id, _as_answer(error))

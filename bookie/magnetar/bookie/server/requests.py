@@ -31,7 +31,6 @@ from magnetar.proto.errors import (
     UnknownLedgerState,
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
-from magnetar.runtime.connection import Connection
 
 from ..engine import Bookie
 from ..reads import LongPollResult
@@ -48,35 +47,33 @@ class Answer(NamedTuple):
     payload: bytes | list[bytes] = b""
 
 
-async def _read(bookie: Bookie, connection: Connection, command: ReadEntries) -> Answer:
-    # What the peer takes in one frame, whatever it asked for.
-    limit = min(command.max_bytes or connection.max_message_bytes, connection.max_message_bytes)
+async def _read(bookie: Bookie, limit: int, command: ReadEntries) -> Answer:
     entries, confirmed = await bookie.read(
         command.ledger_id,
         command.first,
         command.last,
-        max_bytes=limit,
+        max_bytes=_bounded(command.max_bytes or limit, limit),
         fence=command.fence,
         stripe=Stripe(command.cycle, command.residues) if command.cycle != 1 else EVERY_ENTRY,
     )
     return Answer({"sizes": [len(entry) for entry in entries], "last_add_confirmed": confirmed}, entries)
 
 
-async def _read_last_confirmed(bookie: Bookie, _: Connection, command: ReadLastConfirmed) -> Answer:
+async def _read_last_confirmed(bookie: Bookie, _: int, command: ReadLastConfirmed) -> Answer:
     confirmed, last_entry = await bookie.read_last_confirmed(command.ledger_id, fence=command.fence)
     return Answer({"last_add_confirmed": confirmed, "last_entry": last_entry})
 
 
-async def _write_last_confirmed(bookie: Bookie, _: Connection, command: WriteLastConfirmed) -> Answer:
+async def _write_last_confirmed(bookie: Bookie, _: int, command: WriteLastConfirmed) -> Answer:
     await bookie.write_last_confirmed(command.ledger_id, command.last_add_confirmed)
     return Answer()
 
 
-async def _info(bookie: Bookie, _: Connection, _command: BookieInfo) -> Answer:
+async def _info(bookie: Bookie, _: int, _command: BookieInfo) -> Answer:
     return Answer(bookie.info())
 
 
-async def _list_ledgers(bookie: Bookie, _: Connection, command: ListLedgers) -> Answer:
+async def _list_ledgers(bookie: Bookie, _: int, command: ListLedgers) -> Answer:
     _check_count(command.count)
     ledgers, more = bookie.list_ledgers(command.after, command.count)
     rows = [
@@ -91,18 +88,18 @@ async def _list_ledgers(bookie: Bookie, _: Connection, command: ListLedgers) -> 
     return Answer({"more": more}, encode_rows(LEDGER_ROW, rows))
 
 
-async def _list_entries(bookie: Bookie, _: Connection, command: ListEntries) -> Answer:
+async def _list_entries(bookie: Bookie, _: int, command: ListEntries) -> Answer:
     _check_count(command.count)
     ranges, following = await bookie.list_entries(command.ledger_id, command.first, command.count)
     return Answer({"next": following}, encode_rows(ENTRY_RANGE_ROW, ranges))
 
 
-async def _delete_ledger(bookie: Bookie, _: Connection, command: DeleteLedger) -> Answer:
+async def _delete_ledger(bookie: Bookie, _: int, command: DeleteLedger) -> Answer:
     await bookie.delete_ledger(command.ledger_id)
     return Answer()
 
 
-async def _force(bookie: Bookie, _: Connection, command: ForceLedger) -> Answer:
+async def _force(bookie: Bookie, _: int, command: ForceLedger) -> Answer:
     await bookie.force(command.ledger_id)
     return Answer()
 
@@ -117,13 +114,13 @@ async def wait_for_last_confirmed(bookie: Bookie, command: WaitLastConfirmed) ->
 
 
 async def answer_long_poll(
-    bookie: Bookie, connection: Connection, command: WaitLastConfirmed, result: LongPollResult
+    bookie: Bookie, limit: int, command: WaitLastConfirmed, result: LongPollResult
 ) -> Answer:
     """The reading part."""
     entries: list[bytes] = []
     first = command.last_add_confirmed + 1
     if command.max_entries and result.last_add_confirmed >= first:
-        limit = min(command.max_bytes or _MAX_LONG_POLL_BYTES, connection.max_message_bytes)
+        limit = _bounded(command.max_bytes or _MAX_LONG_POLL_BYTES, limit)
         last = min(result.last_add_confirmed, first + command.max_entries - 1)
         # Another bookie has them, or their reader asks for one by id and gets the error.
         with contextlib.suppress(EntryNotFound, EntryDamaged, RequestTimeout, UnknownLedgerState):
@@ -134,7 +131,7 @@ async def answer_long_poll(
     )
 
 
-_Perform = Callable[[Bookie, Connection, Any], Awaitable[Answer]]
+_Perform = Callable[[Bookie, int, Any], Awaitable[Answer]]
 _PERFORM: dict[type[Command], _Perform] = {
     ReadEntries: _read,
     ReadLastConfirmed: _read_last_confirmed,
@@ -159,9 +156,16 @@ OPERATIONS: dict[type[Command], str] = {
 }
 
 
-async def perform(bookie: Bookie, connection: Connection, command: Command) -> Answer:
-    """Carries out one of `OPERATIONS` but the long poll. Raises the error to answer."""
-    return await _PERFORM[type(command)](bookie, connection, command)
+async def perform(bookie: Bookie, limit: int, command: Command) -> Answer:
+    """Carries out one of `OPERATIONS` but the long poll. Raises the error to answer.
+
+    `limit`: the bytes of entries that the peer takes in one frame, whatever it asks for; 0: there is no frame.
+    """
+    return await _PERFORM[type(command)](bookie, limit, command)
+
+
+def _bounded(wanted: int, limit: int) -> int:
+    return min(wanted, limit) if limit else wanted
 
 
 def _check_count(count: int) -> None:

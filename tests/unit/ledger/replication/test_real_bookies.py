@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.bookie import Bookie, open_bookie
+from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
@@ -34,6 +35,7 @@ class RealBookies:
     def __init__(self, directory: Path) -> None:
         self.store = MemoryMetadataStore()
         self.bookies: dict[str, Bookie] = {}
+        self.reached: dict[str, InProcessBookie] = {}
         self.settings = LedgerSettings()
         self._directory = directory
         self._storages: dict[str, ModelStorage] = {}
@@ -57,6 +59,7 @@ class RealBookies:
                 assignments=StoredAssignments(StoredLedgers(self.store), name),
             )
             self.bookies[name] = await open_bookie(settings, components)
+            self.reached[name] = InProcessBookie(self.bookies[name])
             if await self.store.get(cookie_path(name)) is None:
                 await self.store.create(cookie_path(name), b"")
             session = self._sessions[name] = await self.store.open_session(10.0)
@@ -65,6 +68,7 @@ class RealBookies:
 
     async def stop(self, name: str, *, wipe: bool = False) -> None:
         """kill -9; with `wipe` its disk is gone."""
+        del self.reached[name]
         crash(self.bookies.pop(name))
         await self._sessions.pop(name).close()
         if wipe:
@@ -74,7 +78,7 @@ class RealBookies:
     async def client(self) -> LedgerClient:
         """Of a process of its own."""
         directory = await RegisteredBookies.open(self.store)
-        transport = LocalTransport(self.bookies)
+        transport = LocalTransport(self.reached)
         ledgers = StoredLedgers(self.store)
         return LedgerClient(ledgers, transport, directory, self.settings, random.Random(1), StillClock())
 
@@ -82,7 +86,7 @@ class RealBookies:
         """A process that repairs."""
         repair = AutoRecovery(
             self.store,
-            LocalTransport(self.bookies),
+            LocalTransport(self.reached),
             await RegisteredBookies.open(self.store),
             self.settings,
             RepairSettings(**(FAST | changes)),
