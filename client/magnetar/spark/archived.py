@@ -110,7 +110,7 @@ def read_manifests(topic: str, ledgers: Sequence[TopicLedger]) -> list[LedgerMan
 
 
 def _manifest(folder: ArchiveFolder, topic: str, ledger: TopicLedger) -> LedgerManifest:
-    with _told(topic, ledger, folder.manifest_path(topic, ledger.position_id)):
+    with _as_message_lost(topic, ledger, folder.manifest_path(topic, ledger.position_id)):
         manifest = folder.manifest(topic, ledger.position_id)
         if wrong := manifest.differs_from(topic, ledger):
             raise ValueError(wrong)
@@ -146,7 +146,7 @@ def read_archived(piece: ArchivedSlice, columns: Sequence[str]) -> Iterator[pa.R
     for one, first_offset in piece.files:
         path = folder.data_path(piece.topic, piece.ledger.position_id, one.name)
         bounds = bounds_of(piece.wanted, piece.ledger, one, first_offset)
-        with _told(piece.topic, piece.ledger, path):
+        with _as_message_lost(piece.topic, piece.ledger, path):
             file = folder.open_rows(piece.topic, piece.ledger.position_id, one, pre_buffer=True)
             try:
                 yield from _read_file(piece, file, bounds, columns)
@@ -249,7 +249,7 @@ def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[byte
 
 
 @contextlib.contextmanager
-def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[None]:
+def _as_message_lost(topic: str, ledger: TopicLedger, path: str) -> Iterator[None]:
     """Whatever a file system or a damaged file says becomes one error that names the place. Raises MessageLost."""
     cause: Exception
     try:

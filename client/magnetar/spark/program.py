@@ -1,4 +1,4 @@
-"""One job as a program of its own, with a Spark session: what `magnetar spark JOB` starts, and says again what it is told.
+"""One job as a program of its own, with a Spark session: what `magnetar spark JOB` runs.
 
     python -m magnetar.spark.program
 
@@ -138,10 +138,10 @@ def _audit(spark: SparkSession, url: str, named: dict[str, Any], _say: Say) -> R
     if result.unreported:
         figures |= {"not queued for repair": result.unreported}
     of_result = ("clean", "ledgers", "states", "queued", "known", "unreported")
-    told = {name: getattr(result, name) for name in of_result} | {"differences": count, "rows": rows}
+    summary = {name: getattr(result, name) for name in of_result} | {"differences": count, "rows": rows}
     more = [f"{count - len(rows):,} more; --to-parquet PATH writes all"] if 0 < len(rows) < count else []
     title = f"audited {', '.join(topics)}"
-    return Report(told, title, figures, differences(rows), more, not result.clean)
+    return Report(summary, title, figures, differences(rows), more, not result.clean)
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -184,10 +184,10 @@ def _rollup(spark: SparkSession, url: str, named: dict[str, Any], say: Say) -> R
     figures.add(query)
     topics, target = named["topics"], named["to_topic"] or named["to_parquet"]
     read, watermark = figures.rows_read, figures.watermark
-    told = {"topics": topics, "target": target, "batches": figures.batches, "messages_read": read}
+    summary = {"topics": topics, "target": target, "batches": figures.batches, "messages_read": read}
     shown = {"batches": figures.batches, "messages read": read, "watermark": watermark or "none"}
     title = f"rolled up {', '.join(topics)} into {target}"
-    return Report({**told, "watermark": watermark}, title, shown)
+    return Report({**summary, "watermark": watermark}, title, shown)
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ def perform(spark: SparkSession, order: Order, say: Say) -> dict[str, Any]:
     doing, work = JOBS[order["job"]]
     say(doing)
     try:
-        with _tasks_told(spark, doing, say) if order["watched"] else contextlib.nullcontext():
+        with _tasks_counted(spark, doing, say) if order["watched"] else contextlib.nullcontext():
             return {"report": asdict(work(spark, order["url"], arguments(order["options"]), say))}
     except MagnetarError as error:
         return {"error": error.message, "log": False}
@@ -236,7 +236,7 @@ def perform(spark: SparkSession, order: Order, say: Say) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _tasks_told(spark: SparkSession, doing: str, say: Say) -> Iterator[None]:
+def _tasks_counted(spark: SparkSession, doing: str, say: Say) -> Iterator[None]:
     """While the body runs a thread tells how many of the tasks that are known are done."""
     ended = threading.Event()
     tracker = spark.sparkContext.statusTracker()

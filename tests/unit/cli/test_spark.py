@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,26 @@ def test_no_java_at_all_is_one_line_with_the_cure(
     first, second = capsys.readouterr().err.splitlines()
     assert "Spark needs Java, and there is none at the PATH: install Java 17 or newer" in first
     assert f"none at {tmp_path}/gone/bin/java" in second
+
+
+@pytest.mark.real
+def test_a_java_machine_that_does_not_start_says_why_and_leaves_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    java_that_says(tmp_path, "Error: nothing starts here")
+    with (tmp_path / "bin" / "java").open("a") as script:
+        script.write("exit 1\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    states: list[str] = []
+    order = program.Order(job="audit", url="", options={}, settings={"spark.master": "local"}, watched=False)
+    with pytest.raises(SystemExit) as ended:
+        spark_run.run_program(order, states.append)
+    assert (ended.value.code, states) == (1, [program.STARTING])
+    line = capsys.readouterr().err
+    assert line.startswith("magnetar: Spark does not start: Error: nothing starts here (Spark's log: ")
+    log = Path(line.split("log: ")[1].rstrip(")\n"))
+    assert "nothing starts here" in log.read_text()
+    shutil.rmtree(log.parent)
 
 
 def test_an_argument_is_named_as_it_is_given_here() -> None:
