@@ -85,7 +85,8 @@ class Daemon:
     async def run(self, start: Callable[[Daemon], Coroutine[Any, Any, object]]) -> int:
         """Runs until a signal or `stop`; returns the exit code. Every component has been stopped then."""
         loop = asyncio.get_running_loop()
-        handled = [number for number in _SIGNALS if self._handle(loop, number)]
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
         try:
             code = await self._start(start)
             if code is None:
@@ -94,7 +95,7 @@ class Daemon:
             self.state = "stopping"
             return await self._stop_all() or code
         finally:
-            for number in handled:
+            for number in _SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 
@@ -142,13 +143,6 @@ class Daemon:
                 code = EXIT_STOP_FAILED
         return code
 
-    def _handle(self, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> bool:
-        try:
-            loop.add_signal_handler(number, self._signalled, number)
-        except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
-            return False
-        return True
-
     def _signalled(self, number: signal.Signals) -> None:
         if number in self._signals:
             _log.warning("%s: second %s, stopping at once", self.name, number.name)
@@ -174,12 +168,8 @@ def run_daemon(
     name: str, start: Callable[[Daemon], Coroutine[Any, Any, object]], *, drain_seconds: float = 10.0
 ) -> int:
     """Runs a daemon on a new event loop in the main thread; returns the exit code."""
-
-    async def main() -> int:
-        return await Daemon(name, drain_seconds=drain_seconds).run(start)
-
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main())
+        return runner.run(Daemon(name, drain_seconds=drain_seconds).run(start))
 
 
 def _flush_logs() -> None:

@@ -101,13 +101,9 @@ class HelperProcess:
             self._watched = True
             loop.add_reader(self.death_fd, self._reap)
 
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
-        """Sends SIGKILL."""
-        self._signal(signal.SIGKILL)
+        """Sends SIGKILL, unless it has ended."""
+        self._process.kill()
 
     def hang_up(self) -> None:
         """Closes the life line: the helper finishes what it has and ends."""
@@ -162,11 +158,6 @@ class HelperProcess:
         if self.death_fd >= 0:
             os.close(self.death_fd)
             self.death_fd = -1
-
-    def _signal(self, number: signal.Signals) -> None:
-        # poll() reaps first, so the number cannot hit a stranger that got the same pid.
-        if self._process.poll() is None:
-            self._process.send_signal(number)
 
     def _unwatch(self) -> None:
         if self._watched and self._loop is not None:
