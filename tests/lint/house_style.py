@@ -1,4 +1,4 @@
-"""House style that can be counted: size of modules and functions, module docstrings, empty names.
+"""House style that can be counted: size of modules and functions, module docstrings, empty names and docstrings.
 
 A function's length is its lines from `def` to the last one, its docstring not counted: explaining is free.
 What must be longer goes into ALLOWED with a reason that a reader will accept.
@@ -19,12 +19,20 @@ EMPTY_CLASS_NAME = re.compile(r"(Manager|Helper|Helpers|Impl|Util|Utils)$")
 EMPTY_MODULE_NAMES = frozenset({"util", "utils", "helper", "helpers", "misc", "common"})
 
 WARNINGS = frozenset({"module-length", "function-length"})
-RULES = frozenset({"module-length", "function-length", "module-docstring", "empty-name"})
+RULES = frozenset({"module-length", "function-length", "module-docstring", "empty-name", "empty-docstring"})
+
+# Of an implementation of a protocol: its method is described there, and whoever reads this one knows the protocol.
+EMPTY_DOCSTRING = re.compile(r"See `?[A-Z][A-Za-z.]*`?\.")
 
 # One line per exception, each with its reason.
 ALLOWED: tuple[Allow, ...] = (
     Allow(
         "bookie/magnetar/metadata/ledgers.py", frozenset({"empty-name"}), "LedgerManager is BookKeeper's term"
+    ),
+    Allow(
+        "client/magnetar/client/*",
+        frozenset({"empty-docstring"}),
+        "users meet these classes: help() says where a method is described",
     ),
 )
 
@@ -43,6 +51,10 @@ def check(source: Source) -> Iterator[Finding]:
         if isinstance(node, ast.ClassDef) and EMPTY_CLASS_NAME.search(node.name):
             yield Finding(path, node.lineno, "empty-name", f"{node.name}: name it in the field's words")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if len(node.body) > 1 and EMPTY_DOCSTRING.fullmatch(ast.get_docstring(node) or ""):
+                yield Finding(
+                    path, node.lineno, "empty-docstring", f"{node.name}: it says nothing of its own"
+                )
             length = function_lines(node)
             if length > MAX_FUNCTION_LINES:
                 message = f"{node.name} has {length} lines; at most {MAX_FUNCTION_LINES}"

@@ -86,7 +86,6 @@ class RocksKeyValue:
             raise
 
     def get(self, key: bytes) -> bytes | None:
-        """See KeyValue."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
@@ -94,11 +93,9 @@ class RocksKeyValue:
         return value
 
     def first_key(self, start: bytes, end: bytes) -> bytes | None:
-        """See KeyValue."""
         return next(self.keys(start, end), None)
 
     def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
-        """See KeyValue."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)

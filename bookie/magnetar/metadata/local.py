@@ -132,27 +132,22 @@ class LocalMetadataStore:
         self._write(self._ephemerals()[0])
 
     async def get(self, path: str) -> Versioned | None:
-        """See MetadataStore."""
         self._check_open()
         data = self._storage.get(_node_key(path))
         return None if data is None else Versioned(data[16:], _U64.unpack_from(data)[0])
 
     async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
-        """See MetadataStore."""
         await self.commit([Create(path, value, session)])
         return 0
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
-        """See MetadataStore."""
         await self.commit([Put(path, value, version)])
         return version + 1
 
     async def delete(self, path: str, *, version: int | None = None) -> None:
-        """See MetadataStore."""
         await self.commit([Delete(path, version)])
 
     async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
-        """See MetadataStore."""
         self._check_open()
         stem, end = _below(path)
         start = stem + after.encode() + b"\x01" if after else stem
@@ -166,7 +161,6 @@ class LocalMetadataStore:
         return names
 
     async def next_id(self, name: str, count: int = 1) -> int:
-        """See MetadataStore."""
         self._check_open()
         if not name or name < " ":
             raise InvalidArgument(f"not the name of a sequence: {name!r}")
@@ -179,7 +173,6 @@ class LocalMetadataStore:
         return value
 
     async def commit(self, operations: Sequence[Operation]) -> None:
-        """See MetadataStore."""
         self._check_open()
         transaction = _Transaction(self._storage, self._groups)
         for index, operation in enumerate(operations):
@@ -194,7 +187,6 @@ class LocalMetadataStore:
         await self._write_grouped(transaction.changes, transaction.changed_paths, transaction.parents)
 
     def watch(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
-        """See MetadataStore."""
         self._check_open()
         split_path(path)
         watch = LoopWatch(path, callback, self.forget)
@@ -231,7 +223,6 @@ class LocalMetadataStore:
                 self._notify_watches(*paths)
 
     async def close(self) -> None:
-        """See MetadataStore."""
         if self._closed:
             return
         self._closed = True

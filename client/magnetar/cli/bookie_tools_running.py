@@ -105,11 +105,9 @@ class RunningTool:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def info(self) -> dict[str, Any]:
-        """See StoppedTool."""
         return next(self._ask("info"))
 
     def cookie(self) -> dict[str, Any]:
-        """See StoppedTool."""
         return next(self._ask("cookie"))
 
     def ledgers(self, ledger: int | None) -> Iterator[LedgerSummary]:
@@ -124,7 +122,6 @@ class RunningTool:
     def journal(
         self, journal: int | None, file: str, from_mark: bool, progress: Progress
     ) -> Iterator[JournalItem]:
-        """See StoppedTool."""
         kinds: dict[str, Callable[..., JournalItem]] = {
             kind.__name__: kind for kind in (JournalDirectory, JournalFileReport, JournalRecord, JournalGap)
         }
@@ -134,7 +131,6 @@ class RunningTool:
             yield _made(kinds[fields["kind"]], fields)
 
     def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
-        """See StoppedTool."""
         kinds: dict[str, Callable[..., LogItem]] = {
             kind.__name__: kind for kind in (LogHeader, LogRecord, LogBroken, LogEnd)
         }
@@ -154,7 +150,6 @@ class RunningTool:
         return result
 
     def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
-        """See StoppedTool."""
         return next(self._ask("convert-to-read-only", method="POST", undo=undo or None, reason=reason))
 
     def _ask(self, command: str, *, method: str = "GET", **arguments: Any) -> Iterator[dict[str, Any]]:

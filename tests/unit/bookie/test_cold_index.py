@@ -1,4 +1,4 @@
-"""What the index has to read from the disk is read off the loop (rule 45): everything else of the daemon goes on meanwhile."""
+"""What the index has to read from the disk is read off the loop (rule 45): the daemon goes on meanwhile."""
 
 import asyncio
 import random

@@ -67,6 +67,19 @@ def test_empty_module_names() -> None:
     assert rules(DOC, "broker/magnetar/broker/utils.py") == ["empty-name"]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("See MetadataStore.", ["empty-docstring"]),
+        ("See `DiskWorker`.", ["empty-docstring"]),
+        ("See the module.", []),
+    ],
+)
+def test_a_docstring_that_only_names_a_protocol(text: str, found: list[str]) -> None:
+    assert rules(f'{DOC}def f():\n    """{text}"""\n    return 1\n') == found
+    assert rules(f'{DOC}def f():\n    """{text}"""\n') == [], "there must be something"
+
+
 def test_every_exception_has_a_reason() -> None:
     for line in house_style.ALLOWED:
         assert len(line.reason.split()) >= 3, line

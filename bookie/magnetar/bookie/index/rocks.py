@@ -57,8 +57,8 @@ _NO_SPACE = "No space left"
 # Threads that read what is not in memory; and, as for entry logs, less than the read timeout of ledger clients.
 _READERS = 4
 _READ_TIMEOUT_S = 4.0
-# Locations are warmed by so many entries of a ledger; a block has more than a step of them. The blocks of the chunks that are
-# remembered fit into the cache.
+# Locations are warmed by so many entries of a ledger; a block has more than a step of them. The blocks of the chunks that
+# are remembered fit into the cache.
 _CHUNK = 1024
 _ALL_KEYS = 100
 _KEY_STEP = 32
@@ -161,7 +161,6 @@ class RocksLocationIndex:
         return options
 
     def instance(self) -> int | None:
-        """See `LocationIndex`."""
         value = self._call(self._db.get, _INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
@@ -171,7 +170,6 @@ class RocksLocationIndex:
         self._call(self._db.flush, True)
 
     def incomplete_below(self) -> int:
-        """See `LocationIndex`."""
         value = self._call(self._db.get, _INCOMPLETE)
         return 0 if value is None else int.from_bytes(value, "big")
 
@@ -180,7 +178,6 @@ class RocksLocationIndex:
         self._note(_INCOMPLETE, below.to_bytes(8, "big"))
 
     def last_ledger(self, below: int) -> int:
-        """See `LocationIndex`."""
 
         def read() -> int:
             iterator = self._ledgers.iter(self._read_options())
@@ -192,7 +189,6 @@ class RocksLocationIndex:
         return self._call(read)  # type: ignore[no-any-return]
 
     def states_are_logged(self) -> bool:
-        """See `LocationIndex`."""
         return self._call(self._db.get, _STATES_LOGGED) is not None
 
     def set_states_logged(self) -> None:
@@ -217,12 +213,10 @@ class RocksLocationIndex:
         return options
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
-        """See `LocationIndex`."""
         value = self._call(self._locations.get, _LOCATION_KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
-        """See `LocationIndex`."""
         values = self._call(
             self._locations.get, [_LOCATION_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids]
         )
@@ -233,7 +227,6 @@ class RocksLocationIndex:
         ]
 
     async def find(self, ledger_id: int, entry_id: int) -> Location | None:
-        """See `LocationIndex`."""
         key = _LOCATION_KEY.pack(ledger_id, entry_id)
         may_exist, value = self._call(self._locations.key_may_exist, key, True)
         if may_exist and value is None:
@@ -255,7 +248,6 @@ class RocksLocationIndex:
         self._warm.update((ledger_id, chunk) for chunk in chunks)
 
     async def warm_ledger(self, ledger_id: int) -> None:
-        """See `LocationIndex`."""
         key = _LEDGER_KEY.pack(ledger_id)
         may_exist, value = self._call(self._ledgers.key_may_exist, key, True)
         if may_exist and value is None:
@@ -280,7 +272,6 @@ class RocksLocationIndex:
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:
-        """See `LocationIndex`."""
         if after >= _MAX_ID:
             return []
         first = _LOCATION_KEY.pack(ledger_id, after + 1)
@@ -291,7 +282,6 @@ class RocksLocationIndex:
     def walk(
         self, after: tuple[int, int] | None = None, count: int = 1000
     ) -> list[tuple[int, int, Location]]:
-        """See `LocationIndex`."""
         first = b"" if after is None else _LOCATION_KEY.pack(*after) + b"\0"
         rows = self._rows(self._locations, _LOCATION_KEY, first, count)
         return [(ledger_id, entry_id, decode_location(value)) for (ledger_id, entry_id), value in rows]
@@ -325,7 +315,6 @@ class RocksLocationIndex:
         return self._call(read)  # type: ignore[no-any-return]
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
-        """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, entry_id, location in locations:
             batch.put(
@@ -334,7 +323,6 @@ class RocksLocationIndex:
         self._locations_sequence = self._write(batch)
 
     def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location | None]]) -> int:
-        """See `LocationIndex`."""
         if not moved:
             return 0
         values = self._call(
@@ -364,26 +352,22 @@ class RocksLocationIndex:
         self._locations_sequence = self._write(batch)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
-        """See `LocationIndex`."""
         value = self._call(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
-        """See `LocationIndex`."""
         if after >= _MAX_ID:
             return []
         rows = self._rows(self._ledgers, _LEDGER_KEY, _LEDGER_KEY.pack(after + 1), count)
         return [(ledger_id, decode_ledger_record(value)) for (ledger_id,), value in rows]
 
     def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
-        """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, record in ledgers:
             batch.put(_LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
 
     def delete_ledger(self, ledger_id: int) -> None:
-        """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         batch.delete(_LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
@@ -400,7 +384,6 @@ class RocksLocationIndex:
         )
 
     async def flush_ledgers(self) -> None:
-        """See `LocationIndex`."""
         await asyncio.get_running_loop().run_in_executor(
             None, self._flush, self._ledgers, self._ledgers_sequence
         )

@@ -333,16 +333,13 @@ class CompactedAcks:
 
     @property
     def mark_delete(self) -> Position:
-        """See AckState."""
         return self._state.mark_delete
 
     @property
     def range_count(self) -> int:
-        """See AckState."""
         return self._state.range_count
 
     def skip_whole(self, ledger: int, entry: int) -> int:
-        """See AckState."""
         return self._state.skip_whole(ledger, entry)
 
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:

@@ -89,7 +89,6 @@ class Dispatcher:
         self.skipped_entries = 0
 
     def look_at(self, log: TopicLog, acks: Acks) -> None:
-        """See DispatchCore."""
         self._log = log
         self.core.look_at(log, acks)
 

@@ -202,7 +202,6 @@ class EntrySource:
         self._failed_ahead: dict[EntryKey, None] = {}  # of `failures`: those that a catch-up read met; few
 
     def look_at(self, log: TopicLog) -> None:
-        """See DispatchCore."""
         self._log = log
 
     def get(self, key: EntryKey) -> Entry | None:
