@@ -245,21 +245,24 @@ def test_a_signal_handler_stops_a_loop_behind_what_is_in_hand(url: str, way: str
         before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
         taken: list[Any] = []
+
+        def deal_with(*messages: Any) -> None:
+            taken.extend(messages)
+            consumer.ack(messages)
+            if len(taken) == 2:
+                timer.start()  # it waits for more by then, most likely
+
         try:
-            timer.start()
             if way == "iteration":
                 for message in consumer:
-                    taken.append(message)
-                    consumer.ack(message)
+                    deal_with(message)
             elif way == "batches":
                 for batch in consumer.batches():
-                    taken += batch
-                    consumer.ack(batch)
+                    deal_with(*batch)
             else:
                 with contextlib.suppress(AlreadyClosed):
                     while True:
-                        taken.append(consumer.receive())
-                        consumer.ack(taken[-1])
+                        deal_with(consumer.receive())
         finally:
             timer.join()
             signal.signal(signal.SIGUSR1, before)
