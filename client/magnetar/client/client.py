@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
-from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
@@ -486,24 +486,23 @@ class Client(Administration):
         """
         self._pool.set_state("closed")
         async with self._closing:
-            failure: MagnetarError | None = None
+            failures: list[BaseException] = []
             try:
                 members = list(reversed(self._members.values()))
                 for member in members:
                     if isinstance(member, Receiving):
                         member.stop()
                 # Producers first: who waits for a receipt before an acknowledgement can still send that.
-                for member in sorted(members, key=lambda one: not isinstance(one, Producer)):
-                    try:
-                        await member.close()
-                    except MagnetarError as error:
-                        failure = failure or error
+                for producers in (True, False):
+                    closing = [one.close() for one in members if isinstance(one, Producer) is producers]
+                    ended = await asyncio.gather(*closing, return_exceptions=True)
+                    failures += [error for error in ended if error is not None]
                 await self._end(CLOSE_TIMEOUT_S)
             except BaseException:
                 await self.abandon()
                 raise
-            if failure is not None:
-                raise failure
+            if failures:
+                raise failures[0]
 
     async def abandon(self) -> None:
         """Closes at once: what is not confirmed fails, and nothing but the sockets is waited for, 0.1 s at most."""

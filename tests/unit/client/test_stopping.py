@@ -261,3 +261,16 @@ async def test_a_callback_that_fails_disturbs_nobody(broker: FakeBroker) -> None
             broker.cut()
             assert (await consumer.receive(5.0)).value == b"0"
     assert broker.received(CloseConsumer)
+
+
+async def test_a_client_without_a_broker_closes_all_of_its_consumers_together(broker: FakeBroker) -> None:
+    loop = asyncio.get_running_loop()
+    fill(broker, 1)
+    async with connect(broker.url) as client:
+        for name in ("a", "b", "c"):
+            consumer = await client.subscribe("t", name, start="earliest", ack_group_delay=30.0)
+            await consumer.ack(await consumer.receive(1.0))
+        await broker.close()
+        await asyncio.sleep(0.05)
+        began = loop.time()
+    assert loop.time() - began == pytest.approx(5.0, abs=1.0), "not one after the other"

@@ -53,10 +53,6 @@ class Resolved(NamedTuple):
 
     levels: list[tuple[str, Policies]]
 
-    def with_own(self, policies: Policies) -> Resolved:
-        """With others at the level that counts first."""
-        return Resolved([(self.levels[0][0], policies), *self.levels[1:]])
-
     @property
     def retention(self) -> tuple[int, int, str]:
         """Milliseconds, bytes, and whose policy that is."""
@@ -296,9 +292,9 @@ def check_possible(
 
     Those that are down for the moment, as far as that can be told, are not.
     """
-    after = before.with_own(policies)
-    if after.durability != before.durability:
-        durable = after.durability
+    (level, own), *others = before.levels
+    durable = Resolved([(level, policies), *others]).durability
+    if durable != before.durability:
         try:
             ledgers.check_placement(
                 Striping(*durable[:3]), durable.minimum_write_quorum, durable.bookie_group
@@ -311,7 +307,7 @@ def check_possible(
             ) from None
     text = policies.broker_group or ""
     group = PlacementGroup.parse(text, "broker_group")
-    if group.strict and text != before.levels[0][1].broker_group and group.name not in broker_groups:
+    if group.strict and text != own.broker_group and group.name not in broker_groups:
         raise InvalidArgument(
             f"broker_group={group.name}: no broker has the setting [broker] group={group.name}, so that nobody could "
             f"serve the topics; start one first, or set preferred:{group.name}"
