@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.tasks import begin, end_all
+
+from ..resources.stores import Writer
 
 
 class Durability(NamedTuple):
@@ -36,20 +38,9 @@ class Durability(NamedTuple):
 
     def of_ledger(self) -> dict[str, Any]:
         """Arguments of `Ledgers.create`, for a ledger of which every entry is synced before it is confirmed."""
-        return {
-            "ensemble_size": self.ensemble_size,
-            "write_quorum": self.write_quorum,
-            "ack_quorum": self.ack_quorum,
-            "minimum_write_quorum": self.minimum_write_quorum,
-            "bookie_group": self.bookie_group,
-        }
-
-
-class Forces(Protocol):
-    """The writer of a ledger with deferred sync."""
-
-    async def force(self) -> None:
-        """All that was appended before is durable when this returns."""
+        arguments = self._asdict()
+        del arguments["flush"]
+        return arguments
 
 
 class Flusher:
@@ -60,7 +51,7 @@ class Flusher:
         interval_ms: int,
         most_bytes: int,
         unforced_bytes: Callable[[], int],
-        current: Callable[[], Forces | None],
+        current: Callable[[], Writer | None],
     ) -> None:
         """`unforced_bytes`: of what was receipted and is not durable. `current`: the ledger that is written to."""
         self._interval_s = interval_ms / 1000
@@ -86,7 +77,7 @@ class Flusher:
         if self._task is None and writer is not None and self._unforced_bytes():
             self._task = begin(self._force(writer), "forcing of entries")
 
-    async def _force(self, writer: Forces) -> None:
+    async def _force(self, writer: Writer) -> None:
         try:
             await writer.force()
         except MagnetarError:
