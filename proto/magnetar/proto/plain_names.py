@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .errors import InvalidSetting
 
-__all__ = ["require_plain_name"]
-
 _MAX_CHARACTERS = 255
 
 

@@ -23,17 +23,6 @@ from .errors import InvalidArgument
 from .ids import check_subscription_name
 from .quorums import MAX_ENSEMBLE_SIZE, quorum_problem
 
-__all__ = [
-    "FLUSHES",
-    "UNLIMITED",
-    "PlacementGroup",
-    "Policies",
-    "PolicyInForce",
-    "check_flush",
-    "check_retention",
-    "decode_policies",
-]
-
 UNLIMITED = -1
 # A topic stores them beside its list of ledgers, which is written with every ledger.
 MAX_SUBSCRIPTION_TTLS = 200

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_ENSEMBLE_SIZE", "quorum_problem"]
-
 MAX_ENSEMBLE_SIZE = 64
 
 

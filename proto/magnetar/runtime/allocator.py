@@ -22,6 +22,3 @@ def keep_large_buffers() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES))
-
-
-__all__ = ["keep_large_buffers"]

@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "elapsed_s"]
-
 # Linux has a clock that counts suspended time as well.
 _SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

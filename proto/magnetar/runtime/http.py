@@ -23,8 +23,6 @@ from magnetar.proto.errors import MagnetarError
 
 from .metrics import CONTENT_TYPE, Metrics
 
-__all__ = ["Command", "HttpServer", "Pages"]
-
 # From the arguments of a query to the objects of its answer. Raises MagnetarError.
 Command = Callable[[Mapping[str, str]], AsyncIterator[Mapping[str, Any]]]
 

@@ -34,8 +34,6 @@ from typing import Any
 from magnetar.proto.errors import InvalidSetting, MagnetarError
 from magnetar.runtime.tasks import awaited
 
-__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Daemon", "new_event_loop", "run_daemon"]
-
 EXIT_STOP_FAILED = 1
 EXIT_FAILED = 70  # EX_SOFTWARE: a component failed; the supervisor restarts us, and we recover
 EXIT_CONFIG = 78  # EX_CONFIG: an operator must act; restarting does not help

@@ -14,8 +14,6 @@ import structlog
 
 from magnetar.proto.errors import InvalidSetting
 
-__all__ = ["configure_logging"]
-
 Format = Literal["auto", "console", "json"]
 _LEVELS = ("debug", "info", "warning", "error")
 

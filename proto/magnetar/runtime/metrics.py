@@ -22,8 +22,6 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["CONTENT_TYPE", "Family", "Metrics", "Read"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "magnetar_"
 # A number, or with labels rows of (label values, number).

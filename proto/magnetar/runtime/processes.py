@@ -25,8 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from magnetar.proto.errors import StorageFailed
 
-__all__ = ["HelperProcess", "spawn_helper"]
-
 _log = logging.getLogger(__name__)
 _REAP_RETRY_S = 0.001
 # After SIGKILL.

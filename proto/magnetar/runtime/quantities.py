@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["format_duration", "format_size", "parse_duration", "parse_size"]
-
 _SIZE_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _SIZE_UNITS |= {f"{_letter}b": 1000**_power, _letter: 1024**_power, f"{_letter}ib": 1024**_power}

@@ -26,8 +26,6 @@ import xxhash
 from magnetar.proto.errors import DataDirectoryError
 from magnetar.runtime.files import File, Files
 
-__all__ = ["RocksDbGuard"]
-
 _NAME = "guard"
 _SLOT = struct.Struct(">8sIQQ")
 _CHECKSUM = struct.Struct(">Q")

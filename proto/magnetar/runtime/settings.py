@@ -34,8 +34,6 @@ from magnetar.proto.errors import InvalidSetting
 
 from .quantities import parse_duration, parse_size
 
-__all__ = ["MASK", "SECRET", "UNIT", "Loaded", "load_settings", "setting_fields"]
-
 _log = logging.getLogger("magnetar.settings")
 T = TypeVar("T")
 MASK = "********"  # is shown in place of a setting whose name has one of these words

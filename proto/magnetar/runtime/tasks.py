@@ -22,8 +22,6 @@ from typing import Any, Final, TypeVar
 
 from magnetar.proto.errors import MagnetarError
 
-__all__ = ["LongTask", "TaskSet", "awaited", "begin", "end_all", "long_tasks", "on_change", "report"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
