@@ -53,7 +53,8 @@ class Placement:
         now = asyncio.get_running_loop().time()
         self._placement.update(facts, now)
         binding = await self._view.binding(bundle.namespace)
-        return self._placement.place(str(bundle), binding, now, exclude=excluded)
+        counted = self._view.has_bounds(bundle.namespace)
+        return self._placement.place(str(bundle), binding, now, exclude=excluded, counted=counted)
 
 
 class Loads:

@@ -150,11 +150,15 @@ class ClusterView:
 
     async def bounds(self, namespace: str) -> KnownBounds:
         """How a namespace is divided, or would be if somebody made a topic there: its version is NEW then."""
-        if namespace not in self._bounds:
+        if not self.has_bounds(namespace):
             found = await self._read_bounds(namespace)
             if found.version == NEW:
                 return found
         return await self._of(self._bounds, namespace, bounds_path, self._read_bounds).get()
+
+    def has_bounds(self, namespace: str) -> bool:
+        """False: perhaps somebody made its name up."""
+        return namespace in self._bounds
 
     def drop(self, namespace: str) -> None:
         """The bounds and the owners of a namespace have changed, or may have."""

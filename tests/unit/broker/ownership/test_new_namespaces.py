@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
+from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.broker.ownership.ownership import Located
 from magnetar.proto.errors import InvalidArgument, TopicNotFound, TopicNotServed
 from magnetar.proto.ids import TopicName
 from support.broker_kit import running_broker
 from support.cluster_kit import brokers
 from support.memory_metadata import MemoryMetadataStore
-from unit.broker.ownership.test_ownership import locate, owner
+from unit.broker.ownership.test_ownership import TOPICS, locate, owner
 
 
 async def nodes(metadata: MemoryMetadataStore, path: str = "") -> list[str]:
@@ -48,6 +49,14 @@ async def test_rule_47_looking_up_topics_of_made_up_namespaces_leaves_nothing_be
         assert watched == []
         assert not a.ownership.held
         assert not b.ownership.held
+
+
+async def test_look_ups_of_made_up_namespaces_fill_no_broker() -> None:
+    async with brokers("a", "b", balance=BalanceSettings(max_bundles=20)) as cluster:
+        a, _ = cluster.brokers.values()
+        for number in range(100):
+            await locate(a, TopicName.parse(f"made-up/{number}/topic"))
+        await owner(cluster, TOPICS[0])
 
 
 async def test_whoever_makes_the_first_topic_of_a_namespace_owns_its_bundle() -> None:

@@ -91,11 +91,12 @@ class BundlePlacement:
         share: float | None = None,
         topics: int = 0,
         exclude: str = "",
+        counted: bool = True,
     ) -> str | None:
         """The broker that takes it; None if no broker may have it or all that may are full.
 
         `share`: of a core, where it is known what the bundle costs; else the mean of all bundles is assumed. `exclude` is a
-        broker that could not be reached.
+        broker that could not be reached. Not `counted`: perhaps nobody will take it.
         """
         known = self._chosen.get(bundle)
         if known is not None and known != exclude:
@@ -108,8 +109,8 @@ class BundlePlacement:
         )
         if chosen is None:  # all are overloaded: better there than nowhere
             chosen = next((found for tier in tiers if (found := self._draw(tier, topics, None))), None)
-        if chosen is None:
-            return None
+        if chosen is None or not counted:
+            return None if chosen is None else chosen.facts.name
         share = self._mean_share if share is None else share
         chosen.comes(share, topics)
         self._placed.setdefault(chosen.facts.name, deque()).append(_Placed(now, bundle, share, topics))
