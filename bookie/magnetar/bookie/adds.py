@@ -38,8 +38,6 @@ from .read_cache import ReadCache
 from .settings import BookieSettings
 from .write_cache import WriteCache
 
-__all__ = ["Adds"]
-
 _FENCED = LedgerFenced.code
 _TOO_MANY = TooManyRequests.code
 

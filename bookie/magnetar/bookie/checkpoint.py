@@ -27,8 +27,6 @@ from .mark import Mark, encode_mark, mark_moves_forward
 from .metrics import Histogram
 from .write_cache import ENTRY_OVERHEAD_BYTES, MemTable, WriteCache
 
-__all__ = ["Checkpointer", "FlushFigures"]
-
 
 class _Work(NamedTuple):
     mark: Mark | None

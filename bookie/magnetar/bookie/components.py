@@ -19,8 +19,6 @@ from .journal.device import JournalDevice
 from .scrub.damage import RepairQueue
 from .settings import BookieSettings
 
-__all__ = ["BookieComponents", "os_components"]
-
 
 @dataclass(frozen=True, slots=True)
 class BookieComponents:

@@ -15,21 +15,6 @@ from magnetar.runtime.files import Files
 from .layout import DataLayout
 from .sealed_file import open_sealed, seal
 
-__all__ = [
-    "DATA_ROLE",
-    "FORMAT_VERSION",
-    "JOURNAL_ROLE",
-    "LEDGERS_ROLE",
-    "MAX_INCARNATIONS",
-    "Cookie",
-    "CookieDirectory",
-    "copy_for",
-    "decode_cookie",
-    "encode_cookie",
-    "read_cookie",
-    "write_cookie",
-]
-
 # Of everything in the directories.
 FORMAT_VERSION = 1
 MAX_INCARNATIONS = 256

@@ -45,18 +45,6 @@ from .cookie import (
 from .layout import DataLayout
 from .mark import decode_mark, encode_mark
 
-__all__ = [
-    "Checked",
-    "check_data_directory",
-    "data_names",
-    "forget_journal_directory",
-    "forget_ledger_directory",
-    "is_ours",
-    "open_data_directory",
-    "rename_directory",
-    "replace_cookie",
-]
-
 _log = logging.getLogger(__name__)
 _COPY = "cookie"
 _SETTINGS = {JOURNAL_ROLE: "journal_directories", LEDGERS_ROLE: "ledger_directories"}

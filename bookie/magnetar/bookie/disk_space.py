@@ -30,8 +30,6 @@ from .layout import DataLayout
 from .read_only import read_only_reason
 from .settings import BookieSettings
 
-__all__ = ["DiskSpace", "WatchedDirectory", "give_back_reserve"]
-
 _log = logging.getLogger(__name__)
 
 _RESERVE = "reserve"

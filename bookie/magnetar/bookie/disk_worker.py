@@ -16,8 +16,6 @@ from typing import Protocol
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import FileLock
 
-__all__ = ["DiskWorker"]
-
 
 class DiskWorker(Protocol):
     """Paths are those of `files`. All raise StorageFailed, DiskFull or DataDirectoryError."""

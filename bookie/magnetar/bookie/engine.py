@@ -62,8 +62,6 @@ from .stored_entries import StoredEntries
 from .waiters import Waiters
 from .write_cache import WriteCache
 
-__all__ = ["Bookie"]
-
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
 # A journal that has made nothing durable for so long although it should makes no progress.

@@ -10,8 +10,6 @@ from magnetar.proto.errors import LedgerFenced, error_from_wire
 from .journal import Journals
 from .ledgers import LedgerDescriptors
 
-__all__ = ["Fencing"]
-
 _SLICE_LEDGERS = 100
 
 

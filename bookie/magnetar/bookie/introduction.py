@@ -21,8 +21,6 @@ from magnetar.proto.errors import WrongBookie
 from .cookie import Cookie
 from .ledgers import LedgerDescriptors
 
-__all__ = ["Introduced", "identity_of", "introduce"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 
 from .settings import BookieSettings
 
-__all__ = ["DataLayout", "journal_path"]
-
 _JOURNAL = re.compile(r"journal-([0-9a-f]{16})\.log")
 _ENTRY_LOG = re.compile(r"entrylog-([0-9a-f]{8})\.log")
 

@@ -15,8 +15,6 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from .index import ALL_LEDGERS, LedgerRecord, LocationIndex
 from .waiters import Waiters
 
-__all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
-
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
 _FORGOTTEN_AT_ONCE = 1000

@@ -19,8 +19,6 @@ from .index.walks import locations_of_ledger
 from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
 
-__all__ = ["EntryRange", "LedgerSummary", "Listing", "StoredLedger"]
-
 _MAX_LEDGERS = 10_000
 _MAX_RANGES = 10_000
 # Locations looked at for one page, and in one slice of the loop (0.4 ms).

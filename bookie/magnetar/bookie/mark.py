@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from .sealed_file import open_sealed, seal
 
-__all__ = ["JournalPosition", "Mark", "decode_mark", "encode_mark", "mark_moves_forward"]
-
 _VERSION = 1
 _MAGIC = b"MAGMARK\n"
 

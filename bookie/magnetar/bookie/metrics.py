@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["LATENCY_BOUNDS_S", "SIZE_BOUNDS", "Distribution", "Histogram"]
-
 # From a page-cache hit to a stuck disk.
 LATENCY_BOUNDS_S = (
     0.0001,

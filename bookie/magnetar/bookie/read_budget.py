@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["ReadBudget", "ReadGrant"]
-
 
 class ReadBudget:
     """Grants bytes in order of the requests. A request above the capacity is granted when no other grant is out."""

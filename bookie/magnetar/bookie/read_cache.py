@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from .write_cache import ENTRY_OVERHEAD_BYTES
 
-__all__ = ["ReadCache"]
-
 # What a run takes besides its entries.
 _RUN_OVERHEAD_BYTES = 200
 

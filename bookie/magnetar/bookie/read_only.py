@@ -14,8 +14,6 @@ from magnetar.runtime.files import Files
 
 from .layout import DataLayout
 
-__all__ = ["clear_read_only", "marker_path", "read_only_reason", "set_read_only"]
-
 _MAX_REASON_BYTES = 4096
 _NO_REASON = "an operator converted this bookie to read-only"
 

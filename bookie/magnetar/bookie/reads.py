@@ -32,8 +32,6 @@ from .stored_entries import StoredEntries
 from .waiters import Waiters
 from .write_cache import WriteCache
 
-__all__ = ["LongPollResult", "Reads"]
-
 _DEFAULT_READ_BYTES = 4 << 20
 # The sizes of the entries are in the header of the answer's frame, which has at most 64 KB.
 _MAX_READ_ENTRIES = 8192

@@ -22,8 +22,6 @@ from .mark import Mark
 if TYPE_CHECKING:
     from .engine import Bookie
 
-__all__ = ["replay"]
-
 _log = logging.getLogger(__name__)
 _ADD = int(RecordType.ADD)
 

@@ -16,8 +16,6 @@ import xxhash
 
 from magnetar.proto.errors import DataDirectoryError
 
-__all__ = ["open_sealed", "seal", "unseal"]
-
 T = TypeVar("T")
 _VERSION = struct.Struct(">I")
 _CHECKSUM = struct.Struct(">Q")

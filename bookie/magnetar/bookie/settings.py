@@ -9,8 +9,6 @@ from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.plain_names import require_plain_name
 from magnetar.proto.policies import PlacementGroup
 
-__all__ = ["BookieSettings"]
-
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

@@ -39,8 +39,6 @@ from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk
 from .offline.stopped import LogFile
 from .offline.verify import DAMAGE, SOUND, WAITING, Verification, VerifiedPart
 
-__all__ = ["BookieShell", "Command"]
-
 T = TypeVar("T")
 # From the arguments to objects for JSON. Raises MagnetarError, which may come behind some of them.
 Command = Callable[[Mapping[str, str]], AsyncIterator[dict[str, Any]]]

@@ -29,8 +29,6 @@ from .mark import JournalPosition, Mark, decode_mark, encode_mark
 from .replay import replay
 from .settings import BookieSettings
 
-__all__ = ["open_bookie"]
-
 _log = logging.getLogger(__name__)
 # A start that finds no old file to take over waits for this part of a new one to be zero-filled.
 _FIRST_FILE_PART = 8

@@ -24,15 +24,6 @@ from .settings import BookieSettings
 from .waiters import Waiters
 from .write_cache import WriteCache
 
-__all__ = [
-    "RISING_FIGURES",
-    "LoadMeter",
-    "bookie_figures",
-    "bookie_histograms",
-    "bookie_info",
-    "bookie_problems",
-]
-
 # Figures of the parts that only rise: counters.
 RISING_FIGURES = frozenset(
     """

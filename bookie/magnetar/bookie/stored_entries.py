@@ -25,8 +25,6 @@ from .scrub import Damage
 from .settings import BookieSettings
 from .write_cache import WriteCache
 
-__all__ = ["StoredEntries"]
-
 # How often the index is asked again when a log does not exist: each time a compaction has moved the entry meanwhile.
 _ATTEMPTS = 5
 # Entries asked of the index at once: a short answer must not pay for a long range.

@@ -10,8 +10,6 @@ import asyncio
 
 from magnetar.proto.errors import MagnetarError, TooManyRequests
 
-__all__ = ["Waiters"]
-
 _Waiting = asyncio.Future[bool]
 
 

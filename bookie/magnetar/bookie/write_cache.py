@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["ENTRY_OVERHEAD_BYTES", "WriteCache"]
-
 # What the bookkeeping of one entry takes besides its payload: bytes object, dict slot, key.
 ENTRY_OVERHEAD_BYTES = 160
 _RELEASED_AT_ONCE = 2000

@@ -20,8 +20,6 @@ from magnetar.runtime.tasks import LongTask, TaskSet
 
 from .components import LedgerComponents
 
-__all__ = ["Deletions"]
-
 _log = logging.getLogger(__name__)
 
 # Deletions that are sent to bookies at a time. Further ones wait for the next turn of `_repeat`, or for garbage collection.

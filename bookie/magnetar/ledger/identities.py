@@ -29,8 +29,6 @@ from magnetar.metadata.timed import TimedStore
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity, mismatch
 from magnetar.proto.errors import WrongBookie
 
-__all__ = ["MOST_INTRODUCTIONS", "BookieIdentities", "GivenIdentities", "StoredIdentities"]
-
 _log = logging.getLogger(__name__)
 
 # The bookie may restart and another client may register it in between, but not as often as this.

@@ -29,8 +29,6 @@ from magnetar.proto.ledger_entry import NO_ENTRY, verify_ledger_entry
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
 
-__all__ = ["BookieKnowledge", "EndSurvey", "survey_end"]
-
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 _NEGATIVE = (EntryNotFound, LedgerNotFound)
 _LIST = 1000

@@ -34,8 +34,6 @@ import xxhash
 from magnetar.proto.errors import DataDirectoryError, DiskFull
 from magnetar.runtime.files import File, Files
 
-__all__ = ["ChangeLog"]
-
 TURN_BYTES: Final = 4 << 20
 # Files are read in such pieces: what a start reads at once stays in the heap for ever.
 _PIECE_BYTES: Final = 64 << 10

@@ -17,16 +17,6 @@ from magnetar.proto.errors import AlreadyExists, DataDirectoryError, NotFoundInS
 
 from .store import MetadataStore
 
-__all__ = [
-    "DAMAGED_PATH",
-    "Ranges",
-    "add_ranges",
-    "damaged_path",
-    "decode_ranges",
-    "encode_ranges",
-    "merge_ranges",
-]
-
 DAMAGED_PATH = "/damaged"
 _FORMAT = 1
 _MAX_RANGES = 500

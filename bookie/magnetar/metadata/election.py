@@ -16,8 +16,6 @@ from magnetar.proto.errors import AlreadyExists
 
 from .store import MetadataStore, Session
 
-__all__ = ["elected"]
-
 # Looks whether the office is free without a change that the store reports.
 _POLL_S = 30.0
 

@@ -11,8 +11,6 @@ from magnetar.proto.errors import AlreadyExists, MagnetarError
 
 from .store import MetadataStore, Session
 
-__all__ = ["POLL_S", "create_after_predecessor", "keep_up_to_date", "start_limit_s"]
-
 _log = logging.getLogger(__name__)
 
 # How often a node is compared with what it should say, and an error of the store is followed by another try.

@@ -28,13 +28,6 @@ from magnetar.proto.errors import (
 from .paths import COOKIES_PATH, INSTANCE_PATH, cookie_path
 from .store import MetadataStore
 
-__all__ = [
-    "RegisteredCookie",
-    "cluster_instance",
-    "register_cookie",
-    "registered_cookie",
-]
-
 
 class RegisteredCookie(NamedTuple):
     """What the store has of a bookie; of one that was never seen NOT_KNOWN and no version."""

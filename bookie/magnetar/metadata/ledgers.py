@@ -20,15 +20,6 @@ from magnetar.proto.errors import FinalError, NotFoundInStore
 
 from .store import Create, Delete, MetadataStore, Versioned, Watch
 
-__all__ = [
-    "LEDGERS_PATH",
-    "LEDGERS_PER_PAGE",
-    "LedgerManager",
-    "StoredLedgers",
-    "ledger_of_path",
-    "ledger_path",
-]
-
 LEDGERS_PATH: Final = "/ledgers"
 LEDGERS_PER_PAGE: Final = 1_000
 _PAGE_DIGITS = 16

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AUDITOR_PATH",
-    "COOKIES_PATH",
-    "DRAINING_BOOKIES_PATH",
-    "INSTANCE_PATH",
-    "KNOWN_BROKERS_PATH",
-    "cookie_path",
-    "known_broker_path",
-]
-
 # A cluster is what shares one metadata store: its instance, 64 random bits, is made once.
 INSTANCE_PATH = "/instance"
 COOKIES_PATH = "/cookies"

@@ -10,8 +10,6 @@ from magnetar.proto.errors import RequestTimeout
 
 from .store import MetadataStore, Operation, Session, Versioned
 
-__all__ = ["TimedStore", "metadata_in_time"]
-
 T = TypeVar("T")
 
 

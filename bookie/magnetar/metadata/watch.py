@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["LoopWatch"]
-
 
 class LoopWatch:
     """Watch of MetadataStore. `forget` takes it out of its store's list."""

@@ -39,8 +39,6 @@ from .disk_process import (
 )
 from .ring import shared_memory
 
-__all__ = ["ProcessDiskWorker"]
-
 _STOP_TIMEOUT_S = 5.0
 # Below the read timeout of ledger clients, 5 s, so that they get the reason. Reads of one directory with the process.
 _READ_TIMEOUT_S = 4.0

@@ -25,8 +25,6 @@ from ..journal.records import GROUP_ALIGNMENT
 from . import writer_process
 from .writer_process import CONTROL, DURABLE, FULL, NO_SPACE, REPORT, ROLL, WRITTEN
 
-__all__ = ["RingJournalDevice"]
-
 _STOP_TIMEOUT_S = 5.0
 
 

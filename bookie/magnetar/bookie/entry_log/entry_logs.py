@@ -26,8 +26,6 @@ from .log_scans import LogScans
 from .log_writer import LogWriter, PlacedSlice, Record
 from .records import STATE_ENTRY
 
-__all__ = ["EntryLogs", "LogInfo"]
-
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 States = Sequence[tuple[int, LedgerRecord]]

@@ -17,8 +17,6 @@ from ..disk_worker import DiskWorker
 from .log_writer import LogSavepoint, LogWriter, PlacedSlice, Record, in_slices
 from .records import LOG_LEDGERS
 
-__all__ = ["DirectoryState", "LedgerDirectory"]
-
 
 class DirectoryState(enum.StrEnum):
     """See the module."""

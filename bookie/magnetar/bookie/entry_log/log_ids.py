@@ -17,8 +17,6 @@ from magnetar.runtime.files import Files
 from ..disk_worker import DiskWorker
 from ..sealed_file import seal, unseal
 
-__all__ = ["LogIds", "decode_log_ids", "encode_log_ids"]
-
 _log = logging.getLogger(__name__)
 _MAGIC = b"MAGLOGS\n"
 _VERSION = 1

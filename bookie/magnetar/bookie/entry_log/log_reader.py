@@ -16,8 +16,6 @@ from ..index import Location
 from ..read_budget import ReadGrant
 from .records import LOG_HEADER_BYTES, RECORD_HEADER_BYTES, header_fault, record_entry
 
-__all__ = ["LogReader"]
-
 _log = logging.getLogger(__name__)
 _OPEN_LOGS = 64
 _WILL_NEED_BYTES = 4 << 20

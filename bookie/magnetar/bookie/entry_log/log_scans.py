@@ -23,8 +23,6 @@ from .records import (
 )
 from .scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
 
-__all__ = ["LogScans", "LogStatistics"]
-
 # Bound of the cached statistics, in rows of about 100 bytes.
 _KEPT_ROWS = 200_000
 

@@ -25,8 +25,6 @@ from .records import (
     encode_record_header,
 )
 
-__all__ = ["LogWriter", "PlacedSlice", "Record", "in_slices"]
-
 # (ledger, entry, bytes)
 Record = tuple[int, int, bytes]
 

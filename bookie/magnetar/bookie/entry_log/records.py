@@ -27,25 +27,6 @@ import xxhash
 from magnetar.proto.errors import EntryDamaged
 from magnetar.proto.ids import MAX_ENTRY_ID
 
-from ..settings import MAX_RECORD_BYTES
-
-__all__ = [
-    "LOG_HEADER_BYTES",
-    "LOG_LEDGERS",
-    "MAX_RECORD_BYTES",
-    "RECORD_HEADER_BYTES",
-    "STATE_ENTRY",
-    "SYNCED_ENTRY",
-    "Footer",
-    "Scanned",
-    "decode_footer",
-    "encode_footer",
-    "encode_log_header",
-    "encode_record_header",
-    "header_fault",
-    "record_entry",
-]
-
 _LOG_HEADER = struct.Struct(">8sII48x")
 LOG_HEADER_BYTES = _LOG_HEADER.size
 assert LOG_HEADER_BYTES == 64

@@ -25,10 +25,10 @@ import xxhash
 
 from magnetar.proto.errors import StorageFailed
 
+from ..settings import MAX_RECORD_BYTES
 from .records import (
     FOOTER_END_BYTES,
     LOG_HEADER_BYTES,
-    MAX_RECORD_BYTES,
     RECORD,
     RECORD_HEADER_BYTES,
     STATE_ENTRY,
@@ -40,8 +40,6 @@ from .records import (
     footer_claims,
     header_fault,
 )
-
-__all__ = ["MOST_UNREADABLE_PAGES", "LogScan", "scan_log", "scan_log_in_slices"]
 
 # For `most_unreadable_pages` of a bookie that runs: a dying disk takes seconds for each.
 MOST_UNREADABLE_PAGES = 256

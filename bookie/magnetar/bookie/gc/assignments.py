@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Assigned", "Assignments", "Unassigned"]
-
 
 class Unassigned(Protocol):
     """Entries of a closed ledger that are other bookies'."""

@@ -17,8 +17,6 @@ from magnetar.proto.errors import DataDirectoryError
 from ..ledgers import LedgerDescriptors
 from .existing_ledgers import ExistingLedgers
 
-__all__ = ["LEAST_DELETED", "deleted_ledgers"]
-
 _log = logging.getLogger(__name__)
 # A bookie with a few ledgers gets on, too.
 LEAST_DELETED = 10

@@ -37,8 +37,6 @@ from .parts import StorageParts
 from .survey import Survey
 from .unknown_ledgers import UnknownLedgers
 
-__all__ = ["Collected", "Collector"]
-
 _log = logging.getLogger(__name__)
 # Rounds while a disk is nearly full: metadata may list fewer ledgers by then.
 _PRESSED_INTERVAL_S = 60.0

@@ -19,15 +19,6 @@ from collections.abc import Sequence
 
 from ..sealed_file import seal, unseal
 
-__all__ = [
-    "compacting_path",
-    "decode_replaces",
-    "encode_replaces",
-    "replaces_log_id",
-    "replaces_path",
-    "unfinished_log_id",
-]
-
 _MAGIC = b"MAGCMPCT"
 _VERSION = 1
 _COMPACTING = re.compile(r"entrylog-([0-9a-f]{8})\.compacting")

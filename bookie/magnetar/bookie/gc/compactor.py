@@ -50,8 +50,6 @@ from .compaction_files import (
 from .decisions import CompactionBatch
 from .parts import StorageParts
 
-__all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged", "raising"]
-
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
 

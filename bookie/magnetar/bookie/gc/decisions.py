@@ -23,17 +23,6 @@ from typing import NamedTuple
 
 from ..entry_log.records import LOG_LEDGERS
 
-__all__ = [
-    "MAX_SOURCES",
-    "CompactionBatch",
-    "CompactionRules",
-    "History",
-    "LogUsage",
-    "Plan",
-    "fits",
-    "plan_round",
-]
-
 # They are deleted when the whole copy is done: what a crash or a full disk makes vain must stay bounded.
 MAX_SOURCES = 16
 # What a copy takes besides the records: header, and footer with a row for each of its ledgers.

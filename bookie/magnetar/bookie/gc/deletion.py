@@ -20,8 +20,6 @@ from ..read_cache import ReadCache
 from ..scrub.damage import Damage
 from ..write_cache import WriteCache
 
-__all__ = ["Deletion"]
-
 # Records that go to the journal in one turn of the loop.
 _SLICE = 200
 

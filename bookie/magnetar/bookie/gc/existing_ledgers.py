@@ -23,8 +23,6 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import DataDirectoryError
 
-__all__ = ["ExistingLedgers", "MetadataLedgers"]
-
 
 class ExistingLedgers(Protocol):
     """What garbage collection asks of metadata."""

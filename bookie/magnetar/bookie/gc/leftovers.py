@@ -29,8 +29,6 @@ from .assignments import Assignments, Unassigned
 from .compactor import IndexFailed, raising
 from .parts import StorageParts
 
-__all__ = ["Leftovers"]
-
 _log = logging.getLogger(__name__)
 _SLICE = 50
 

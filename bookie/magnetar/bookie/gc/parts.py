@@ -18,8 +18,6 @@ from ..settings import BookieSettings
 from .assignments import Assignments
 from .existing_ledgers import ExistingLedgers
 
-__all__ = ["StorageParts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageParts:

@@ -23,8 +23,6 @@ from .compactor import IndexFailed, raising
 from .decisions import LogUsage
 from .parts import StorageParts
 
-__all__ = ["Survey"]
-
 _log = logging.getLogger(__name__)
 # Look-ups in the index in one turn of the loop, 4 us each.
 _SLICE = 200

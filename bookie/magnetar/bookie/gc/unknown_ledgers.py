@@ -29,8 +29,6 @@ from ..index import ALL_LEDGERS
 from .assignments import Assigned, Assignments
 from .parts import StorageParts
 
-__all__ = ["UnknownLedgers"]
-
 _log = logging.getLogger(__name__)
 
 

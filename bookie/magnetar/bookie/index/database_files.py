@@ -10,8 +10,6 @@ import xxhash
 
 from magnetar.runtime.files import Files
 
-__all__ = ["DatabaseFileCheck", "database_file_names"]
-
 _CURRENT = "CURRENT"
 
 

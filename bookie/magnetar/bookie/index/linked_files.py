@@ -11,8 +11,6 @@ import os
 import shutil
 import tempfile
 
-__all__ = ["LinkedFiles", "remove_empty_directory"]
-
 # Not linked: rocksdict writes the first; the second is not needed while the bookie's lock is held.
 _OWN_FILES = ("rocksdict-config.json", "LOCK")
 

@@ -20,19 +20,6 @@ from typing import NamedTuple, Protocol
 from magnetar.proto.errors import StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 
-__all__ = [
-    "ALL_LEDGERS",
-    "BATCH_ENTRIES",
-    "REBUILD",
-    "LedgerRecord",
-    "Location",
-    "LocationIndex",
-    "decode_ledger_record",
-    "decode_location",
-    "encode_ledger_record",
-    "encode_location",
-]
-
 # What an operator does about a damaged index.
 REBUILD = "`magnetar bookie index rebuild` makes the index anew from the entry logs"
 _LOCATION = struct.Struct(">IQI")

@@ -42,8 +42,6 @@ from .locations import (
     encode_location,
 )
 
-__all__ = ["RocksLocationIndex"]
-
 _log = logging.getLogger(__name__)
 # Keys of the column families; see the module.
 _LOCATION_KEY = struct.Struct(">QQ")

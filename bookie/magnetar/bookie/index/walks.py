@@ -7,8 +7,6 @@ from typing import Protocol
 
 from .locations import LedgerRecord, Location, LocationIndex
 
-__all__ = ["ledger_pages", "ledgers_of", "location_pages", "locations_of", "locations_of_ledger"]
-
 _ROWS = 1000
 _RANGE = 500
 

@@ -10,8 +10,6 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, NO_ENTRY
 from ..index import LedgerRecord
 from .records import DELETED, FENCE, LAST_CONFIRMED, Record, RecordType
 
-__all__ = ["ledger_change"]
-
 
 def ledger_change(record: Record) -> tuple[int, LedgerRecord] | None:
     """(ledger id, what it adds to the ledger's record); None for the records that the journal writes for itself.

@@ -22,8 +22,6 @@ from magnetar.proto.errors import MagnetarError
 
 from ..metrics import Histogram
 
-__all__ = ["JournalDevice", "StreamOffsets", "ignore_durable", "ignore_failure", "ignore_space"]
-
 _GROUP_BOUNDS = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 

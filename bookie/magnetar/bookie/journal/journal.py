@@ -39,8 +39,6 @@ from .records import (
     incarnation_of,
 )
 
-__all__ = ["DurableCallback", "Journal"]
-
 _log = logging.getLogger(__name__)
 
 # (ledger id, entry id, code): code 0 when the record is durable, else that of the error.

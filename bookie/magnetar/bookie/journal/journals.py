@@ -15,8 +15,6 @@ from ..mark import JournalPosition, Mark
 from ..metrics import Distribution
 from .journal import Journal
 
-__all__ = ["Journals"]
-
 
 class Journals:
     """One journal or more, by the names of their directories, in the order of the settings.

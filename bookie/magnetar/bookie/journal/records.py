@@ -25,26 +25,6 @@ import xxhash
 
 from magnetar.proto.errors import DataDirectoryError
 
-__all__ = [
-    "DELETED",
-    "FENCE",
-    "GROUP_ALIGNMENT",
-    "LAST_CONFIRMED",
-    "RECORD_HEADER_BYTES",
-    "Begin",
-    "Gap",
-    "Record",
-    "RecordType",
-    "decode_begin",
-    "encode_begin",
-    "encode_record_header",
-    "holds_records",
-    "holds_trace",
-    "incarnation_of",
-    "probe_begin",
-    "scan_journal",
-]
-
 # A group (what one sync makes durable) starts at a multiple of it in the file: the page of the disk, so that no sync reads
 # before it writes.
 GROUP_ALIGNMENT = 4096

@@ -43,18 +43,6 @@ from .records import (
     scan_journal,
 )
 
-__all__ = [
-    "GapVerdict",
-    "JudgedGap",
-    "NeededFile",
-    "Recovered",
-    "begun_files",
-    "journal_files",
-    "judge",
-    "replay_journals",
-    "walk_journal",
-]
-
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
 _WITHOUT_CONTENT = (RecordType.BEGIN, RecordType.SYNCED)

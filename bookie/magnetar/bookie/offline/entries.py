@@ -12,8 +12,6 @@ from ..entry_log.records import RECORD_HEADER_BYTES, record_entry
 from ..index import Location
 from .stopped import StoppedBookie
 
-__all__ = ["StoredEntry", "read_located", "stored_entry"]
-
 
 class StoredEntry(NamedTuple):
     """One entry. `damage` is empty when it is sound; `data` are its bytes with the 40-byte header, empty if unreadable."""

@@ -14,16 +14,6 @@ from ..index import LedgerRecord, Location, LocationIndex, decode_ledger_record
 from .journals import Progress, no_progress
 from .stopped import BookieData, LogFile
 
-__all__ = [
-    "LogBroken",
-    "LogEnd",
-    "LogHeader",
-    "LogLedger",
-    "LogRecord",
-    "find_log",
-    "walk_entry_log",
-]
-
 
 class LogHeader(NamedTuple):
     """The first item of a walk. `damage` is empty if the header is good."""

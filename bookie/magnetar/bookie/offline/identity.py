@@ -23,17 +23,6 @@ from ..settings import BookieSettings
 from .journals import read_mark
 from .stopped import BookieData, StoppedBookie, lock_stopped
 
-__all__ = [
-    "DirectoryReport",
-    "accept_new_disks",
-    "check_identity",
-    "declare_lost",
-    "declare_moved",
-    "describe",
-    "describe_cookie",
-    "inspect_directories",
-]
-
 
 class DirectoryReport(NamedTuple):
     """A journal or ledger directory, known to the cookie or named by the settings.

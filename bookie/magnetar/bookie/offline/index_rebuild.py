@@ -56,8 +56,6 @@ from .identity import check_identity
 from .journals import Progress, no_progress
 from .stopped import StoppedBookie
 
-__all__ = ["DamagedBytes", "RebuildReport", "rebuild", "rebuild_index"]
-
 _MAX_DAMAGED = 10_000
 
 

@@ -16,18 +16,6 @@ from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark
 from .stopped import BookieData
 
-__all__ = [
-    "JournalDirectory",
-    "JournalFileReport",
-    "JournalGap",
-    "JournalRecord",
-    "Progress",
-    "journal_directories",
-    "no_progress",
-    "read_mark",
-    "walk_journals",
-]
-
 # (label, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
 _TYPE_NAMES = {int(known): known.name for known in RecordType}

@@ -15,8 +15,6 @@ from ..index.locations import REBUILD
 from ..layout import DataLayout
 from ..settings import BookieSettings
 
-__all__ = ["BookieData", "LogFile", "StoppedBookie", "lock_stopped"]
-
 # Helpers of a daemon that was killed end within some milliseconds.
 _WAIT_FOR_HELPERS_S = 0.25
 

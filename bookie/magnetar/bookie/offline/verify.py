@@ -41,8 +41,6 @@ from .journals import (
 )
 from .stopped import LogFile, StoppedBookie
 
-__all__ = ["Finding", "Verification", "VerifiedPart", "verify"]
-
 # Further findings are only counted.
 MAX_FINDINGS = 10_000
 _STEP_BYTES = 4 << 20

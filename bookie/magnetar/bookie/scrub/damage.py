@@ -15,8 +15,6 @@ import logging
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple, Protocol
 
-__all__ = ["Damage", "DamagedRange", "RepairQueue"]
-
 _log = logging.getLogger(__name__)
 _MAX_RANGES = 1000  # of one ledger
 _MAX_LEDGERS = 50_000

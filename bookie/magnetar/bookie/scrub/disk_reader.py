@@ -10,8 +10,6 @@ from magnetar.runtime.files import File, Files
 
 from ..disk_worker import DiskWorker
 
-__all__ = ["DiskReader"]
-
 # Another read waits for one step at most.
 _STEP_BYTES = 1 << 20
 

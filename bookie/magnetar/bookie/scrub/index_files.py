@@ -13,8 +13,6 @@ from ..index.database_files import DatabaseFileCheck, database_file_names
 from ..index.locations import REBUILD
 from .disk_reader import DiskReader
 
-__all__ = ["IndexFiles"]
-
 # One step is copied out of the page cache and hashed in about 0.2 ms of the loop.
 _STEP_BYTES = 512 << 10
 

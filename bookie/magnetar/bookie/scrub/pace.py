@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Pace"]
-
 _SHARE_OF_INTERVAL = 0.8
 _BEHIND = 0.9
 _FLOOR_BYTES_PER_S = 1 << 20

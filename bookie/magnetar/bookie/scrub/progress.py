@@ -21,8 +21,6 @@ from magnetar.runtime.files import Files
 from ..disk_worker import DiskWorker
 from ..sealed_file import seal, unseal
 
-__all__ = ["ScrubProgress"]
-
 _log = logging.getLogger(__name__)
 _MAGIC = b"MAGSCRUB"
 _VERSION = 1

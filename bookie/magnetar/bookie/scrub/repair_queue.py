@@ -16,8 +16,6 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, NotFoundInStore, VersionConflict
 from magnetar.runtime.tasks import LongTask, on_change
 
-__all__ = ["MetadataRepairQueue"]
-
 _log = logging.getLogger(__name__)
 _MAX_PENDING = 50_000
 _RETRY_S, _RETRY_MAX_S = 1.0, 5.0

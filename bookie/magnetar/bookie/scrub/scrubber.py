@@ -40,8 +40,6 @@ from .index_files import IndexFiles
 from .pace import Pace
 from .progress import ScrubProgress
 
-__all__ = ["Scrubber"]
-
 _log = logging.getLogger(__name__)
 # Not while a start is still busy, and not in a bookie that lives for a test.
 _START_DELAY_S = 30.0

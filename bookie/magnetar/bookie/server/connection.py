@@ -52,8 +52,6 @@ from ..reads import LongPollResult
 from .paused_connections import PausedConnections
 from .requests import OPERATIONS, Answer, answer_long_poll, perform, wait_for_last_confirmed
 
-__all__ = ["BookieConnection"]
-
 _log = logging.getLogger(__name__)
 _ADD_DONE = AddDone(0).encode()
 _ADD_ACCEPTED = AddDone(0, accepted=True).encode()

@@ -10,8 +10,6 @@ from magnetar.proto.commands import Command, WaitLastConfirmed
 from ..engine import Bookie
 from .requests import answer_long_poll, perform, wait_for_last_confirmed
 
-__all__ = ["InProcessBookie"]
-
 
 class InProcessBookie:
     """What `ledger.local_bookie.LocalBookie` asks for; the bookie is the caller's."""

@@ -12,8 +12,6 @@ from typing import Protocol
 
 from ..engine import Bookie
 
-__all__ = ["NOTICE_INTERVAL_S", "PausedConnections"]
-
 # Add timeouts are seconds.
 NOTICE_INTERVAL_S = 0.5
 

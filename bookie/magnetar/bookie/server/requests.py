@@ -35,8 +35,6 @@ from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from ..engine import Bookie
 from ..reads import LongPollResult
 
-__all__ = ["OPERATIONS", "Answer", "answer_long_poll", "perform", "wait_for_last_confirmed"]
-
 _MAX_LONG_POLL_BYTES = 1 << 20
 
 

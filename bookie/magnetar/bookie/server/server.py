@@ -11,8 +11,6 @@ from ..engine import Bookie
 from .connection import BookieConnection
 from .paused_connections import PausedConnections
 
-__all__ = ["BookieServer"]
-
 
 class BookieServer:
     """Listens for ledger clients. The bookie is the caller's: it is closed after the server."""

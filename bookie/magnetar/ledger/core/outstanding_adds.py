@@ -30,16 +30,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_ADD_TIMEOUTS",
-    "TICKS_PER_TIMEOUT",
-    "AddCallback",
-    "AddOutcome",
-    "HeldAdd",
-    "OutstandingAdds",
-    "Waited",
-]
-
 # bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors (or ADD_ACCEPTED).
 AddCallback = Callable[[str, int, int, int], None]
 

@@ -5,9 +5,10 @@ bookies are preferred. `chooser` asks a policy on behalf of the ledger client: i
 decided without chance is in `ledger.core`: `ring`, `degrade`, `quarantine`.
 """
 
+from magnetar.ledger.directory import Labels
 from magnetar.ledger.settings import LedgerSettings
 
-from .policy import Candidates, Labels, Placement
+from .policy import Candidates, Placement
 from .random_placement import RandomPlacement
 from .spread import SpreadPlacement
 from .weighting import Weighting

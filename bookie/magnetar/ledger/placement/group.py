@@ -8,8 +8,6 @@ from magnetar.ledger.directory import BookieDirectory
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.policies import PlacementGroup
 
-__all__ = ["ANY_BOOKIE", "BOOKIE_GROUP_PROPERTY", "group_of", "members"]
-
 # The key in a ledger's properties; its value is the text of a PlacementGroup.
 BOOKIE_GROUP_PROPERTY = "bookie_group"
 ANY_BOOKIE = PlacementGroup("", strict=False)

@@ -10,8 +10,6 @@ from typing import Protocol
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import Labels
 
-__all__ = ["Candidates", "Labels", "Placement"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:

@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.ring import arrange, spread_out
+from magnetar.ledger.directory import Labels
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.proto.errors import NotEnoughBookies
 
-from .policy import Candidates, Labels, enough_for
+from .policy import Candidates, enough_for
 from .random_placement import left_to_choose
 from .weighting import Weighting
 

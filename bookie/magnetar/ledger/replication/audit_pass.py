@@ -22,8 +22,6 @@ from .core.fragments import fragments_of
 from .core.request import Reason, Request
 from .queue import RepairQueue
 
-__all__ = ["LedgerAudit", "PassFound", "records_naming", "request_for"]
-
 _log = logging.getLogger(__name__)
 # Records that are read together: over a network the time of one, in the embedded store 10 us each.
 _READS = 50

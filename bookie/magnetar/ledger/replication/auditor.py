@@ -40,8 +40,6 @@ from .core.audit import (
 from .core.request import Reason
 from .settings import RepairSettings
 
-__all__ = ["AUDIT_PATH", "Auditor"]
-
 AUDIT_PATH = "/audit"
 _FORMAT = 1
 _log = logging.getLogger(__name__)

@@ -41,8 +41,6 @@ from .settings import RepairSettings
 from .work_list import WorkList
 from .worker import Worker
 
-__all__ = ["AutoRecovery", "RepairProgress"]
-
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _MAX_REPORTS = 1000

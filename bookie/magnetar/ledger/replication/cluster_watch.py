@@ -20,8 +20,6 @@ from magnetar.runtime.tasks import LongTask, on_change
 
 from .core.repair import ClusterView
 
-__all__ = ["ClusterWatch", "PlacedBookies", "encode_drain", "zone_of_drain"]
-
 _FORMAT = 1
 _RETRY_MAX_S = 4.0
 # Without a change that the store reports: a watch that was lost with a connection is made up for.

@@ -12,8 +12,6 @@ from magnetar.ledger.placement.chooser import BookieChooser
 
 from .core.fragments import fragments_of
 
-__all__ = ["compliant_replacements", "violates_placement"]
-
 # Bookies that are replaced in one ensemble at most; more would be nearly a new one, for which a new ledger is cheaper.
 _MOST_MOVES = 2
 

@@ -28,8 +28,6 @@ from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .core.fragments import Fragment, residues_of
 
-__all__ = ["EntryCopier", "SourceFailed", "TargetFailed", "Throttle"]
-
 _READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 # Added in one turn of the loop. Short bursts disturb writers less than long ones at the same rate.
 _SLICE_BYTES = 64 * 1024

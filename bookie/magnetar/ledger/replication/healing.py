@@ -23,8 +23,6 @@ from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from .copying import EntryCopier, SourceFailed, TargetFailed
 from .core.fragments import Fragment, fragments_of, residues_of
 
-__all__ = ["Healed", "Healer"]
-
 _LIST = 1000
 _AT_ONCE = 10_000  # entries that are copied before they are read at the bookie
 _MAX_LOST = 1000  # entries that are named; beyond it they are counted

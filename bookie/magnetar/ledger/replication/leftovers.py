@@ -19,8 +19,6 @@ from magnetar.proto.errors import NotFoundInStore, VersionConflict
 
 from .core.fragments import fragments_of, residues_of
 
-__all__ = ["AssignedEntries", "StoredAssignments", "UnassignedEntries", "ranges_of_others"]
-
 _NO_END = (1 << 63) - 1
 # Records that are read together.
 _READS = 50

@@ -21,8 +21,6 @@ from .cluster_watch import ClusterWatch, encode_drain
 from .core.request import Reason
 from .queue import RepairQueue
 
-__all__ = ["DrainProgress", "begin_drain", "cancel_drain", "drain_progress", "remove_bookie"]
-
 _TIMEOUT_S = 10.0
 
 

@@ -24,8 +24,6 @@ from magnetar.proto.errors import (
 
 from .core.request import Request
 
-__all__ = ["LOCKS_PATH", "UNDERREPLICATED_PATH", "RepairQueue"]
-
 UNDERREPLICATED_PATH: Final = "/underreplicated"
 LOCKS_PATH: Final = "/repairing"
 _MAX_CONFLICTS = 100

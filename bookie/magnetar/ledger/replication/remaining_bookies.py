@@ -27,8 +27,6 @@ from .audit_pass import records_naming
 from .cluster_watch import ClusterWatch, PlacedBookies
 from .core.fragments import fragments_of
 
-__all__ = ["NewLedgers", "obstacles_to_drain"]
-
 
 class NewLedgers(NamedTuple):
     """Ledgers that will be made, as a policy wants them."""

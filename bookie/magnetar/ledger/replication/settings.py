@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from magnetar.ledger.settings import MAX_WAIT_S
 from magnetar.proto.errors import InvalidSetting
 
-__all__ = ["RepairSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class RepairSettings:

@@ -16,8 +16,6 @@ from magnetar.metadata.store import MetadataStore
 
 from .queue import RepairQueue
 
-__all__ = ["Task", "WorkList"]
-
 _PAGE = 1000
 # Ledgers whose back-off is remembered; others are tried once in every round.
 _MAX_POSTPONED = 100_000

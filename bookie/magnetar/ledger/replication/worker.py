@@ -63,8 +63,6 @@ from .queue import RepairQueue
 from .settings import RepairSettings
 from .work_list import Task, WorkList
 
-__all__ = ["RepairFigures", "Worker"]
-
 _log = logging.getLogger(__name__)
 # Ledgers whose grace period, and those whose lost entries, are remembered.
 _MAX_REMEMBERED = 10_000

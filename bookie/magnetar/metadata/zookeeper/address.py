@@ -16,8 +16,6 @@ from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from ..store import split_path
 from .namespace import ENCODED
 
-__all__ = ["SETTING", "ZooKeeperAddress", "parse_address"]
-
 SETTING = "metadata"
 DEFAULT_PORT = 2181
 _TLS = {"zk": False, "zk+tls": True}

@@ -38,8 +38,6 @@ from .connection import LOST, MAX_PENDING, Answer, Connection
 from .namespace import Namespace
 from .wire import ANY_VERSION, Request, ZooKeeperError
 
-__all__ = ["answer_error", "commit", "plan", "prune_parents"]
-
 # jute.maxbuffer as ZooKeeper ships it; a server that gets more closes the connection.
 MAX_REQUEST_BYTES = 0xFFFFF
 _MAX_ATTEMPTS = 20

@@ -18,8 +18,6 @@ from magnetar.proto.errors import MalformedFrame
 from . import wire
 from .wire import Handshake, Opcode, Request, ZooKeeperError
 
-__all__ = ["LOST", "MAX_FRAME_BYTES", "MAX_PENDING", "Answer", "Connection", "ConnectionOwner", "Progress"]
-
 # An answer is bounded by what a server holds in one node or listing: a million children of 50 bytes.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 # The first answer has 37 bytes; what is longer comes from something that is not ZooKeeper.

@@ -13,8 +13,6 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-__all__ = ["ENCODED", "Namespace"]
-
 # PathUtils.validatePath, and the percent sign.
 ENCODED = re.compile("[%\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 

@@ -18,8 +18,6 @@ from magnetar.runtime.tasks import begin
 
 from ..store import Create, Operation, Put, Versioned
 
-__all__ = ["SEQUENCES", "Sequences"]
-
 SEQUENCES = "/.sequences"
 _BYTES = 8
 

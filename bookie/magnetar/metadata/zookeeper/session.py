@@ -38,8 +38,6 @@ from .core.session import (
 )
 from .wire import Handshake, Opcode, Request
 
-__all__ = ["Servers", "ZooKeeperSession"]
-
 _log = logging.getLogger("magnetar.metadata.zookeeper")
 
 

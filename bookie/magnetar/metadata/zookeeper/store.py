@@ -42,8 +42,6 @@ from .session import Servers, ZooKeeperSession
 from .watches import Watches
 from .wire import Request, ZooKeeperError
 
-__all__ = ["ZooKeeperMetadataStore", "ZooKeeperSettings", "open_zookeeper_store"]
-
 _READ_ATTEMPTS = 5
 _MAX_PAGED = 8  # lists
 _RESERVED = {SEQUENCES[1:], "zookeeper"}  # below the root; the second is ZooKeeper's own

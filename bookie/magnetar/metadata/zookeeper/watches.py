@@ -20,8 +20,6 @@ from . import wire
 from .connection import LOST, Answer, Connection
 from .namespace import Namespace
 
-__all__ = ["Watches"]
-
 _log = logging.getLogger("magnetar.metadata.zookeeper")
 _RETRY_S = 5.0
 

@@ -31,41 +31,6 @@ from aiozk.protocol import (
 
 from magnetar.proto.errors import MalformedFrame
 
-__all__ = [
-    "ANY_VERSION",
-    "HEADER_BYTES",
-    "XID_AUTH",
-    "XID_EVENT",
-    "XID_PING",
-    "Data",
-    "Handshake",
-    "Opcode",
-    "Request",
-    "Stat",
-    "ZooKeeperError",
-    "add_watch",
-    "auth_frame",
-    "check_version",
-    "connect_frame",
-    "create",
-    "decode_children",
-    "decode_data",
-    "decode_event",
-    "decode_handshake",
-    "decode_header",
-    "decode_multi_errors",
-    "decode_stat",
-    "delete",
-    "exists",
-    "frame",
-    "get_children",
-    "get_data",
-    "multi",
-    "remove_watches",
-    "set_data",
-    "sync",
-]
-
 # Answers with these xids belong to no request in the queue.
 XID_EVENT = -1
 XID_PING = -2

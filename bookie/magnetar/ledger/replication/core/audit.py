@@ -21,17 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = [
-    "AuditorCore",
-    "BookiesListed",
-    "CancelPass",
-    "CheckRequested",
-    "PassEnded",
-    "StartPass",
-    "TimeReached",
-    "WakeAt",
-]
-
 # After a pass that failed.
 RETRY_S = 5.0
 

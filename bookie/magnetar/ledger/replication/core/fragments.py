@@ -13,8 +13,6 @@ from typing import NamedTuple
 from magnetar.ledger.core.metadata import Bookies, LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 
-__all__ = ["Fragment", "fragments_of", "residues_of"]
-
 
 class Fragment(NamedTuple):
     """Entries `first` to `last`, both included. `last` is None in the last fragment of a ledger that is not closed."""

@@ -41,25 +41,6 @@ from magnetar.proto.errors import LedgerNotFound
 from .fragments import Fragment, fragments_of
 from .request import Reason, Request
 
-__all__ = [
-    "CheckCopies",
-    "Checked",
-    "ChooseCompliant",
-    "ClusterView",
-    "Copied",
-    "CopiesFailed",
-    "CopyEntries",
-    "DeleteCopies",
-    "Grace",
-    "Instruction",
-    "Postponed",
-    "RecoverLedger",
-    "RecoveryFailed",
-    "RepairCore",
-    "RepairState",
-    "Repaired",
-]
-
 # Others changed the record so often while its entries were being copied: the ledger waits for its turn again.
 MAX_CONFLICTS = 5
 

@@ -13,8 +13,6 @@ import msgpack
 
 from magnetar.proto.errors import InvalidArgument
 
-__all__ = ["Reason", "Request"]
-
 _FORMAT = 1
 
 

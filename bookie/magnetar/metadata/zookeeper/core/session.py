@@ -33,22 +33,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = [
-    "FENCE_SHARE",
-    "Act",
-    "Dial",
-    "End",
-    "Ended",
-    "Event",
-    "Heard",
-    "Instruction",
-    "Introduce",
-    "Introduced",
-    "SessionCore",
-    "Signal",
-    "State",
-]
-
 # Shares of the session's timeout.
 PING_SHARE = 1 / 6
 SILENCE_SHARE = 1 / 4
