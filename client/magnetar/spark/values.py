@@ -1,5 +1,8 @@
 """Messages' values as columns: decoding them on read, encoding columns on write.
 
+Spark has from_json and, in a package that PySpark does not bring, from_avro. They are functions of the JVM: a data source in
+Python runs in processes that have none, so what its options promise is done here. Who reads the column `value` has them.
+
 Decoding is msgspec's work for JSON and MessagePack (a C call per value, which checks the types as well), fastavro's for
 Avro; the columns are then made by `value_types`, a few C calls each. Avro values are one bare record each, in the binary
 encoding, without a schema or its fingerprint before it: `value_schema` is the writer's.
