@@ -30,6 +30,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import importlib
 import importlib.util
 import inspect
 import os
@@ -39,7 +40,6 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from bench.service_process import ServiceProcess
 from hypothesis import HealthCheck, settings
 
 from support.forked_commands import spawn
@@ -84,7 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
     It says so, of the sockets of its driver, in the test that comes after.
     """
     config.pluginmanager.register(RealTests())
-    ServiceProcess.spawn = staticmethod(spawn)
+    with contextlib.suppress(
+        ModuleNotFoundError
+    ):  # it is not there where tests of this file play with a copy of it
+        importlib.import_module("bench.service_process").ServiceProcess.spawn = staticmethod(spawn)
     if config.getoption("--second-try") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SecondTry(config))
     found = importlib.util.find_spec("pyspark")
