@@ -1,6 +1,6 @@
 """A running bookie's answers to `magnetar bookie ...`: what the offline tools say of a stopped one, from the same walks.
 
-Each command takes texts and answers with objects: the fields of the tools' types and "kind", the name of the type. A walk
+Each command takes texts and answers with objects: what `--json` prints. A walk
 runs in slices of the loop, and the disk worker brings its file into the page cache before it. What changes meanwhile may or
 may not be in the answer: the newest bytes of a journal or of a current entry log look torn. Journals that a checkpoint
 releases while they are read are not taken for damaged ones: who asks is told to ask again.
@@ -36,6 +36,7 @@ from .offline.entries import StoredEntry, stored_entry
 from .offline.entry_logs import find_log, walk_entry_log
 from .offline.identity import describe, describe_cookie
 from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk_journals
+from .offline.rows import row_of
 from .offline.stopped import LogFile
 from .offline.verify import DAMAGE, SOUND, WAITING, Verification, VerifiedPart
 
@@ -45,8 +46,6 @@ Command = Callable[[Mapping[str, str]], AsyncIterator[dict[str, Any]]]
 _SLICE_ITEMS = 100
 _WARM_BYTES = 4 << 20
 _MAX_ID = (1 << 63) - 1
-# Damaged ranges in an answer; further ones are only counted.
-_MAX_FINDINGS = 10_000
 
 
 class BookieShell:
@@ -85,13 +84,13 @@ class BookieShell:
         ledger_id = _number(arguments, "ledger", None)
         listing = self._bookie.listing
         if ledger_id is not None:
-            yield _fields(await listing.summary(ledger_id))
+            yield (await listing.summary(ledger_id))._asdict()
             return
         unsaved = sorted(self._bookie.ledgers.unsaved())
         following = listing.next_ledger(-1, unsaved)
         while following is not None:
             with contextlib.suppress(LedgerNotFound):  # it was forgotten since
-                yield _fields(await listing.summary(following))
+                yield (await listing.summary(following))._asdict()
             await asyncio.sleep(0)
             following = listing.next_ledger(following, unsaved)
 
@@ -105,7 +104,7 @@ class BookieShell:
                 for entry_id in range(begin, min(end, last) + 1):
                     with contextlib.suppress(EntryNotFound):  # it was deleted since
                         entry = await self._entry(ledger_id, entry_id)
-                        yield _fields(entry) | {"data": base64.b64encode(entry.data).decode()}
+                        yield entry._asdict() | {"data": base64.b64encode(entry.data).decode()}
 
     async def _entry(self, ledger_id: int, entry_id: int) -> StoredEntry:
         location = self._bookie.index.get(ledger_id, entry_id)
@@ -142,13 +141,12 @@ class BookieShell:
                     await warmer.reach(0)
                 elif isinstance(item, JournalRecord):
                     await warmer.reach(item.position)
-                    item = item._replace(change=None)
                 elif isinstance(item, JournalGap) and item.is_damage:
                     if bookie.checkpointer.mark != mark:
                         raise _released()
                     if being_written:
                         item = item._replace(verdict="being written")
-                yield _fields(item)
+                yield row_of(item)
         except DataDirectoryError as error:
             if bookie.checkpointer.mark != mark:
                 raise _released() from error
@@ -160,10 +158,7 @@ class BookieShell:
         await warmer.reach(0)
         async for item in _in_slices(walk_entry_log(self._data, log)):
             await warmer.reach(getattr(item, "position", 0))
-            fields = _fields(item)
-            if "ledgers" in fields:
-                fields["ledgers"] = list(fields["ledgers"].values())
-            yield fields
+            yield row_of(item)
 
     async def _verify(self, _arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         result, damage = Verification(), self._bookie.damage
@@ -186,12 +181,7 @@ class BookieShell:
             verdict = DAMAGE if path in files else SOUND if verified_ms else WAITING
             ago = f"verified {(now - verified_ms) // 60_000} min ago" if verified_ms else "not scrubbed yet"
             result.checks.append(VerifiedPart(part, path, verdict, -1, size, ago))
-        yield {
-            "sound": result.sound,
-            "damage_found": result.damage_found,
-            "checks": [check._asdict() for check in result.checks],
-            "findings": [finding._asdict() for finding in result.findings[:_MAX_FINDINGS]],
-        }
+        yield result.row()
 
     async def _convert_to_read_only(self, arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         self._bookie.convert_to_read_only(None if arguments.get("undo") else arguments.get("reason", ""))
@@ -252,12 +242,6 @@ async def _in_slices(items: Iterator[T]) -> AsyncIterator[T]:
 
 def _released() -> ServiceNotReady:
     return ServiceNotReady("a checkpoint released journal files while they were read; ask again")
-
-
-def _fields(item: Any) -> dict[str, Any]:
-    """Of a NamedTuple."""
-    fields: dict[str, Any] = item._asdict()
-    return {"kind": type(item).__name__} | fields
 
 
 def _number(arguments: Mapping[str, str], name: str, default: Any) -> Any:

@@ -2,7 +2,7 @@
 
 What it alone answers is what its ledgers and entries are.
 
-`StoppedTool` answers the other questions with the same types, so that a command prints them alike. Errors are MagnetarError.
+`StoppedTool` answers the other questions with the same objects, which are those of --json. Errors are MagnetarError.
 """
 
 from __future__ import annotations
@@ -14,38 +14,22 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from magnetar.bookie.listing import LedgerSummary
-from magnetar.bookie.mark import JournalPosition
 from magnetar.bookie.offline.entries import StoredEntry
-from magnetar.bookie.offline.entry_logs import (
-    LogBroken,
-    LogEnd,
-    LogHeader,
-    LogLedger,
-    LogRecord,
-    find_log,
-    walk_entry_log,
-)
+from magnetar.bookie.offline.entry_logs import find_log, walk_entry_log
 from magnetar.bookie.offline.identity import describe, describe_cookie
-from magnetar.bookie.offline.journals import (
-    JournalDirectory,
-    JournalFileReport,
-    JournalGap,
-    JournalRecord,
-    walk_journals,
-)
+from magnetar.bookie.offline.journals import walk_journals
+from magnetar.bookie.offline.rows import row_of
 from magnetar.bookie.offline.stopped import StoppedBookie
-from magnetar.bookie.offline.verify import Finding, Verification, VerifiedPart, verify
+from magnetar.bookie.offline.verify import verify
 from magnetar.bookie.read_only import clear_read_only, read_only_reason, set_read_only
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
 
 __all__ = ["RunningTool", "StoppedTool", "Tool"]
 
-T = TypeVar("T")
-JournalItem = JournalDirectory | JournalFileReport | JournalRecord | JournalGap
-LogItem = LogHeader | LogRecord | LogBroken | LogEnd
+Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 # Between two lines of an answer: a cold disk, a large ledger.
 _TIMEOUT_S = 60.0
@@ -60,29 +44,30 @@ class StoppedTool:
         self._bookie = bookie
         self.root = bookie.layout.root
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """As `offline.describe`."""
         return describe(self._bookie, running=False)
 
-    def cookie(self) -> dict[str, Any]:
+    def cookie(self) -> Row:
         """As `offline.describe_cookie`."""
         return describe_cookie(self._bookie, self._bookie.cookie)
 
-    def journal(
-        self, journal: int | None, file: str, from_mark: bool, progress: Progress
-    ) -> Iterator[JournalItem]:
+    def journal(self, journal: int | None, file: str, from_mark: bool, progress: Progress) -> Iterator[Row]:
         """As `offline.walk_journals`."""
-        return walk_journals(self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress)
+        found = walk_journals(
+            self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress
+        )
+        return map(row_of, found)
 
-    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
+    def entry_log(self, log: str, progress: Progress) -> Iterator[Row]:
         """As `offline.walk_entry_log`."""
-        return walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress)
+        return map(row_of, walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress))
 
-    def verify(self, progress: Progress) -> Verification:
+    def verify(self, progress: Progress) -> Row:
         """As `offline.verify`."""
-        return verify(self._bookie, progress)
+        return verify(self._bookie, progress).row()
 
-    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
+    def convert_to_read_only(self, reason: str, *, undo: bool) -> Row:
         """Sets the operator's marker, or clears it: "bookie_id", "read_only", "read_only_reason"."""
         files, layout = self._bookie.files, self._bookie.layout
         bookie_id = self._bookie.cookie.bookie_id  # nothing is written into what is not a bookie's directory
@@ -104,55 +89,35 @@ class RunningTool:
         # The operator's proxies lead elsewhere.
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         return next(self._ask("info"))
 
-    def cookie(self) -> dict[str, Any]:
+    def cookie(self) -> Row:
         return next(self._ask("cookie"))
 
     def ledgers(self, ledger: int | None) -> Iterator[LedgerSummary]:
         """All ledgers, or this one. "In journals" is what is in memory."""
-        return (_made(LedgerSummary, fields) for fields in self._ask("ledgers", ledger=ledger))
+        return (LedgerSummary(**fields) for fields in self._ask("ledgers", ledger=ledger))
 
     def entries(self, ledger: int, first: int, last: int | None) -> Iterator[StoredEntry]:
         """Those of `first` to `last` (None: the end) that are here; a damaged one is returned as such."""
         for fields in self._ask("read", ledger=ledger, first=first, last=last):
-            yield _made(StoredEntry, fields | {"data": base64.b64decode(fields["data"])})
+            yield StoredEntry(**fields | {"data": base64.b64decode(fields["data"])})
 
-    def journal(
-        self, journal: int | None, file: str, from_mark: bool, progress: Progress
-    ) -> Iterator[JournalItem]:
-        kinds: dict[str, Callable[..., JournalItem]] = {
-            kind.__name__: kind for kind in (JournalDirectory, JournalFileReport, JournalRecord, JournalGap)
-        }
-        for fields in self._ask("journal", journal=journal, file=file, from_mark=from_mark or None):
-            if fields["kind"] == JournalDirectory.__name__ and fields["mark"] is not None:
-                fields["mark"] = JournalPosition(*fields["mark"])
-            yield _made(kinds[fields["kind"]], fields)
+    def journal(self, journal: int | None, file: str, from_mark: bool, progress: Progress) -> Iterator[Row]:
+        return self._ask("journal", journal=journal, file=file, from_mark=from_mark or None)
 
-    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
-        kinds: dict[str, Callable[..., LogItem]] = {
-            kind.__name__: kind for kind in (LogHeader, LogRecord, LogBroken, LogEnd)
-        }
-        for fields in self._ask("entrylog", log=log):
-            if "ledgers" in fields:
-                rows = [LogLedger(*row) for row in fields["ledgers"]]
-                fields["ledgers"] = {row.ledger_id: row for row in rows}
-            yield _made(kinds[fields["kind"]], fields)
+    def entry_log(self, log: str, progress: Progress) -> Iterator[Row]:
+        return self._ask("entrylog", log=log)
 
-    def verify(self, progress: Progress) -> Verification:
+    def verify(self, progress: Progress) -> Row:
         """What the scrub has verified so far."""
-        fields = next(self._ask("verify"))
-        result = Verification()
-        result.damage_found = fields["damage_found"]
-        result.checks = [VerifiedPart(**check) for check in fields["checks"]]
-        result.findings = [Finding(**finding) for finding in fields["findings"]]
-        return result
+        return next(self._ask("verify"))
 
-    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
+    def convert_to_read_only(self, reason: str, *, undo: bool) -> Row:
         return next(self._ask("convert-to-read-only", method="POST", undo=undo or None, reason=reason))
 
-    def _ask(self, command: str, *, method: str = "GET", **arguments: Any) -> Iterator[dict[str, Any]]:
+    def _ask(self, command: str, *, method: str = "GET", **arguments: Any) -> Iterator[Row]:
         """The objects of the answer. ServiceNotReady: nobody answers there, or it is no bookie; else the bookie's error."""
         query = urllib.parse.urlencode(
             {name: value for name, value in arguments.items() if value is not None}
@@ -161,7 +126,7 @@ class RunningTool:
         try:
             with self._open(request, timeout=_TIMEOUT_S) as answer:
                 for line in answer:
-                    fields: dict[str, Any] = json.loads(line)
+                    fields: Row = json.loads(line)
                     if "error" in fields:
                         raise _error(fields)
                     yield fields
@@ -181,12 +146,8 @@ class RunningTool:
 _WANTED = "--bookie takes the http:// address of a bookie's or standalone's ready line"
 
 
-def _error(fields: dict[str, Any]) -> MagnetarError:
+def _error(fields: Row) -> MagnetarError:
     return error_from_wire(int(fields["code"]), 0, str(fields["error"]))
-
-
-def _made(kind: Callable[..., T], fields: dict[str, Any]) -> T:
-    return kind(**{name: value for name, value in fields.items() if name != "kind"})
 
 
 # What both answer alike.

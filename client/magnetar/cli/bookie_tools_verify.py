@@ -9,11 +9,10 @@ from dataclasses import asdict
 from magnetar.bookie.offline.index_rebuild import RebuildReport
 from magnetar.bookie.offline.index_rebuild import rebuild as rebuild_index
 from magnetar.bookie.offline.stopped import StoppedBookie
-from magnetar.bookie.offline.verify import Verification
 
 from .bookie_target import Target
 from .bookie_tools_open import Meter, number, print_table, with_stopped, with_tool
-from .bookie_tools_running import Tool
+from .bookie_tools_running import Row, Tool
 from .session import EXIT_FAILED, confirm, print_json
 from .tables import counted
 
@@ -28,66 +27,50 @@ def verify(target: Target, *, as_json: bool) -> None:
         with Meter(quiet=as_json) as meter:
             result = tool.verify(meter)
         if as_json:
-            print_json(
-                {
-                    "sound": result.sound,
-                    "damage_found": result.damage_found,
-                    "checks": [check._asdict() for check in result.checks],
-                    "findings": [finding._asdict() for finding in result.findings],
-                }
-            )
+            print_json(result)
         else:
             _print(str(tool.info()["data_directory"]), result)
             if tool.running:
                 print("it runs: this is what its scrub has verified so far")
-        return 0 if result.sound else EXIT_FAILED
+        return 0 if result["sound"] else EXIT_FAILED
 
     with_tool(target, work)
 
 
-def _print(root: str, result: Verification) -> None:
-    print_table(
-        "",
-        ("part", "file", "records", "bytes", "verdict", ""),
-        [
-            (
-                check.part,
-                _short(root, check.path),
-                number(check.records),
-                number(check.bytes) if check.bytes else "",
-                check.verdict,
-                check.note,
-            )
-            for check in result.checks
-        ],
-        right=(2, 3),
-    )
-    if result.findings:
-        shown = result.findings[:_FINDINGS_SHOWN]
-        print_table(
-            "damage",
-            ("part", "file", "byte", "entry", ""),
-            [
-                (
-                    finding.part,
-                    _short(root, finding.path),
-                    "" if finding.position < 0 else str(finding.position),
-                    _entry(finding.ledger_id, finding.entry_id),
-                    finding.text,
-                )
-                for finding in shown
-            ],
-            right=(2,),
+def _print(root: str, result: Row) -> None:
+    checks = [
+        (
+            check["part"],
+            _short(root, check["path"]),
+            number(check["records"]),
+            number(check["bytes"]) if check["bytes"] else "",
+            check["verdict"],
+            check["note"],
         )
-        if result.damage_found > len(shown):
-            print(f"and {result.damage_found - len(shown):,} more; --json lists the first 10,000")
-    print(
-        "sound"
-        if result.sound
-        else f"NOT SOUND: {counted(result.damage_found, 'finding', 'findings')}"
-        if result.damage_found
-        else "NOT SOUND: a part could not be checked"
-    )
+        for check in result["checks"]
+    ]
+    print_table("", ("part", "file", "records", "bytes", "verdict", ""), checks, right=(2, 3))
+    found = result["damage_found"]
+    if result["findings"]:
+        shown = [
+            (
+                finding["part"],
+                _short(root, finding["path"]),
+                "" if finding["position"] < 0 else str(finding["position"]),
+                _entry(finding["ledger_id"], finding["entry_id"]),
+                finding["text"],
+            )
+            for finding in result["findings"][:_FINDINGS_SHOWN]
+        ]
+        print_table("damage", ("part", "file", "byte", "entry", ""), shown, right=(2,))
+        if found > len(shown):
+            print(f"and {found - len(shown):,} more; --json lists the first 10,000")
+    if result["sound"]:
+        print("sound")
+    elif found:
+        print(f"NOT SOUND: {counted(found, 'finding', 'findings')}")
+    else:
+        print("NOT SOUND: a part could not be checked")
 
 
 def _short(root: str, path: str) -> str:

@@ -51,7 +51,7 @@ async def test_what_is_in_memory_and_what_was_flushed(tmp_path: Path) -> None:
     kinds = [row["kind"] for row in await asked(bookie, "journal")]
     assert kinds.count("JournalRecord") > 5
     log = await asked(bookie, "entrylog", log="1")
-    assert (log[0]["kind"], log[-1]["kind"], log[-1]["live"]) == ("LogHeader", "LogEnd", 10)
+    assert (log[0]["kind"], log[-1]["kind"], log[-1]["live"]) == ("header", "statistics", 10)
     (info,) = await asked(bookie, "info")
     assert (info["running"], info["problem"]) == (True, "")
     await bookie.close()
@@ -76,7 +76,7 @@ async def test_journals_that_are_released_and_written_meanwhile_are_not_called_d
         try:
             async for found in walk:
                 kinds.append(found["kind"])
-                assert not (found["kind"] == "JournalGap" and found["verdict"].startswith("damage")), found
+                assert not (found["kind"] == "gap" and found["verdict"].startswith("damage")), found
                 if len(kinds) == 5:
                     await fill(60 * (turn + 1))
                     if turn:

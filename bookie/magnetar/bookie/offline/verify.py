@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 from magnetar.runtime.files import file_size
@@ -88,6 +88,15 @@ class Verification:
     def sound(self) -> bool:
         """True if nothing is damaged and everything was checked."""
         return not self.damage_found and all(check.verdict in (SOUND, TORN, WAITING) for check in self.checks)
+
+    def row(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "sound": self.sound,
+            "damage_found": self.damage_found,
+            "checks": [check._asdict() for check in self.checks],
+            "findings": [finding._asdict() for finding in self.findings],
+        }
 
     def found(
         self,
