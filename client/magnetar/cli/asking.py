@@ -22,8 +22,6 @@ from .session import confirm, fail, print_json, run
 if TYPE_CHECKING:
     from magnetar.client import Client
 
-__all__ = ["Ask", "asks", "runs"]
-
 
 class Ask(NamedTuple):
     """What to ask, and how the answer is shown to people; a `failure` that it tells of ends the command with exit code 1."""

@@ -14,8 +14,6 @@ from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import WrongBookie
 from magnetar.runtime.files import Files
 
-__all__ = ["introduce_bookie", "refuse_emptied"]
-
 
 async def refuse_emptied(
     files: Files, settings: BookieSettings, metadata: MetadataStore, cluster: int

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Target"]
-
 
 class Target(NamedTuple):
     """The options by which the daemon was started, or (`bookie`) "host:port" where it answers HTTP."""

@@ -238,6 +238,3 @@ def _decode_cursor(payload: bytes) -> dict[str, Any] | None:
         return describe(payload)
     except MagnetarError:
         return None
-
-
-__all__ = ["decode_payload", "parse_range", "read"]

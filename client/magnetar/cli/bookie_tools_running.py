@@ -27,8 +27,6 @@ from magnetar.bookie.offline.verify import verify
 from magnetar.bookie.read_only import clear_read_only, read_only_reason, set_read_only
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
 
-__all__ = ["RunningTool", "StoppedTool", "Tool"]
-
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 # Between two lines of an answer: a cold disk, a large ledger.

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from magnetar.broker.ownership.draining import ClusterMember, Draining
     from magnetar.broker.ownership.ownership import DrainState
 
-__all__ = ["drain"]
 
 _POLL_S = 0.2
 # The records of all ledgers are looked through: for a tenth of the time at most.

@@ -19,13 +19,6 @@ from magnetar.runtime.tasks import LongTask
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
-__all__ = [
-    "ClusterHealth",
-    "bookie_facts",
-    "broker_facts",
-    "cluster_facts",
-    "ledgers_to_repair",
-]
 
 _TIMEOUT_S = 10.0
 _POLL_S = 1.0  # between two looks of a daemon at its cluster

@@ -28,8 +28,6 @@ from .shared_metadata import open_ledgers
 from .standalone import Standalone, connect_bookies, ledger_client, lock_data, open_metadata
 from .tables import print_table
 
-__all__ = ["Place", "recover"]
-
 
 class Place(NamedTuple):
     """Where the metadata is: on ZooKeeper, or in the data directory of a service that is stopped."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from magnetar.ledger import LedgerMetadata
     from magnetar.metadata import MetadataStore
 
-__all__ = ["WAYS", "Group", "Member", "obstacles", "plan", "read_members", "refusals"]
 
 KINDS = ("bookie", "broker")
 _READS = 100  # records of ledgers that are read at once

@@ -27,7 +27,6 @@ from .cluster_members import Group, Member, obstacles, read_members, refusals
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
-__all__ = ["SUPERVISORS", "Commands", "restart"]
 
 # How a daemon is restarted under the supervisors that docs/deploy.md describes.
 SUPERVISORS = {

@@ -16,8 +16,6 @@ from magnetar.runtime.clock import elapsed_s
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
-__all__ = ["open_shared_metadata", "open_store", "system_rng"]
-
 
 def system_rng() -> random.Random:
     """Seeded from the system."""

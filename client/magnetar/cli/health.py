@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from .standalone import Address
 
-__all__ = ["HttpPages", "Started", "autorecovery_reasons", "bookie_reasons", "broker_reasons"]
 
 Reasons = Mapping[str, str]
 _FIGURES = re.compile(r"\b\d[\d.,:]*\b")

@@ -14,8 +14,6 @@ from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_u
 from magnetar.proto.errors import RequestTimeout
 from magnetar.runtime.tasks import LongTask
 
-__all__ = ["Registration"]
-
 _log = logging.getLogger(__name__)
 
 

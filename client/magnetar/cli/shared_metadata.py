@@ -52,14 +52,6 @@ from .standalone import (
     start_broker,
 )
 
-__all__ = [
-    "open_ledgers",
-    "open_repairs",
-    "run_autorecovery",
-    "run_bookie",
-    "run_broker",
-]
-
 Failure = Callable[[MagnetarError], None]
 
 

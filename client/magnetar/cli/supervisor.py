@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import socket
 
-__all__ = ["notify_supervisor"]
-
 
 def notify_supervisor(address: str, state: str) -> None:
     """Does nothing when `address` is empty, or nobody listens there: the supervisor has a time limit of its own."""

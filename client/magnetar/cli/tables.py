@@ -77,6 +77,3 @@ def _print(
         table.add_row(*[Text(row[number]) for number in shown])
     # A file has no width to keep to, and paths and addresses are long.
     Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(table)
-
-
-__all__ = ["counted", "print_figures", "print_table", "text"]
