@@ -49,7 +49,7 @@ async def test_what_is_in_memory_and_what_was_flushed(tmp_path: Path) -> None:
     ]
     assert [base64.b64decode(row["data"]) for row in found] == [entry(1, number) for number in range(8, 12)]
     kinds = [row["kind"] for row in await asked(bookie, "journal")]
-    assert kinds.count("JournalRecord") > 5
+    assert kinds.count("record") > 5
     log = await asked(bookie, "entrylog", log="1")
     assert (log[0]["kind"], log[-1]["kind"], log[-1]["live"]) == ("header", "statistics", 10)
     (info,) = await asked(bookie, "info")
