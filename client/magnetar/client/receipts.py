@@ -91,8 +91,8 @@ class Group:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    def wait(self) -> Generator[Any, None, None]:
-        """Waits until the group settles; one future for all who wait."""
+    def __await__(self) -> Generator[Any, None, None]:
+        """Waits until the group settles, however it does; one future for all who wait."""
         while not self.settled:
             if self._future is None or self._future.done():
                 self._future = asyncio.get_running_loop().create_future()
@@ -135,18 +135,6 @@ class Group:
         return copy_of(error)
 
 
-class Settled:
-    """Awaits a group's settling, however it settles."""
-
-    __slots__ = ("_group",)
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def __await__(self) -> Generator[Any, None, None]:
-        yield from self._group.wait()
-
-
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Await it for the MessageId of one message, or for the error that it failed with.
 
@@ -164,5 +152,5 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def __await__(self) -> Generator[Any, None, MessageId]:
         group = self.group
         if not group.settled:
-            yield from group.wait()
+            yield from group.__await__()
         return group.message_id(self.index)

@@ -59,7 +59,7 @@ from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..options import ProducerOptions, time_in_ms
-from ..receipts import Group, Receipt, Settled, copy_of
+from ..receipts import Group, Receipt, copy_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     checked_key,
@@ -206,7 +206,7 @@ class TopicProducer:
         ids: list[MessageId] = []
         for group in groups:
             if not group.settled:
-                await Settled(group)
+                await group
             ids += group.message_ids()
         return ids
 
@@ -215,7 +215,7 @@ class TopicProducer:
         self._close_batch()
         group = self._outbox.last
         if group is not None:
-            await Settled(group)
+            await group
         unseen = [failed for failed in self._failed if not failed.error_seen]
         self._failed.clear()
         if unseen:
