@@ -26,5 +26,5 @@ class Reader(Receiving):
         if self._consumer.has_queued:
             return True
         last = await self._consumer.last_message_id()
-        self._consumer.note_handed_out()
+        self._consumer.open_delivery.note_handed_out()
         return last is not None and self._consumer.position.is_behind(last)

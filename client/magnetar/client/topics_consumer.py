@@ -163,7 +163,6 @@ class TopicsConsumer:
     # --- taking messages ---------------------------------------------------------------------------------------------
 
     def open_messages(self) -> Iterator[Message]:
-        """See Receiving."""
         return iter(()) if self._current is None else self._current.open_messages()
 
     async def refill_now(self, taking: Taking) -> bool:
@@ -177,7 +176,7 @@ class TopicsConsumer:
     async def _open_next(self, taking: Taking) -> bool:
         """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
         while self._current is None or not length_hint(self._current.open_messages()):
-            if self._current is not None and self._current.withholds:
+            if self._current is not None and self._current.open_delivery.withholds:
                 await self._current.hand_out(taking)
                 continue
             if self._failures:
@@ -190,7 +189,7 @@ class TopicsConsumer:
             try:
                 consumer.open_next()
             finally:
-                if consumer.queued_deliveries and not consumer.seeking:
+                if consumer.has_next:
                     self._ready[consumer] = None
         return True
 
@@ -198,7 +197,7 @@ class TopicsConsumer:
         """Something arrived for a topic, or nothing more will."""
         if consumer.failure is not None and self.consumers.get(consumer.topic) is consumer:
             self._failed(consumer, consumer.failure)
-        elif consumer.queued_deliveries:
+        elif consumer.has_next:
             self._ready[consumer] = None
         self.arrived.set()
 
@@ -283,14 +282,12 @@ class TopicsConsumer:
             self._remove(self.consumers[topic])
 
     def consumer_of(self, message: Message) -> TopicConsumer:
-        """See TopicsAcknowledger."""
         return self.acknowledger.consumer_of(message)
 
     # --- all topics together -----------------------------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
-        """See Consumer.active."""
         return any(consumer.active for consumer in self.consumers.values())
 
     @property
@@ -299,25 +296,21 @@ class TopicsConsumer:
         return sum(consumer.trimmed_gaps for consumer in self.consumers.values())
 
     def pause(self) -> None:
-        """See Consumer.pause."""
         self._paused = True
         for consumer in self.consumers.values():
             consumer.pause()
 
     def resume(self) -> None:
-        """See Consumer.resume."""
         self._paused = False
         for consumer in self.consumers.values():
             consumer.resume()
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
-        """See Receiving."""
         if topic is None:
             raise InvalidArgument(f"{self.what} has several topics: of which one is the last message wanted?")
         return await self.acknowledger.consumer_of_topic(str(TopicName.parse(topic))).last_message_id()
 
     async def redeliver_unacknowledged(self) -> None:
-        """See Consumer."""
         await self._all(TopicConsumer.redeliver_unacknowledged)
 
     async def seek(self, start: SeekTarget) -> None:
@@ -362,14 +355,12 @@ class TopicsConsumer:
             self.abandon()
 
     def abandon(self) -> None:
-        """See Receiving."""
         self.stop()
         for consumer in self.consumers.values():
             consumer.abandon()
         self._on_closed()
 
     def stop(self) -> None:
-        """See Receiving."""
         self.stopped = True
         self.arrived.set()
         for consumer in self.consumers.values():
@@ -421,7 +412,6 @@ class TopicsAcknowledger:
         return [(self._consumers[topic], mine) for topic, mine in topics.items() if topic in self._consumers]
 
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
-        """See Consumer.ack."""
         shares = self._by_topic(messages)
         if len(shares) == 1:
             await shares[0][0].acknowledger.ack(shares[0][1], receipt=receipt)
@@ -433,6 +423,5 @@ class TopicsAcknowledger:
         await self.consumer_of(message).acknowledger.ack_cumulative(message, receipt=receipt)
 
     def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
-        """See Consumer.nack."""
         for consumer, mine in self._by_topic(messages):
             consumer.acknowledger.nack(mine, delay=delay)

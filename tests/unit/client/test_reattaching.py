@@ -109,7 +109,7 @@ async def test_nacks_hold_ids_and_not_payloads(broker: FakeBroker, client: Clien
     first, flags = messages[0].id, messages[0].delivery.flags
     del messages
     inner: Any = consumer._consumer
-    inner._messages.clear()
+    inner.open_delivery.close()
     assert not [held for held in gc.get_objects() if isinstance(held, Delivery) and held.flags is flags]
     again = await take(consumer, 9)
     assert [message.id.index for message in again] == [0, 1, 2, 4, 5, 6, 7, 8, 9]

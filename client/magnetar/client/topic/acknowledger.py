@@ -66,7 +66,6 @@ class Acknowledger:
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
-        """See Consumer.ack."""
         if receipt:
             self._check_open()
             rows, spans = _rows_and_spans(messages, self._session.cluster)
@@ -116,7 +115,6 @@ class Acknowledger:
             self._schedule_flush()
 
     def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
-        """See Consumer.nack."""
         self._check_open()
         if delay is not None:
             check_delay("delay", delay)

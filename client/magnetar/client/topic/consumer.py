@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import length_hint
 from sys import getrefcount
 from typing import Any, Protocol
@@ -22,12 +22,10 @@ from weakref import ref
 from magnetar.proto.commands import (
     ACK_ROW,
     Ack,
-    AckRow,
     CloseConsumer,
     Command,
     Deliver,
     Flow,
-    HandedOut,
     LastMessageId,
     Redeliver,
     Seek,
@@ -49,7 +47,7 @@ from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Failure, Message, SeekTarget, Taking, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
-from .acks import rows_of_ids
+from .open_delivery import OpenDelivery
 from .resume_point import ResumePoint
 from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 from .window import Window
@@ -58,8 +56,6 @@ log = logging.getLogger(__name__)
 
 # A message that is kept keeps less than this of its delivery, and headers and keys.
 LARGE_DELIVERY_BYTES = 16 * 1024
-# Messages that are reported as handed out before a loop that may take them in one turn has done so.
-MAX_AHEAD = 1024
 
 
 class Screen(Protocol):
@@ -113,36 +109,26 @@ class TopicConsumer:
         self._queue: deque[Delivery | Failure] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        # The open delivery, and how many messages of it may be taken, or were; the last of these are in `_messages`.
-        # Clearing that ends every iteration over `_current`, which is its iterator.
-        self._open: list[Message] = []
-        self._shown = 0
-        self._messages: list[Message] = []
-        self._current: Iterator[Message] = iter(self._messages)
-        self._announced: list[Message] = []  # the report that they are handed out is leaving
-        self._ahead = 1  # as many may be reported next before they are taken
-        self._turn_end: asyncio.Handle | None = None  # until then `_ahead` messages may be taken
+        self.open_delivery = OpenDelivery(session, self._handed_out, reports=screen is not None)
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.stopped = False  # nothing is handed out any more
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
-        self._seeking = 0  # seeks under way; no delivery is opened meanwhile
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
-        self._handing_out = asyncio.Lock()
         self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
     def open_messages(self) -> Iterator[Message]:
         """What is left of the open delivery; taking from it hands out."""
-        return self._current
+        return self.open_delivery.left
 
     async def refill_now(self, taking: Taking) -> bool:
         """Opens the next delivery if it is here. Raises what ended the consumer, or of a damage."""
-        while not length_hint(self._current):
-            if self.withholds:
+        while not length_hint(self.open_delivery.left):
+            if self.open_delivery.withholds:
                 await self.hand_out(taking)
             elif not self.open_next():
                 if not self.stopped:
@@ -154,7 +140,7 @@ class TopicConsumer:
 
     def open_next(self) -> bool:
         """Opens a delivery that is here, though it may have nothing to hand out; False if none is. Raises of a damage."""
-        if not self._queue or self._seeking or self.stopped or self._shown < len(self._open):
+        if not self._queue or self.open_delivery.held or self.stopped or self.open_delivery.withholds:
             return False
         self._open_next()
         return True
@@ -166,7 +152,7 @@ class TopicConsumer:
 
     def _open_next(self) -> None:
         delivery = self._queue.popleft()
-        self._close_delivery()
+        self.open_delivery.close()
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
@@ -174,89 +160,12 @@ class TopicConsumer:
         self._shrink_opened()
         if delivery.bytes >= LARGE_DELIVERY_BYTES and isinstance(delivery, Delivery):
             self._opened.append(ref(delivery))
-        if self._screen is None:
-            self._show(messages)
-        else:
-            self._open = self._screen.shown(self, messages)
-
-    def _close_delivery(self) -> None:
-        """What is left of the open delivery is not handed out."""
-        self.note_handed_out()
-        self._messages.clear()
-        self._announced = []
-        self._open, self._shown = [], 0
-
-    def _show(self, messages: list[Message]) -> None:
-        """These may be taken."""
-        self._messages = messages
-        self._current = iter(messages)
-
-    @property
-    def withholds(self) -> bool:
-        """True if there is more of the open delivery than may be taken: `hand_out` shows some of it."""
-        return self._shown < len(self._open) and not self._seeking
+        self.open_delivery.open(messages if self._screen is None else self._screen.shown(self, messages))
 
     async def hand_out(self, taking: Taking) -> None:
-        """Shows more of the open delivery, once the broker is told: a message that ends the process counts all the same.
-
-        Of messages that have come for the first time a loop may take many in a turn: they are reported together, twice as
-        many each time, and what is left at the end of the turn is taken back. If the process is killed in that turn, these
-        count once although nobody has seen them; what comes again is reported one by one.
-        """
-        async with self._handing_out:
-            if length_hint(self._current) or not self.withholds:
-                return  # another task was faster
-            connection, messages, first = self._session.connection, self._open, self._shown
-            if connection is None or connection.closed:
-                self._drop_local()  # it comes again on the next connection
-                return
-            size = 1
-            if taking is Taking.ALL:
-                size = len(messages) - first
-            elif taking is Taking.EACH and not messages[first].redelivery_count:
-                if self._turn_end is not None:
-                    self._ahead = min(2 * self._ahead, MAX_AHEAD)
-                size = self._ahead
-            if self._turn_end is not None:
-                self._turn_end.cancel()
-                self._turn_end = None
-            shown = self._announced = messages[first : first + size]
-            try:
-                await connection.send_now(*self._report(shown))
-            except BaseException:
-                self._take_back()
-                raise
-            if self._announced is shown:  # else it was dropped or taken back meanwhile
-                self._announced = []
-                self.note_handed_out()
-                self._shown += len(shown)
-                self._show(shown)
-                if taking is Taking.EACH:
-                    self._turn_end = asyncio.get_running_loop().call_soon(self._take_back)
-
-    def _report(self, messages: Sequence[Message], *, taken_back: bool = False) -> tuple[bytes, bytes]:
-        first, last = messages[0], messages[-1]
-        if last.index - first.index + 1 == len(messages):
-            rows = [AckRow(first.delivery.ledger, first.delivery.entry_id, first.id.index, last.id.index)]
-        else:
-            rows = rows_of_ids(message.id for message in messages)
-        header = HandedOut(0, self._session.id, first.delivery.epoch, taken_back).encode()
-        return header, encode_rows(ACK_ROW, rows)
-
-    def _take_back(self) -> None:
-        """What was reported, and is not taken, is not handed out after all."""
-        if self._screen is None:
-            return
-        self._turn_end = None
-        messages, self._announced = self._announced, []
-        if left := length_hint(self._current):
-            messages = self._messages[-left:]
-            del self._messages[-left:]
-            self._shown -= left
-        if messages:
-            self._ahead = 1
-            if self._session.connection is not None:
-                self._session.connection.send(*self._report(messages, taken_back=True))
+        """Shows more of the open delivery."""
+        if not await self.open_delivery.show(taking):
+            self._drop_local()  # it comes again on the next connection
 
     def _shrink_opened(self) -> None:
         """Who keeps a few messages of an entry keeps what they need, not all of it. The last delivery may be in use."""
@@ -270,17 +179,13 @@ class TopicConsumer:
                 delivery.let_go_of_values()
             opened.popleft()
 
-    def note_handed_out(self) -> None:
-        """Tells `position` and the acknowledger how far the user has come in what it may take."""
-        handed_out = len(self._messages) - length_hint(self._current)
-        if handed_out > 0:
-            last = self._messages[handed_out - 1]
-            self.position.handed_out(last)
-            self.acknowledger.handed_out(last.delivery, last.index + 1)
+    def _handed_out(self, last: Message) -> None:
+        self.position.handed_out(last)
+        self.acknowledger.handed_out(last.delivery, last.index + 1)
 
     def _look_for_unacked(self) -> None:
         """Every look_interval."""
-        self.note_handed_out()
+        self.open_delivery.note_handed_out()
         self.acknowledger.redeliver_unacked()
         self._look_soon()
 
@@ -291,19 +196,14 @@ class TopicConsumer:
             self._look_timer = loop.call_later(interval, self._look_for_unacked)
 
     @property
-    def seeking(self) -> bool:
-        """True during a seek: nothing is opened before its end, which wakes."""
-        return self._seeking > 0
-
-    @property
-    def queued_deliveries(self) -> int:
-        """How many wait to be opened, or have more to show."""
-        return len(self._queue) + (self._shown < len(self._open))
+    def has_next(self) -> bool:
+        """True if there is something to open or to show; during a seek, whose end wakes, there is not."""
+        return not self.open_delivery.held and bool(self._queue or self.open_delivery.withholds)
 
     @property
     def has_queued(self) -> bool:
         """True if a delivery is here. It may turn out to be damaged, and during a seek to be stale."""
-        return bool(length_hint(self._current) or self._queue)
+        return bool(length_hint(self.open_delivery.left) or self._queue)
 
     @property
     def topic(self) -> str:
@@ -337,11 +237,9 @@ class TopicConsumer:
         return self._session.failure
 
     def pause(self) -> None:
-        """See Consumer.pause."""
         self._paused = True
 
     def resume(self) -> None:
-        """See Consumer.resume."""
         self._paused = False
         self._grant()
 
@@ -353,7 +251,6 @@ class TopicConsumer:
     # --- moving, leaving ---------------------------------------------------------------------------------------------
 
     async def seek(self, start: SeekTarget) -> None:
-        """See Receiving."""
         if callable(start):
             found = start(self._session.topic)
             if found is None:
@@ -369,7 +266,6 @@ class TopicConsumer:
         await self._move(Seek(0, self._session.id, wire), moved)
 
     async def redeliver_unacknowledged(self) -> None:
-        """See Consumer."""
 
         def moved(result: dict[str, Any]) -> None:
             if self._options.type not in INDIVIDUAL_TYPES:  # else what comes again lies between what does not
@@ -381,12 +277,12 @@ class TopicConsumer:
         """What was received before its answer is dropped."""
         self._session.check_open()
         self.acknowledger.flush()  # what was acknowledged before counts for the old position
-        self._take_back()
-        self._seeking += 1
+        self.open_delivery.take_back()
+        self.open_delivery.held += 1
         try:
             result = await self._session.call(command)
             self._epoch = max(self._epoch, int(result["epoch"]))
-            self._close_delivery()
+            self.open_delivery.close()
             self.acknowledger.forget_nacks()
             moved(result)
         except BaseException as error:
@@ -395,13 +291,12 @@ class TopicConsumer:
                 self._start_over(error)
             raise
         finally:
-            self._seeking -= 1
+            self.open_delivery.held -= 1
             self._drop_stale()
             self._grant()
             self._wake()
 
     async def skip(self, error: EntryUnreadable) -> None:
-        """See Receiving."""
         if error.topic != self._session.topic:
             raise InvalidArgument(f"{self._session.what} has no entries of {error.topic}")
         self._session.check_open()
@@ -435,7 +330,6 @@ class TopicConsumer:
         self.acknowledger.forget()
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
-        """See Receiving."""
         if topic is not None and str(TopicName.parse(topic)) != self._session.topic:
             raise InvalidArgument(f"{self._session.what} has no messages of {topic}")
         answer: bytes | None = await self._session.call(LastMessageId(0, self._session.id))
@@ -448,10 +342,9 @@ class TopicConsumer:
         self._attachment.lost(error)
 
     def stop(self) -> None:
-        """See Receiving."""
         if not self.stopped:
             self.stopped = True
-            self._take_back()
+            self.open_delivery.take_back()
             self._drop_local()
             self._wake()
 
@@ -470,7 +363,6 @@ class TopicConsumer:
                 await self._session.pool.tell_leaving(connection, CloseConsumer(0, self._session.id))
 
     def abandon(self) -> None:
-        """See Receiving."""
         connection = self._end()
         if connection is not None:
             connection.send(CloseConsumer(0, self._session.id).encode())
@@ -597,8 +489,8 @@ class TopicConsumer:
                 return
             # Somebody else moved the subscription: what came before is stale.
             self._epoch = delivery.epoch
-            self._close_delivery()
-            if isinstance(delivery, Delivery) and not self._seeking:
+            self.open_delivery.close()
+            if isinstance(delivery, Delivery) and not self.open_delivery.held:
                 self.position.moved_to(delivery.first_id)
             self._drop_stale()
             self.acknowledger.forget_nacks()
@@ -645,7 +537,7 @@ class TopicConsumer:
         self._queue.clear()
         self._queued_messages = self._queued_bytes = 0
         self._window.charge(0)
-        self._close_delivery()
+        self.open_delivery.close()
 
     def _drop_stale(self) -> None:
         kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]

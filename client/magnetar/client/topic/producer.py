@@ -132,12 +132,10 @@ class TopicProducer:
 
     @property
     def last_sequence_id(self) -> int:
-        """See Producer."""
         return self._next_sequence_id + len(self._values) - 1
 
     @property
     def pending_bytes(self) -> int:
-        """See Producer."""
         open_bytes = self._opened_bytes - self._open_room if self._values else 0
         return self._outbox.bytes + open_bytes
 
@@ -211,7 +209,6 @@ class TopicProducer:
         return ids
 
     async def flush(self) -> None:
-        """See Producer.flush."""
         self._close_batch()
         group = self._outbox.last
         if group is not None:
@@ -237,7 +234,6 @@ class TopicProducer:
             await self._leave()
 
     def abandon(self) -> None:
-        """See Member.abandon."""
         connection = self._end()
         if connection is not None:
             connection.send(CloseProducer(0, self._id).encode())
@@ -418,7 +414,6 @@ class TopicProducer:
 
     @property
     def ended(self) -> bool:
-        """See Producer.ended."""
         return self._closed or self._failure is not None
 
     def _check_open(self) -> None:
