@@ -397,7 +397,7 @@ class BundleOwnership:
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
     async def claim(self, name: TopicName) -> None:
-        if (await self.view.bounds(name.full_namespace)).version == NEW:
+        if self.valid and (await self.view.bounds(name.full_namespace)).version == NEW:
             await self.locate(name, authoritative=True, unreachable="", claim=True)
 
     async def locate(

@@ -6,6 +6,7 @@ import pytest
 
 from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.broker.ownership.ownership import Located
+from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import InvalidArgument, TopicNotFound, TopicNotServed
 from magnetar.proto.ids import TopicName
 from support.broker_kit import running_broker
@@ -108,3 +109,21 @@ async def test_a_drained_broker_takes_no_new_namespace() -> None:
         assert await locate(a, name, authoritative=True) == Located(b.url, False)
         with pytest.raises((TopicNotServed, InvalidArgument)):
             await a.broker.topic(name, create=True)
+
+
+async def test_a_broker_without_a_session_asks_the_store_for_nothing_before_it_sends_clients_away() -> None:
+    async with brokers("a") as cluster:
+        (a,) = cluster.brokers.values()
+        asked: list[str] = []
+        get = cluster.metadata.get
+
+        async def recorded(path: str) -> Versioned | None:
+            asked.append(path)
+            return await get(path)
+
+        cluster.expire("a")
+        cluster.metadata.get = recorded  # type: ignore[method-assign]
+        opening = a.broker.topic(TopicName.parse("new/space/topic"), create=True)
+        with pytest.raises(TopicNotServed):
+            opening.send(None)  # not even a turn of the loop
+        assert asked == []
