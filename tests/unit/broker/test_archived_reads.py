@@ -129,7 +129,7 @@ async def test_acknowledgements_in_the_archived_part_and_figures() -> None:
         # Nothing behind it is trimmed meanwhile.
         topic = broker.topics[str(TOPIC)]
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         assert topic.ledger.list.archived_ledgers
         assert len(topic.ledger.list.ledgers) == 1
     # A successor knows it all, and delivers what is left.
@@ -313,7 +313,7 @@ async def test_holes_between_archived_ledgers_are_passed_over() -> None:
         await settle()
         topic = broker.topics[str(TOPIC)]
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         assert figures(await consumed(broker)) == before[:2] + before[4:]
         await client.ack(*[message.row() for message in client.messages[2:4]])
         await archives.archive(broker, 1)

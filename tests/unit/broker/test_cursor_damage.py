@@ -168,7 +168,7 @@ async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(da
         await auditor.ack(*[message.row() for message in auditor.messages])
         before = len(topic.ledger.list.ledgers)
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         assert len(topic.ledger.list.ledgers) == before
         await FakeClient(broker).ask(c.DeleteSubscription, "orders", "billing")
         assert await stage.metadata.get(cursor_path(TOPIC, "billing")) is None

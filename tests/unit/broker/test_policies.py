@@ -232,7 +232,7 @@ async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expi
 
         async def ledgers_after_a_round() -> int:
             topic.maintain()
-            await topic.trimmed()
+            await topic.maintenance.trimmed()
             topic.expire()
             await topic.maintenance.expired()
             await settle()

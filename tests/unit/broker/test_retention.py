@@ -25,7 +25,7 @@ async def trimmed(topic: Topic) -> int:
     """How many ledgers a round trims."""
     before = len(topic.ledger.list.ledgers)
     topic.maintain()
-    await topic.trimmed()
+    await topic.maintenance.trimmed()
     return before - len(topic.ledger.list.ledgers)
 
 
@@ -233,7 +233,7 @@ async def test_a_topic_that_waits_for_its_retention_stays_loaded_until_it_is_ove
         client = FakeClient(broker)
         await client.ask(c.Lookup, "orders")
         for session in list(topic.producers):
-            topic.close_producer(session)
+            topic.producers.forget(session)
         await asyncio.sleep(200)
         assert str(TOPIC) in broker.topics
         clock.now = 2_000_000

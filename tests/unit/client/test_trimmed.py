@@ -56,7 +56,7 @@ class World:
         await topic.policies.set(Policies(retention_ms=1), topic.ledger.list.record.policies_version)
         self.clock.now += 1_000
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
 
 
 @asynccontextmanager

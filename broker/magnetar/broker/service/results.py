@@ -18,7 +18,7 @@ from ..topics.topic import Topic
 
 
 class ProducerOpened(NamedTuple):
-    """A producer: publish with `topic.publish(session, ...)`, end it with `topic.close_producer(session)`."""
+    """A producer: publish with `topic.publish(session, ...)`, end it with `topic.producers.forget(session)`."""
 
     topic: Topic
     session: ProducerSession

@@ -55,7 +55,7 @@ class Maintenance:
         return self._retention.trimmed_until().position
 
     async def trimmed(self) -> None:
-        """A trimming that began before is over: it may not have heeded what came since."""
+        """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
         await self._jobs.wait("trimming")
 
     async def stop(self) -> None:

@@ -169,7 +169,7 @@ class Producers:
         return session
 
     def forget(self, session: ProducerSession) -> None:
-        """Closes the session; its name is free once nothing of it is queued."""
+        """Closes the session; what it queued still lands, and its name is free after that."""
         session.close()
         if not session.outstanding and self._by_name.get(session.name) is session:
             del self._by_name[session.name]

@@ -112,7 +112,7 @@ class Topic:
         self._append_scheduled = False
         # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
-        self._not_served: MagnetarError | None = None
+        self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False
         self._ending: asyncio.Task[None] | None = None
         self._tasks = TaskSet(f"topic {name}")
@@ -179,10 +179,6 @@ class Topic:
         """
         self.check_served()
         return await self.producers.open(name, epoch, new_port)
-
-    def close_producer(self, session: ProducerSession) -> None:
-        """The session ends; what it queued still lands."""
-        self.producers.forget(session)
 
     def publish(self, session: ProducerSession, groups: AdmittedGroups, *, whole: bool = False) -> None:
         """Queues verified batches; receipts come through the session's port when they are durable.
@@ -361,7 +357,7 @@ class Topic:
 
     def maintain(self) -> None:
         """The regular round."""
-        if self._not_served is None:
+        if self.not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
             for subscription in self.subscriptions.values():
@@ -375,7 +371,7 @@ class Topic:
 
     def expire(self) -> None:
         """The regular round of expiry."""
-        if self._not_served is None:
+        if self.not_served is None:
             self.maintenance.expire()
 
     @property
@@ -391,28 +387,19 @@ class Topic:
             or (self._export is not None and len(self._export.staging))
         )
 
-    async def trimmed(self) -> None:
-        """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
-        await self.maintenance.trimmed()
-
-    @property
-    def not_served(self) -> MagnetarError | None:
-        """Why the topic is not served here any more; None while it is."""
-        return self._not_served
-
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def check_served(self) -> None:
-        if self._not_served is not None:
-            raise self._not_served
+        if self.not_served is not None:
+            raise self.not_served
 
     def fence(self, error: MagnetarError) -> None:
         """Another owner: fail what is queued, send everybody away. One that is being closed waits for nothing more."""
         self._fenced = True
         if self._drained is not None and not self._drained.done():
             self._fail_queued(error)
-        if self._not_served is None:
-            self._not_served = error
+        if self.not_served is None:
+            self.not_served = error
             self._on_fenced(self)
             self._fail_queued(error)
             self.producers.close_all(error)
@@ -466,11 +453,11 @@ class Topic:
         `error` says why, and by its detail `url` where the topic goes. It is told when nothing is written here any more: the
         next owner, whom everybody asks then, would shut this one out.
         """
-        already = self._not_served
+        already = self.not_served
         consumers: list[Consumer] = []
         if already is None:
             error = error or TopicNotServed(f"topic {self.name} is being closed here; look it up again")
-            self._not_served = error
+            self.not_served = error
             self.producers.stop(error)
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
@@ -480,12 +467,12 @@ class Topic:
         if self._ending is not None:
             await self._ending
         await self._tasks.wait()
-        assert self._not_served is not None
+        assert self.not_served is not None
         try:
-            await self._stop(self._not_served)
+            await self._stop(self.not_served)
         finally:
-            self.producers.close_all(self._not_served)
-            tell_closed(consumers, self._not_served)
+            self.producers.close_all(self.not_served)
+            tell_closed(consumers, self.not_served)
 
     async def _stop(self, error: MagnetarError) -> None:
         """Ends what changes the log, and closes it."""
@@ -501,8 +488,8 @@ class Topic:
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
-        self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
-        await self._end_subscriptions(self._not_served, fenced=True)
+        self.not_served = self.not_served or TopicBusy(f"topic {self.name} could not be loaded")
+        await self._end_subscriptions(self.not_served, fenced=True)
         self.policies.stop()
         await self.compaction.stop()
         await self.ledger.close()
@@ -524,7 +511,7 @@ class Topic:
                 "close them or use force"
             )
         export = self.export
-        self._not_served = error = TopicNotFound(f"topic {self.name} was deleted")
+        self.not_served = error = TopicNotFound(f"topic {self.name} was deleted")
         self._fail_queued(error)
         self.producers.close_all(error)
         await self._end_subscriptions(error, fenced=True)

@@ -232,7 +232,7 @@ async def test_what_is_compacted_outlives_its_ledgers_and_what_is_not_is_not_tri
         stats = await client.ask(c.TopicStats, "orders")
         assert stats["retained_by"] == "the next compaction goes through it"
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         assert topic.ledger.list.start[:2] > sent[-1][0][:2], "all that was compacted is trimmed"
         found = await read_all(broker)
         assert found[:3] == sent[3:]
@@ -562,7 +562,7 @@ async def test_damage_where_the_ledgers_are_trimmed_costs_what_is_damaged() -> N
         await client.ask(c.Subscribe, 9, "orders", "s", start=("latest", None))
         topic = broker.topics[str(TOPIC)]
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         pointer = topic.ledger.list.record.compaction
         assert pointer is not None
         assert pointer.chunks == 3

@@ -194,7 +194,7 @@ async def test_what_was_trimmed_before_is_told(bookies: Bookies, ledgers: Ledger
         await settle()
         topic = broker.topics[str(TOPIC)]
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         # Trimming takes what is at the bookies, and leaves what is archived.
         assert [row[0] for row in await rows_of(client)][:3] == [rows[0][0], rows[2][0], rows[3][0]]
         await client.ack(client.messages[1].row())

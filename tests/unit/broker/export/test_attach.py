@@ -357,7 +357,7 @@ async def test_attached_ledgers_are_trimmed_by_their_stored_id(
         await consumer.received(3)
         await consumer.ack(*[message.row() for message in consumer.messages])
         loaded(broker).maintain()
-        await loaded(broker).trimmed()
+        await loaded(broker).maintenance.trimmed()
         record = await record_of(bookies)
         assert [info.messages for info in record.ledgers] == [1]
         assert row[0] not in await stored_ledgers(bookies)

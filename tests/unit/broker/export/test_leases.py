@@ -111,7 +111,7 @@ async def consumed(broker: Any, count: int, first: int = 0) -> FakeClient:
 async def trim(broker: Any) -> None:
     topic = broker.topics[str(TOPIC)]
     topic.maintain()
-    await topic.trimmed()
+    await topic.maintenance.trimmed()
 
 
 async def listed(bookies: Bookies) -> list[int]:

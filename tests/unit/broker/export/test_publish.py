@@ -333,7 +333,7 @@ async def test_a_ledger_is_trimmed_with_the_batches_in_it_and_they_are_still_kno
         await consumer.ack(*[message.row() for message in consumer.messages])
         await settle()
         loaded(broker).maintain()
-        await loaded(broker).trimmed()
+        await loaded(broker).maintenance.trimmed()
         place = (await record_of(bookies)).publishing["q"]
         assert place.ledger_id not in [info.ledger_id for info in (await record_of(bookies)).ledgers]
         assert client.receipts

@@ -198,7 +198,7 @@ class Walk:
         topic = broker.topics[str(TOPIC)]
         await asyncio.sleep(0.002)
         topic.maintain()
-        await topic.trimmed()
+        await topic.maintenance.trimmed()
         if lease is not None:
             first = topic.ledger.list.ledgers[0].ledger_id if topic.ledger.list.ledgers else None
             assert first == lease["first"] or topic.export.leases.lowest() is None

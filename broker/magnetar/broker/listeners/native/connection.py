@@ -296,7 +296,7 @@ class ClientConnection:
 
     def _release_producer(self, producer: OpenProducer) -> None:
         self._senders.pop(producer.send_header, None)
-        producer.topic.close_producer(producer.session)
+        producer.topic.producers.forget(producer.session)
 
     def _producer_closed(self, port: ProducerPort) -> None:
         """The topic ended the session."""
