@@ -22,7 +22,6 @@ from magnetar.ledger.core.events import (
     ChooseBookies,
     MetadataFailed,
     MetadataFound,
-    NoBookies,
     ReadMetadata,
     WriteMetadata,
 )
@@ -171,14 +170,13 @@ class Worker:
                 return await c.find_metadata(ledger_id)
             case WriteMetadata(metadata, at_version):
                 return await c.write_metadata(ledger_id, metadata, at_version)
-            case ChooseBookies():
-                return await self._choose(ledger_id, instruction)
-            case ChooseCompliant(bookies, exclude):
-                found = await c.find_metadata(ledger_id)
-                if isinstance(found, MetadataFailed):
-                    return found
-                chooser, striping = c.chooser.of(found.metadata.properties), found.metadata.striping
-                return BookiesChosen(compliant_replacements(chooser, striping, bookies, exclude))
+            case ChooseBookies() | ChooseCompliant():
+                assert core.metadata is not None
+                chooser, striping = c.chooser.of(core.metadata.properties), core.metadata.striping
+                if isinstance(instruction, ChooseBookies):
+                    return chooser.replacements(instruction, striping)
+                wanted, exclude = instruction.bookies, instruction.exclude
+                return BookiesChosen(compliant_replacements(chooser, striping, wanted, exclude))
             case CopyEntries():
                 return await self._copy(ledger_id, instruction)
             case CheckCopies(metadata, bookie):
@@ -206,13 +204,6 @@ class Worker:
                     _log.warning("ledger %d stays in the queue: %s", ledger_id, reason)
                 await self._queue.write_note(ledger_id, request, version, reason)
         return None
-
-    async def _choose(self, ledger_id: int, ask: ChooseBookies) -> BookiesChosen | NoBookies | MetadataFailed:
-        found = await self._components.find_metadata(ledger_id)
-        if isinstance(found, MetadataFailed):
-            return found
-        chooser = self._components.chooser.of(found.metadata.properties)
-        return chooser.replacements(ask, found.metadata.striping)
 
     async def _copy(self, ledger_id: int, wanted: CopyEntries) -> Copied | CopiesFailed | MetadataFailed:
         try:

@@ -190,7 +190,7 @@ class RepairCore:
         self.replaced = 0  # bookies in the record, by this attempt
         self._request = request
         self._grace_s = grace_s
-        self._metadata: LedgerMetadata | None = None
+        self.metadata: LedgerMetadata | None = None  # as it was read last: all instructions rest on it
         self._version = 0
         self._fragment: Fragment | None = None  # that is being repaired
         self._targets: Mapping[int, str] = {}  # its new bookies, by position
@@ -218,7 +218,7 @@ class RepairCore:
             case MetadataWritten(version):
                 assert self.state is RepairState.WRITING
                 self._version = version
-                self._metadata = self._changed()
+                self.metadata = self._changed()
                 self.replaced += len(self._targets)
                 return self._next(now, view)
             case MetadataFailed(LedgerNotFound()):
@@ -248,7 +248,7 @@ class RepairCore:
     def _found(
         self, metadata: LedgerMetadata, version: int, now: float, view: ClusterView
     ) -> list[Instruction]:
-        self._metadata, self._version = metadata, version
+        self.metadata, self._version = metadata, version
         if self.state is RepairState.WRITING:
             self._conflicts += 1
             if self._conflicts >= MAX_CONFLICTS:
@@ -258,14 +258,14 @@ class RepairCore:
     def _chosen(self, bookies: Mapping[int, str], now: float, view: ClusterView) -> list[Instruction]:
         assert self.state is RepairState.CHOOSING
         assert self._fragment is not None
-        assert self._metadata is not None
+        assert self.metadata is not None
         if not bookies:  # the fragment complies with placement, or cannot
             return self._next(now, view)
         assert not set(bookies.values()) & set(self._fragment.bookies), "a bookie is in an ensemble once"
         self._targets = dict(bookies)
         self._copied_to.update(dict.fromkeys(bookies.values()))
         self.state = RepairState.COPYING
-        return [CopyEntries(self._metadata, self._fragment, self._targets)]
+        return [CopyEntries(self.metadata, self._fragment, self._targets)]
 
     def _copies_failed(
         self, reason: str, targets: tuple[str, ...], now: float, view: ClusterView
@@ -287,7 +287,7 @@ class RepairCore:
 
     def _next(self, now: float, view: ClusterView) -> list[Instruction]:
         """The first thing that is left to do, by the record as it is now."""
-        metadata = self._metadata
+        metadata = self.metadata
         assert metadata is not None
         replaced = self._to_replace(view)
         open_with_lost = ""
@@ -359,9 +359,9 @@ class RepairCore:
         return [RecoverLedger()]
 
     def _changed(self) -> LedgerMetadata:
-        assert self._metadata is not None
+        assert self.metadata is not None
         assert self._fragment is not None
-        return self._metadata.with_replaced(self._fragment.first, self._targets)
+        return self.metadata.with_replaced(self._fragment.first, self._targets)
 
     def _end(self) -> list[Instruction]:
         self.state = RepairState.DONE
@@ -375,9 +375,9 @@ class RepairCore:
         """Asserts the invariants; tests call it after every event."""
         if self.state in (RepairState.COPYING, RepairState.WRITING):
             assert self._fragment is not None
-            assert self._metadata is not None
+            assert self.metadata is not None
             assert self._fragment.last is not None, "the last ensemble of an open ledger is its writer's"
-            assert self._fragment in fragments_of(self._metadata)
+            assert self._fragment in fragments_of(self.metadata)
             assert self._targets
-        if self._metadata is not None:
-            self._metadata.check()
+        if self.metadata is not None:
+            self.metadata.check()
