@@ -52,7 +52,13 @@ from support.workers import starts_early
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
 LONG_S = 30
-VIRTUAL = ("tests/unit/broker/", "tests/unit/client/", "tests/unit/ledger/", "tests/unit/metadata/")
+VIRTUAL = (
+    "tests/unit/bookie/",
+    "tests/unit/broker/",
+    "tests/unit/client/",
+    "tests/unit/ledger/",
+    "tests/unit/metadata/",
+)
 LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
 

@@ -188,6 +188,7 @@ async def test_a_stop_does_not_wait_for_a_disk_that_hangs(
     await bookie.close()
 
 
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # a simulation ends at the first callback that fails
 @pytest.mark.parametrize("part", ["disk_space.check", "load.sample", "collector._answer", "checkpointer.run"])
 async def test_a_background_task_that_ends_stops_the_bookie(tmp_path: Path, part: str) -> None:
     bookie = await open_inline(

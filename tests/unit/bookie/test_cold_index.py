@@ -17,6 +17,7 @@ from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add_all, entry, small_settings, until
 from support.inline_devices import inline_components
 
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # a thread reads: not in virtual time
 ENTRIES = 300
 
 

@@ -39,7 +39,7 @@ def test_stuck():
 def test_a_synchronous_test_that_will_not_end_ends_its_process(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(
-        f"[pytest]\npythonpath = {TESTS}\nasyncio_mode = auto\ntimeout = 150\nmarkers = real: x\n"
+        f"[pytest]\npythonpath = {TESTS} {TESTS.parent}\nasyncio_mode = auto\ntimeout = 150\nmarkers = real: x\n"
     )
     (tmp_path / "test_it.py").write_text(STUCK)
     done = subprocess.run(
