@@ -222,6 +222,3 @@ class TableView(Member):
 
 def _as_bytes(key: str | bytes) -> bytes:
     return key.encode() if isinstance(key, str) else key
-
-
-__all__ = ["TableView"]

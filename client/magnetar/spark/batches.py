@@ -21,6 +21,3 @@ def last_batch(service_url: str, topic: str, query: str) -> int:
         return int(state["batch"])
 
     return asking(options, work)
-
-
-__all__ = ["last_batch"]

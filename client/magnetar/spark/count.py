@@ -20,6 +20,3 @@ def count_messages(service_url: str, topic: str = "", **options: str) -> int:
         ReadOptions.parse({"service_url": service_url, **named, **options}), RowColumns(("offset",))
     )
     return sum(piece.end - piece.first for piece in reader.partitions() if isinstance(piece, OffsetsPiece))
-
-
-__all__ = ["count_messages"]

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogRecord
 from .journals import JournalDirectory, JournalFileReport, JournalGap, JournalRecord
 
-__all__ = ["row_of"]
-
 _KINDS: dict[type[NamedTuple], str] = {
     JournalDirectory: "journal",
     JournalFileReport: "file",
