@@ -62,7 +62,9 @@ class Checkpointer:
         mark: Mark,
         take_ledgers: Callable[[], DirtyLedgers],
         ledgers_saved: Callable[[], None],
+        kept_bytes: int,
     ) -> None:
+        """`kept_bytes`: what the flushes of a replay leave free for the rest of the start, and for fences (rule 39)."""
         self._cache = cache
         self._logs = logs
         self._index = index
@@ -70,6 +72,7 @@ class Checkpointer:
         self._layout = layout
         self._take_ledgers = take_ledgers
         self._ledgers_saved = ledgers_saved
+        self._kept_bytes = kept_bytes
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Mark | None] | None = None
         self._failed: BaseException | None = None
@@ -136,6 +139,10 @@ class Checkpointer:
 
     async def _finish(self, work: _Work) -> Mark | None:
         """May be called again after DiskFull: what it wrote then is garbage, or says the same."""
+        if work.mark is None and not self.has_room(work.memtable):
+            raise DiskFull(
+                f"{work.memtable.size} bytes that were replayed wait in memory for space; free some"
+            )
         states = await work.ledgers.for_entry_logs()
         if work.memtable.entries or states:
             await self._flush(work.memtable, states)
@@ -146,6 +153,10 @@ class Checkpointer:
                 await asyncio.sleep(0)
             await self._index.flush_ledgers()
         return None if work.mark is None else await self.move_mark(work.mark)
+
+    def has_room(self, memtable: MemTable) -> bool:
+        """Whether the flush of a replay takes no space that the start needs itself."""
+        return not memtable.entries or self._logs.free_bytes() >= memtable.size + self._kept_bytes
 
     async def _flush(self, memtable: MemTable, states: Sequence[tuple[int, LedgerRecord]]) -> None:
         """Everything is durable in entry logs, and its locations in the index, when it returns."""

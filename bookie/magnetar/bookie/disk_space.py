@@ -6,7 +6,8 @@ journal, the index or the data directory itself has no space, or when its operat
 A read-only bookie still takes the entries that recoveries write again (rule 39): those are few, and without them topics of a
 broker that died on a full disk could not even be read. They need `disk_recovery_bytes` in every directory. As much is in
 the file `reserve` below the data directory, which is given back when less is free, and made again when there is room. An
-eighth of it is kept for the next start, which writes a few files before it serves anything.
+eighth of it is kept for the next starts, which write a few files before they serve anything: each takes half of what there
+is.
 
     WRITABLE ──no space──> RECOVERIES ONLY ──less than disk_recovery_bytes──> `reserve` is given back ──> RECOVERIES ONLY
        ^                          │                                                   └──that is used up──> READS ONLY
@@ -38,14 +39,16 @@ _START_SHARE = 8
 _RESERVE_STEP_BYTES = 2 << 20
 
 
-def give_back_reserve(files: Files, layout: DataLayout, size: int, *, keep: int = 0) -> None:
-    """All but `keep` bytes of the file `reserve`, when less than its `size` is free."""
+def give_back_reserve(files: Files, layout: DataLayout, size: int, *, keep: int | None = None) -> None:
+    """All but `keep` bytes (None: half) of the file `reserve`, when less than its `size` is free."""
     path = os.path.join(layout.root, _RESERVE)
     if files.exists(path) and (not size or files.free_bytes(layout.root)[0] < size):
         with contextlib.closing(files.open(path)) as file:
-            if (held := file.size()) > keep:
-                file.truncate(keep)
-                _log.warning("%s: %d bytes are given back to a full disk", path, held - keep)
+            held = file.size()
+            left = held // 2 if keep is None and size else keep or 0
+            if held > left:
+                file.truncate(left)
+                _log.warning("%s: %d bytes are given back to a full disk", path, held - left)
 
 
 class WatchedDirectory(NamedTuple):

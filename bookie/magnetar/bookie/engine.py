@@ -113,6 +113,7 @@ class Bookie:
             mark,
             self.ledgers.take_dirty,
             self.ledgers.note_saved,
+            settings.disk_recovery_bytes // 2,
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
@@ -169,6 +170,8 @@ class Bookie:
         self.journals.on_space(self._check_disk)
         self.components.disk_worker.on_failure = self.fail
         self._check_disk()
+        if self.checkpointer.stopped_by_full_disk:
+            self._flush_wanted.set()
         self._tasks.begin(self._checkpoint_forever(), "bookie checkpoints", self._task_ended)
         self._tasks.begin(self._watch_disk(), "bookie disk watch", self._task_ended)
         self._tasks.begin(self.collector.run(), "bookie garbage collection", self._task_ended)

@@ -2,6 +2,9 @@
 
 A repeated replay changes nothing. When the write cache is full, one memtable is flushed while the other one fills; the mark
 stays where it is (rule 3), so a crash during a replay is a crash before it.
+
+On a full disk nothing is flushed (rule 39): all that the journals hold stays in the write cache, however large it gets,
+until there is room. That is as much as was not flushed before: what two memtables hold, and what recoveries added.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from magnetar.proto.errors import DiskFull
 from magnetar.proto.ids import check_ids
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 from magnetar.runtime.tasks import awaited
@@ -30,7 +34,7 @@ async def replay(bookie: Bookie, mark: Mark) -> dict[str, Recovered]:
     """Everything from the mark on, of each journal directory that it names. What did not fit is still in the write cache.
 
     One journal after the other: one of them has all records of a ledger since the mark. Raises DataDirectoryError,
-    DiskFull, StorageFailed.
+    StorageFailed.
     """
     target = _Target(bookie)
     recovered: dict[str, Recovered] = {}
@@ -60,6 +64,7 @@ class _Target:
         self._cache = bookie.cache
         self._ledgers = bookie.ledgers
         self._flush: asyncio.Task[None] | None = None
+        self._full_disk = False
 
     def apply(self, record: Record) -> bool:
         """False if the write cache has no room for it; InvalidArgument for ids that cannot be. 2 us for an entry."""
@@ -73,7 +78,7 @@ class _Target:
         state = ledgers.by_id.get(ledger_id) or ledgers.load(ledger_id)
         if state.deleted_at_ms:  # rule 7: its journals may outlive it
             return True
-        if not cache.has_room(len(payload)):
+        if not cache.has_room(len(payload)) and not self._full_disk:
             return False
         cache.put(ledger_id, entry_id, payload)
         ledgers.note_entry(state, ledger_id, entry_id, last_add_confirmed)
@@ -96,6 +101,9 @@ class _Target:
         """Begins a flush of what is there, once the one before has ended; returns when its memtable has been swapped."""
         await self.flushed()
         full = self._cache.active
+        if self._full_disk or not self._bookie.checkpointer.has_room(full):
+            self._full_disk = True
+            return
         self._flush = awaited(self._run(), "bookie replay flush")
         while self._cache.active is full and not self._flush.done():  # noqa: ASYNC110 - two or three turns
             await asyncio.sleep(0)
@@ -104,7 +112,10 @@ class _Target:
         await self._bookie.checkpointer.run(None)
 
     async def flushed(self) -> None:
-        """Waits for the flush in progress. Raises what it raised."""
+        """Waits for the flush in progress. Raises what it raised, but for DiskFull."""
         if self._flush is not None:
             flush, self._flush = self._flush, None
-            await flush
+            try:
+                await flush
+            except DiskFull:
+                self._full_disk = True

@@ -32,6 +32,9 @@ from .settings import BookieSettings
 _log = logging.getLogger(__name__)
 # A start that finds no old file to take over waits for this part of a new one to be zero-filled.
 _FIRST_FILE_PART = 8
+# And takes no more than this part of what is free. On a full disk it is for fences and deletions only.
+_FREE_PART = 2
+_PAGE_BYTES = 4096
 # Ledgers whose state goes to entry logs in one flush of a first start after a rebuild.
 _STATES_AT_ONCE = 10_000
 
@@ -99,8 +102,10 @@ async def _open_locked(
         bookie.collector.open()
         recovered = await replay(bookie, mark)
         bookie.replayed_records = sum(journal.records for journal in recovered.values())
-        # Rule 5: flush after replay. Everything replayed is out of the journals once this returns.
-        await bookie.checkpointer.run(None)
+        # Rule 5: flush after replay. Everything replayed is out of the journals once this returns, or waits for space in
+        # memory: then the mark stays where it is, and the old journal files with it.
+        with contextlib.suppress(DiskFull):
+            await bookie.checkpointer.run(None)
         await _log_states(bookie, index)
         await _begin_journals(bookie, recovered)
         await _leave_journals(bookie)
@@ -235,28 +240,45 @@ def _make_journals(
 
 
 async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> None:
-    """New files; the mark points to all of them before one is begun."""
+    """New files; the mark points to all of them before one is begun, or, on a full disk, still to the old ones."""
     settings, files, worker = bookie.settings, bookie.components.files, bookie.components.disk_worker
-    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]]]] = []
+    old_mark, full_disk = bookie.checkpointer.mark, bookie.checkpointer.stopped_by_full_disk
+    if full_disk and (left_out := old_mark.keys() - bookie.journals.by_name.keys()):
+        raise DiskFull(
+            f"no space for what is in the journals {', '.join(left_out)}: name them again, or free some"
+        )
+    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]], list[tuple[int, int]]]] = []
     for name, journal in bookie.journals.by_name.items():
         directory, sequence = journal.directory, bookie.journals.take_sequence()
         present = journal_files(files, directory)
         found = recovered.get(name) or Recovered(0, present, present, 0, [])
         # An old file that no recovery would read is taken over, so that no start waits for zeros to be written.
-        size, source, taken = settings.journal_file_bytes // _FIRST_FILE_PART, "", None
+        free_pages = files.free_bytes(directory)[0] // _PAGE_BYTES
+        size = max(1, free_pages // _FREE_PART) * _PAGE_BYTES
+        size, source, taken = min(size, settings.journal_file_bytes // _FIRST_FILE_PART), "", None
         for old, old_size in found.unneeded:
             if old_size >= settings.journal_file_bytes:
                 taken, size, source = old, old_size, journal_path(directory, old)
                 break
         await worker.prepare(journal_path(directory, sequence), size, source, hurry=True)
         position = JournalPosition(sequence, found.end_offset, found.end_offset)
-        released = [old for old in found.files if old[0] != taken]
-        begun.append((name, journal, position, size, released))
-    mark = {name: position for name, _, position, _, _ in begun}
+        needed = [old for old in found.files if full_disk and old not in found.unneeded]
+        for (
+            old,
+            _,
+        ) in (
+            needed
+        ):  # before a later file says that it begins behind them; what was replayed may not be durable yet
+            await worker.sync(journal_path(directory, old))
+        released = [old for old in found.files if old[0] != taken and old not in needed]
+        begun.append((name, journal, position, size, released, needed))
+    mark = {name: position for name, _, position, _, _, _ in begun}
+    if full_disk:
+        mark |= old_mark
     moved = await bookie.checkpointer.move_mark(mark, directories_change=True)
-    assert moved is not None, "new files are always ahead of the mark"
-    for _, journal, position, size, released in begun:
-        await journal.start(position, size, released)
+    assert full_disk or moved is not None, "new files are always ahead of the mark"
+    for _, journal, position, size, released, needed in begun:
+        await journal.start(position, size, released, needed)
 
 
 async def _leave_journals(bookie: Bookie) -> None:

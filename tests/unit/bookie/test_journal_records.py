@@ -162,6 +162,9 @@ def gap(offset: int = 100, resumes_at: int | None = None, later_synced_to: int =
         (gap(resumes_at=200, later_synced_to=180), 900, None, GapVerdict.DAMAGE_BELOW_MARK),
         # A later file was begun: this one was synced before that.
         (gap(), 40, 100, GapVerdict.COMPLETE),
+        # Or by a start that could not flush what it replayed, and took this for the end.
+        (gap(resumes_at=200, later_synced_to=60), 40, 100, GapVerdict.COMPLETE),
+        (gap(resumes_at=200, later_synced_to=101), 40, 100, GapVerdict.DAMAGE),
         (gap(), 40, 300, GapVerdict.DAMAGE),
         (gap(resumes_at=200, later_synced_to=60), 40, 300, GapVerdict.DAMAGE),
     ],

@@ -7,6 +7,7 @@ fails to take, goes to the others: the flush still holds it (rule 4: the failed 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -126,6 +127,15 @@ class EntryLogs:
     def directory_states(self) -> list[DirectoryState]:
         """One for each ledger directory."""
         return [directory.state for directory in self._directories]
+
+    def free_bytes(self) -> int:
+        """Of the directories that have not failed."""
+        free: dict[int, int] = {}
+        for directory in self._directories:
+            with contextlib.suppress(MagnetarError):
+                if directory.state is not DirectoryState.FAILED:
+                    free[self._files.device(directory.path)] = self._files.free_bytes(directory.path)[0]
+        return sum(free.values())
 
     def set_full(self, directory: int, full: bool) -> None:
         """What the disk watch found: a full directory is written to only when no other is left."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
@@ -114,9 +114,17 @@ class Journal:
         self._emptied: asyncio.Future[None] | None = None
 
     async def start(
-        self, position: JournalPosition, prepared_bytes: int, released: list[tuple[int, int]]
+        self,
+        position: JournalPosition,
+        prepared_bytes: int,
+        released: list[tuple[int, int]],
+        needed: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) for reuse."""
+        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) for reuse.
+
+        `needed`: those that the mark still points to, durable, the oldest first.
+        """
+        self._files += [JournalFile(sequence, 0, size) for sequence, size in needed]
         self._now = asyncio.get_running_loop().time
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed

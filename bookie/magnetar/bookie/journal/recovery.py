@@ -4,15 +4,16 @@ A gap at offset X, in a file that a start has to read. The first row that matche
 
     | good record behind | X and the mark        | highest synced_to behind | later file     | verdict           |
     |--------------------|-----------------------|--------------------------|----------------|-------------------|
-    | none               | X >= mark             | -                        | begins at X    | COMPLETE          |
+    | any                | X >= mark             | <= X                     | begins at X    | COMPLETE          |
     | at or below mark   | X < mark              | any                      | any            | DAMAGE_BELOW_MARK |
     | any                | X < mark              | any                      | any            | DAMAGE            |
     | any                | X >= mark             | > X                      | any            | DAMAGE            |
     | any                | X >= mark             | <= X                     | begun          | DAMAGE            |
     | any                | X >= mark             | <= X                     | none begun     | TORN_TAIL         |
 
-COMPLETE: the file was left in order. TORN_TAIL: never acknowledged, whatever good records follow (pages of one
-unsynced write persist in any order); it includes the clean end. DAMAGE_BELOW_MARK: the entry logs have what is missing; it
+COMPLETE: the file was left in order, or by a start that took its torn tail for the end and could not flush what was before.
+TORN_TAIL: never acknowledged, whatever good records follow (pages of one unsynced write persist in any order); it includes
+the clean end. DAMAGE_BELOW_MARK: the entry logs have what is missing; it
 is reported and the replay goes on. DAMAGE: acknowledged records are missing; the start is refused and nothing
 is cut or overwritten.
 """
@@ -59,8 +60,8 @@ class GapVerdict(enum.Enum):
 
 def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> GapVerdict:
     """The table. `later_base` is the first offset of the next begun file, None when its BEGIN cannot be read."""
-    if gap.resumes_at is None and gap.offset >= mark_offset and later_begun:
-        if later_base is None or later_base == gap.offset:
+    if gap.offset >= mark_offset and later_begun and gap.later_synced_to <= gap.offset:
+        if later_base == gap.offset or (later_base is None and gap.resumes_at is None):
             return GapVerdict.COMPLETE
     if gap.resumes_at is not None and gap.resumes_at <= mark_offset:
         return GapVerdict.DAMAGE_BELOW_MARK
@@ -142,6 +143,8 @@ def walk_journal(
                         later_base=later_base,
                     )
                     yield JudgedGap(found.path, item, verdict)
+                    if verdict is GapVerdict.COMPLETE:
+                        break  # what follows here was never acknowledged
 
 
 async def replay_journals(
