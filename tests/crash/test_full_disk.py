@@ -211,34 +211,43 @@ async def test_rule_12_a_disk_that_is_full_at_once_under_load_loses_nothing(tmp_
                 assert await client.add(turn * 10 + 8, 0) == 0
 
 
-async def test_rule_39_a_bookie_that_was_killed_starts_without_a_free_byte_and_serves(tmp_path: Path) -> None:
-    """Killed with a write cache and journals full of entries; the replay takes space from the reserve."""
+@pytest.mark.parametrize("entries", [100, 1500])
+async def test_rule_39_a_bookie_that_was_killed_starts_without_a_free_byte_and_serves(
+    tmp_path: Path, entries: int
+) -> None:
+    """Killed with journals full of entries: 1 MB, or 12 MB, which neither the reserve nor the write cache holds; twice."""
     with SmallDisk.make(tmp_path, 64) as disk:
-        async with bookie(disk, checkpoint_interval_s=100.0) as (process, client):
+        async with bookie(disk, checkpoint_interval_s=100.0, write_cache_bytes=32 * MIB) as (process, client):
             await within(READ_ONLY_WITHIN_S, lambda: has_reserve(disk))
-            for number in range(100):
+            for number in range(entries):
                 assert await client.add(1, number) == 0
             await client.transport.read_last_confirmed(BOOKIE, 500, fence=True)
             acknowledged = client.acknowledged
             process.kill()
             await process.wait()
         disk.fill(leave_bytes=0)
+        for killed in (True, False):
+            async with bookie(disk) as (process, client):
+                disk.fill(leave_bytes=0)
+                client.acknowledged = acknowledged
+                await client.check()
+                assert await client.add(500, 0) == LedgerFenced.code
+                await client.transport.read_last_confirmed(BOOKIE, 1, fence=True)
+                assert await client.add(1, entries) == LedgerFenced.code
+                await client.transport.delete_ledger(BOOKIE, 2)
+                assert await client.add(3, 0) == BookieReadOnly.code
+                if killed:
+                    process.kill()
+                    await process.wait()
+                    continue
+                disk.free()
+
+                async def added(client: Client = client) -> bool:
+                    return await client.add(3, 0) == 0
+
+                await within(BACK_WITHIN_S, added)
         async with bookie(disk) as (_, client):
-            disk.fill(leave_bytes=0)
             client.acknowledged = acknowledged
             await client.check()
             assert await client.add(500, 0) == LedgerFenced.code
-            await client.transport.read_last_confirmed(BOOKIE, 1, fence=True)
-            assert await client.add(1, 100) == LedgerFenced.code
-            await client.transport.delete_ledger(BOOKIE, 2)
-            assert await client.add(3, 0) == BookieReadOnly.code
-            disk.free()
-
-            async def added() -> bool:
-                return await client.add(3, 0) == 0
-
-            await within(BACK_WITHIN_S, added)
-        async with bookie(disk) as (_, client):
-            client.acknowledged = acknowledged
-            await client.check()
-            assert await client.add(500, 0) == LedgerFenced.code
+            assert await client.add(1, entries) == LedgerFenced.code
