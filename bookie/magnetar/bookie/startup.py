@@ -10,6 +10,8 @@ import contextlib
 import itertools
 import logging
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
@@ -243,11 +245,10 @@ async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> No
     """New files; the mark points to all of them before one is begun, or, on a full disk, still to the old ones."""
     settings, files, worker = bookie.settings, bookie.components.files, bookie.components.disk_worker
     old_mark, full_disk = bookie.checkpointer.mark, bookie.checkpointer.stopped_by_full_disk
-    if full_disk and (left_out := old_mark.keys() - bookie.journals.by_name.keys()):
-        raise DiskFull(
-            f"no space for what is in the journals {', '.join(left_out)}: name them again, or free some"
-        )
-    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]], list[tuple[int, int]]]] = []
+    if full_disk and (left_out := sorted(old_mark.keys() - bookie.journals.by_name.keys())):
+        raise DiskFull(f"no space for what is in the journals {left_out}: name them again, or free some")
+    mark: dict[str, JournalPosition] = {}
+    begins: list[Callable[[], Awaitable[None]]] = []
     for name, journal in bookie.journals.by_name.items():
         directory, sequence = journal.directory, bookie.journals.take_sequence()
         present = journal_files(files, directory)
@@ -271,14 +272,12 @@ async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> No
         ):  # before a later file says that it begins behind them; what was replayed may not be durable yet
             await worker.sync(journal_path(directory, old))
         released = [old for old in found.files if old[0] != taken and old not in needed]
-        begun.append((name, journal, position, size, released, needed))
-    mark = {name: position for name, _, position, _, _, _ in begun}
-    if full_disk:
-        mark |= old_mark
+        mark[name] = old_mark.get(name, position) if full_disk else position
+        begins.append(partial(journal.start, position, size, released, needed))
     moved = await bookie.checkpointer.move_mark(mark, directories_change=True)
     assert full_disk or moved is not None, "new files are always ahead of the mark"
-    for _, journal, position, size, released, needed in begun:
-        await journal.start(position, size, released, needed)
+    for begin in begins:
+        await begin()
 
 
 async def _leave_journals(bookie: Bookie) -> None:
