@@ -402,3 +402,17 @@ async def test_two_stores_and_one_version(root: str, zookeeper: Ensemble) -> Non
         )
         assert await two.get("/counter") == (b"50", 50)
         assert len(set(drawn)) == 200
+
+
+async def test_a_shared_server_that_died_is_started_again_for_the_next_test(
+    root: str, zookeeper: Ensemble
+) -> None:
+    """Regression: the kernel killed one, and with it failed 33 tests that came after."""
+    async with opened(zookeeper.url + root) as store:
+        await store.create("/a", b"")
+    (server,) = zookeeper.servers
+    os.kill(server.pid, signal.SIGKILL)
+    while server.running:
+        await asyncio.sleep(0.01)
+    async with opened(zookeeper.url + root) as store:
+        assert await store.get("/a") == (b"", 0)
