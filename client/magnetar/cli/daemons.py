@@ -38,8 +38,7 @@ _log = logging.getLogger(__name__)
 
 EXIT_USAGE = 2
 
-
-Starter = Callable[[ServiceSettings, Daemon], Awaitable[Started]]
+Starter = Callable[[ServiceSettings, Daemon, AsyncExitStack], Awaitable[Started]]
 
 
 def _is_loopback(host: str) -> bool:
@@ -80,7 +79,9 @@ def main(command: str, line: Sequence[str]) -> int:
             raise
         daemon.on_stop("http", http.close)
         supervisor = os.environ.get("NOTIFY_SOCKET", "")
-        started = pages.started = await starter(settings, daemon)
+        stops = AsyncExitStack()
+        daemon.on_stop(command, stops.aclose)
+        started = pages.started = await starter(settings, daemon, stops)
         if started.bookie is not None:
             note_http_address(started.bookie, http.address)
         urls = [
@@ -153,7 +154,7 @@ def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
     return commands
 
 
-async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Started:
+async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
     from .metrics import service_metrics
     from .production import service_components
     from .standalone import Standalone
@@ -161,7 +162,7 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
     settings = _with_ports(settings)
     standalone = Standalone(settings, service_components(), on_failure=daemon.fail)
     addresses = await standalone.start()
-    daemon.on_stop("standalone", standalone.close)
+    stops.push_async_callback(standalone.close)
     bookie = standalone.bookie
     assert bookie is not None
     return Started(
@@ -173,7 +174,7 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
     )
 
 
-async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
+async def _start_bookie(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
     from magnetar.runtime.files import OsFiles
 
     from .metrics import service_metrics
@@ -181,8 +182,6 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
     from .shared_metadata import run_bookie
     from .standalone import lock_data, serve_bookie, start_bookie
 
-    stops = AsyncExitStack()
-    daemon.on_stop("bookie", stops.aclose)
     if settings.daemon.metadata:
         return await run_bookie(settings, daemon.fail, stops)
     lock_data(OsFiles(), settings, stops)
@@ -197,11 +196,9 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
     )
 
 
-async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
+async def _start_broker(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
     from .shared_metadata import run_broker
 
-    stops = AsyncExitStack()
-    daemon.on_stop("broker", stops.aclose)
     settings = _with_ports(settings)
     if settings.daemon.metadata:
         return await run_broker(settings, stops)
@@ -235,11 +232,9 @@ async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: As
     )
 
 
-async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
+async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
     from .shared_metadata import run_autorecovery
 
-    stops = AsyncExitStack()
-    daemon.on_stop("autorecovery", stops.aclose)
     return await run_autorecovery(settings, stops)
 
 
