@@ -227,7 +227,9 @@ class LocalMetadataStore:
             return
         self._closed = True
         try:
-            await self._settled()
+            while self._groups:
+                with contextlib.suppress(MagnetarError):
+                    await asyncio.shield(self._groups[-1].written)
             if self._failure is None:
                 for session in list(self._sessions.values()):
                     await session.close()
@@ -334,12 +336,6 @@ class LocalMetadataStore:
             self._notify_watches(*group.changed_paths)
             group.written.set_result(None)
 
-    async def _settled(self) -> None:
-        """Nothing waits for its write, for this moment."""
-        while self._groups:
-            with contextlib.suppress(MagnetarError):
-                await asyncio.shield(self._groups[-1].written)
-
     def _check_writable(self) -> None:
         if self._failure is not None:
             raise StorageFailed(self._failure.message)
@@ -374,18 +370,22 @@ class LocalMetadataStore:
     async def purge(self, session_id: int) -> None:
         """Deletes the nodes of a session (LocalSession.close calls it)."""
         self._sessions.pop(session_id, None)
-        await self._settled()  # it may have nodes in what waits
         if self._failure is None:
             await self._write_grouped(*self._ephemerals(session_id))
 
     def _ephemerals(self, session_id: int | None = None) -> tuple[dict[bytes, bytes | None], list[str]]:
-        """Changes that delete the nodes of a session, or of all, and their paths."""
+        """Changes that delete the nodes of a session, or of all, on top of what waits for its write; and their paths."""
         start, end = _EPHEMERAL, bytes([_EPHEMERAL[0] + 1])
         if session_id is not None:
             start, end = _EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1)
+        keys = set(self._storage.keys(start, end))
+        for group in self._groups:
+            for key, value in group.changes.items():
+                if start <= key < end:
+                    (keys.discard if value is None else keys.add)(key)
         changes: dict[bytes, bytes | None] = {}
         paths = []
-        for key in list(self._storage.keys(start, end)):
+        for key in sorted(keys):
             changes[key] = None
             path = key[9:].decode()
             changes[_node_key(path)] = None

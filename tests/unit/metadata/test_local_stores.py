@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from magnetar.metadata import embedded
 from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
 from magnetar.metadata.local import LocalMetadataStore
+from magnetar.metadata.store import Create, Delete
 from magnetar.proto.errors import (
     AlreadyClosed,
     DataDirectoryError,
@@ -253,3 +254,54 @@ async def test_a_store_that_is_closed_has_what_was_under_way() -> None:
     assert await made == 0
     await closing
     assert not list(storage.keys(b"n", b"o")), "the session's node goes with it"
+
+
+async def test_rule_40_a_session_whose_close_is_given_up_leaves_no_nodes() -> None:
+    """A slow disk keeps the close waiting for what others write, and whoever closes gives up."""
+    storage = Gated()
+    store = LocalMetadataStore(storage)
+    session, other = await store.open_session(4), await store.open_session(4)
+    await store.create("/stored", b"", session=session)
+    await store.create("/moves", b"", session=session)
+    storage.outcome = asyncio.get_running_loop().create_future()
+    waiting = [
+        asyncio.ensure_future(store.create("/waits", b"", session=session)),
+        asyncio.ensure_future(store.commit([Delete("/moves"), Create("/moves", b"", other)])),
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    storage.outcome.set_result(None)
+    await asyncio.gather(*waiting)
+    await asyncio.wait([closing])
+    await store.create("/behind", b"")
+    assert await store.children("/") == ["behind", "moves"]
+    await store.close()
+
+
+async def test_rule_45_a_session_ends_though_others_never_stop_writing() -> None:
+    class Slow(Gated):
+        async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+            await asyncio.sleep(0.005)
+            await super().write(changes)
+
+    store = LocalMetadataStore(Slow())
+    session = await store.open_session(4)
+    await store.create("/a", b"", session=session)
+
+    async def write() -> None:
+        while True:
+            await store.next_id("s")
+
+    writers = []
+    for _ in range(2):  # the group of one waits while that of the other is written
+        writers.append(asyncio.ensure_future(write()))
+        await asyncio.sleep(0.001)
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(1)
+    assert closing.done()
+    for writer in writers:
+        writer.cancel()
+    await store.close()
