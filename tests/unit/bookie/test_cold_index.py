@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,31 @@ async def test_an_index_that_does_not_answer_is_no_damage(
     with pytest.raises(RequestTimeout):
         await bookie.read(1, 0, 0)
     assert not bookie.damage.covers(1, 0)
+    cold.answers.set()
+    await until(lambda: cold._warm)
+    assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+
+
+async def test_rule_44_reads_of_a_disk_that_hangs_leave_nothing_behind(
+    bookie: Bookie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each gets its timeout; were all given to the threads, what they ask for would stay there until the disk answers."""
+
+    class Counting(ThreadPoolExecutor):
+        given = 0
+
+        def submit(self, *arguments: Any, **more: Any) -> Any:
+            self.given += 1
+            return super().submit(*arguments, **more)
+
+    monkeypatch.setattr(rocks, "_READ_TIMEOUT_S", 0.05)
+    index: Any = bookie.index
+    cold = index._locations = ColdFamily(index._locations)
+    index._readers.shutdown()
+    index._readers = readers = Counting(rocks._READERS)
+    found = await asyncio.gather(*[bookie.read(1, at, at) for at in range(50)], return_exceptions=True)
+    assert {type(one) for one in found} == {RequestTimeout}
+    assert readers.given <= rocks._READERS
     cold.answers.set()
     await until(lambda: cold._warm)
     assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]

@@ -116,6 +116,8 @@ class RocksLocationIndex:
         self._warm: set[tuple[int, int]] = set()  # (ledger, chunk)
         self._silent = False  # the last read by a thread was not answered in time
         self._readers = ThreadPoolExecutor(_READERS, "magnetar-index")
+        # Nothing is given to a thread that is busy: it would stay there until the disk answers, long after its timeout.
+        self._free_readers = asyncio.Semaphore(_READERS)
         self._guard = RocksDbGuard(OsFiles(), path, REBUILD)
         if links is None:
             try:
@@ -255,8 +257,14 @@ class RocksLocationIndex:
         """Their blocks are in memory when it returns. 0.1 ms more than the disk needs."""
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
+                await self._free_readers.acquire()
+                self._check_open()
                 # Of a list of keys, and only then, rocksdict lets go of the interpreter while it reads.
-                await asyncio.get_running_loop().run_in_executor(self._readers, self._call, family.get, keys)
+                reading = asyncio.get_running_loop().run_in_executor(
+                    self._readers, self._call, family.get, keys
+                )
+                reading.add_done_callback(lambda _: self._free_readers.release())
+                await asyncio.shield(reading)  # its thread is free when it has read, whoever waits
         except TimeoutError:
             self._silent = True
             raise RequestTimeout(
@@ -264,6 +272,9 @@ class RocksLocationIndex:
                 path=self.path,
             ) from None
         self._silent = False
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._db is None:
             raise StorageFailed("the index is closed")
 
