@@ -88,7 +88,7 @@ class Bookie:
         # Fail-stop: called once; the daemon must exit.
         self.on_failure: Callable[[MagnetarError], None] = _log_failure
         self.settings = settings
-        self.cookie = cookie
+        self.cookie = self._stored_cookie = cookie  # what is to be stored, and what is
         self.layout = layout
         self.components = components
         self.failure: MagnetarError | None = None
@@ -333,20 +333,22 @@ class Bookie:
         """Durable when it returns. Blocks for some ms. ServiceNotReady: the disk worker still writes the one before."""
         if self._cookie_written is not None and not self._cookie_written.done():
             raise ServiceNotReady("this bookie writes its cookie; introduce yourself again")
-        self.cookie = write_cookie(self.components.files, self.layout, cookie)
+        self.cookie = self._stored_cookie = write_cookie(self.components.files, self.layout, cookie)
 
     def change_cookie_later(self, cookie: Cookie) -> None:
         """Durable some ms later; if that fails, the next introduction tries again."""
-        before, self.cookie = self.cookie, cookie
-        self._cookie_written = awaited(self._replace_cookie(before, cookie), "bookie cookie")
+        self.cookie = cookie
+        self._cookie_written = awaited(self._replace_cookie(cookie), "bookie cookie")
 
-    async def _replace_cookie(self, before: Cookie, cookie: Cookie) -> None:
+    async def _replace_cookie(self, cookie: Cookie) -> None:
         try:
             await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
         except MagnetarError as error:
             _log.warning("the cookie is not written yet: %s", error)
             if self.cookie is cookie:
-                self.cookie = before
+                self.cookie = self._stored_cookie
+        else:
+            self._stored_cookie = cookie
 
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""

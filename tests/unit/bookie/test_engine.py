@@ -684,3 +684,23 @@ async def test_an_introduction_never_waits_for_the_disk(
         assert bookie.introduce(msgspec.structs.replace(started, next_ledger_id=7)).next_ledger_id == 7
     await until(lambda: decode_cookie(Path(bookie.layout.cookie).read_bytes(), "").next_ledger_id == 7)
     await bookie.close()
+
+
+async def test_a_cookie_that_was_not_written_is_written_after_the_next_introduction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two introductions find the disk full: what the first wanted is no more on the disk than what the second did."""
+    bookie = await open_inline(str(tmp_path), ModelStorage())
+    started = bookie.introduce(None)
+
+    async def full(path: str, data: bytes) -> None:
+        raise DiskFull("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie.components.disk_worker, "replace", full)
+        for next_id in (7, 8):
+            bookie.introduce(msgspec.structs.replace(started, next_ledger_id=next_id))
+        await until(lambda: bookie.cookie.next_ledger_id not in (7, 8))
+    bookie.introduce(msgspec.structs.replace(started, next_ledger_id=7))
+    await until(lambda: decode_cookie(Path(bookie.layout.cookie).read_bytes(), "").next_ledger_id == 7)
+    await bookie.close()
