@@ -421,18 +421,22 @@ def test_a_closed_stream_is_told(closed: str) -> None:
     )
 
 
-def test_ctrl_c_of_a_consumer_acknowledges_what_was_printed(service: Service) -> None:
-    succeeded(magnetar("produce", "ctrl-c", stdin="1\n2\n", url=service.url))
-    line = [*MAGNETAR, "consume", "ctrl-c", "-s", "s", "--start", "earliest", "--url", service.url]
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_consumer_that_is_ended_acknowledges_what_was_printed(
+    service: Service, end: signal.Signals, code: int
+) -> None:
+    topic = f"ended-by-{end.name}"
+    succeeded(magnetar("produce", topic, stdin="1\n2\n", url=service.url))
+    line = [*MAGNETAR, "consume", topic, "-s", "s", "--start", "earliest", "--url", service.url]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as consuming:
         assert consuming.stdout is not None
         assert [consuming.stdout.readline(), consuming.stdout.readline()] == ["1\n", "2\n"]
-        consuming.send_signal(signal.SIGINT)
+        consuming.send_signal(end)
         _, errors = consuming.communicate(timeout=20)
-    assert consuming.returncode == 130
+    assert consuming.returncode == code
     [told] = errors.splitlines()
-    assert told.startswith("magnetar: subscription s of ctrl-c is new; messages are kept for it until")
-    rest = magnetar("consume", "ctrl-c", "-s", "s", "--timeout", "0.3", url=service.url)
+    assert told.startswith(f"magnetar: subscription s of {topic} is new; messages are kept for it until")
+    rest = magnetar("consume", topic, "-s", "s", "--timeout", "0.3", url=service.url)
     assert succeeded(rest) == ""
 
 

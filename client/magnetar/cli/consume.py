@@ -9,12 +9,14 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from magnetar.client import (
+    AlreadyClosed,
     Client,
     Consumer,
     InvalidArgument,
@@ -179,8 +181,9 @@ async def consume(
     """Prints and acknowledges `count` messages, without a count all that come.
 
     Until interrupted, until none came for `timeout` seconds, or (not `follow`) until the subscription has no backlog; then
-    a topic that does not exist is an error.
+    a topic that does not exist is an error. SIGTERM ends it, and the process, once what was printed is acknowledged.
     """
+    terminated = False
     async with connect(url) as client, contextlib.AsyncExitStack() as stack:
         new = (
             []
@@ -197,17 +200,29 @@ async def consume(
                 file=sys.stderr,
                 flush=True,
             )
+        if sys.platform != "win32":
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _stop, consumer)
         printer = Printer(consumer, encode)
         seen = 0
         try:
             while count is None or seen < count:
                 message = await _next(client, consumer, printer, timeout, follow=follow)
                 if message is None:
-                    return
+                    break
                 await printer.print(message)
                 seen += 1
+        except AlreadyClosed:
+            terminated = True
         finally:
             await printer.flush(receipt=True)
+    if terminated:
+        os.kill(os.getpid(), signal.SIGTERM)  # so that whoever sent it sees that the process ended by it
+
+
+def _stop(consumer: Consumer) -> None:
+    """On SIGTERM; the next one ends the process at once."""
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    consumer.stop()
 
 
 async def _without(client: Client, topics: list[str], subscription: str, *, follow: bool) -> list[str]:
