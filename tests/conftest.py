@@ -34,6 +34,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib.metadata import version
@@ -148,7 +149,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """The backstop; see the module docstring."""
+    """The backstop, see the module docstring; and signals mean what they did before, also for processes started later."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     limit_s = item.stash.get(LIMIT_S, 0.0)
     if limit_s > 0:
         faulthandler.dump_traceback_later(
@@ -158,6 +160,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        for number, handler in handlers.items():
+            if (
+                handler is not None and signal.getsignal(number) is not handler
+            ):  # a daemon that has ended ignores them
+                signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,11 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 
 @pytest.fixture(autouse=True)
 def _thaw() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     gc.unfreeze()
-    for number, handler in handlers.items():  # a daemon that has ended ignores them
-        signal.signal(number, handler)
 
 
 def noting(events: list[str], name: str) -> Callable[[], Awaitable[None]]:
