@@ -21,7 +21,7 @@ from support.cluster.load import LoadProcess
 from support.cluster.run import load_plan
 from support.forked_commands import run_magnetar
 from support.local_cluster import REPOSITORY, LocalCluster
-from support.long_form import long_form
+from support.long_form import LONG, long_form
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 RATE = 500
@@ -136,7 +136,7 @@ async def test_the_bookie_and_the_broker_of_each_zone_are_restarted_together_und
         assert (refused.returncode != 0, words in refused.stderr) == (True, True), refused.stderr
         async with LoadProcess(load_plan(local.url, 1), tmp_path) as load:
             await load.goes_on()
-            for zone in ("zone-1", "zone-2", "zone-3"):
+            for zone in ("zone-1", "zone-2", "zone-3") if LONG else ("zone-2",):
                 since = time.monotonic()
                 done = await asyncio.to_thread(
                     rolling_restart, local, *restart_command(), "--by", "zone", "--only", zone
