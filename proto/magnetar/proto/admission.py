@@ -73,6 +73,8 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
 
 def check_entry(entry: Entry, max_batch_bytes: int) -> None:
     """The same for an entry that somebody else than a broker made. Raises as `admit_groups`."""
+    if entry.base_index or entry.base_offset:
+        raise MalformedFrame("it is a slice of an entry, not a whole one")
     batches = [bytes(entry.batch(position)) for position in range(entry.batch_count)]
     admitted = admit_groups(batches)
     if (largest := max(map(len, batches))) > max_batch_bytes:

@@ -131,6 +131,23 @@ async def test_rule_47_the_broker_looks_into_every_staged_entry_as_it_does_into_
         assert await read_all(broker, 2) == [b"a", b"x"]
 
 
+async def test_rule_47_an_entry_that_says_to_be_a_slice_is_refused(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    """It counts one message less than it holds: all later offsets of the topic would be shifted."""
+    async with export_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        writer = await job.open()
+        whole = encode_entry([GOOD, GOOD], [1, 1], [0, 0], ["task"], first_index=0, append_time_ms=9)
+        count, base = slice(8, 12), slice(12, 16)  # of the header: WIRE.md
+        changed = bytearray(whole)
+        changed[count], changed[base] = (1).to_bytes(4), (1).to_bytes(4)
+        await appended(writer, bytes(changed))
+        await writer.close()
+        with pytest.raises(InvalidArgument, match="slice"):
+            await job.attach(0, [writer.ledger_id, 1, 9, 9])
+
+
 async def test_of_a_large_batch_a_part_of_the_entries_is_looked_into(
     bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
