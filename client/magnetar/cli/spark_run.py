@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from magnetar.proto.errors import InvalidArgument, InvalidTopicName, MagnetarError
+from magnetar.proto.errors import MagnetarError
 
-from .session import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, named_values, print_json
+from .session import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, fail, named_values, print_json
 from .tables import print_table, text
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def options_as_flags() -> Iterator[None]:
     try:
         yield
     except MagnetarError as error:
-        usage = isinstance(error, InvalidArgument | InvalidTopicName)
-        fail(as_flags(error.message), EXIT_USAGE if usage else EXIT_FAILED)
+        fail(as_flags(error.message), exit_code(error))
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}")
 
