@@ -320,7 +320,7 @@ async def test_the_clock_decides_before_any_timer(root: str, zookeeper: Ensemble
 
 CHILD = """
 import asyncio, os, random, sys
-from magnetar.metadata.zookeeper import open_zookeeper_store
+from magnetar.metadata.zookeeper.store import open_zookeeper_store
 from magnetar.runtime.clock import elapsed_s
 
 async def main(url):
