@@ -88,6 +88,10 @@ class LoopThread:
         """Runs a coroutine and waits for its result; an interrupt cancels it. Raises AlreadyClosed when the loop stops."""
         future = self.start(coroutine)
         try:
+            while not future.done():
+                # A signal that another thread took is handled when this one has looked.
+                with contextlib.suppress(TimeoutError):  # or its result, which is raised below
+                    return future.result(0.5)
             return future.result()
         except concurrent.futures.CancelledError:
             if not self._stopped:
