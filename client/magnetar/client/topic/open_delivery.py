@@ -1,7 +1,7 @@
 """The open delivery of a consumer, whose messages are handed out, and what its broker is told of that.
 
-    0 .......... taken .......... shown .......... told .......... all of it
-      handed out   may be taken    the report leaves   not told yet
+    0 .......... taken ............ shown .............. reported ............. all of it
+      handed out    may be taken     the report leaves      not reported yet
 
 Under a dead-letter policy the broker is told of each message before the user can take it: one that ends the process counts
 all the same. What it was told of, and nobody took, is taken back. Without a policy all of a delivery is shown at once.
@@ -34,7 +34,7 @@ class OpenDelivery:
         self._handed_out = handed_out
         self._reports = reports
         self._messages: list[Message] = []
-        self._shown = self._told = 0  # so many of these
+        self._shown = self._reported = 0  # so many of these
         self.held = 0  # seeks under way: no more is shown meanwhile
         self._part: list[Message] = []  # what was shown last: clearing it ends every iteration over it
         self.left: Iterator[Message] = iter(self._part)
@@ -57,7 +57,7 @@ class OpenDelivery:
         """What is left of it is not handed out."""
         self.note_handed_out()
         self._part.clear()
-        self._messages, self._shown, self._told = [], 0, 0
+        self._messages, self._shown, self._reported = [], 0, 0
 
     def note_handed_out(self) -> None:
         """Tells `handed_out` of the last message that was taken."""
@@ -68,7 +68,7 @@ class OpenDelivery:
     def _show(self, end: int) -> None:
         self.note_handed_out()
         self._part = self._messages[self._shown : end]
-        self._shown = self._told = end
+        self._shown = self._reported = end
         self.left = iter(self._part)
 
     async def show(self, taking: Taking) -> bool:
@@ -94,13 +94,15 @@ class OpenDelivery:
             if self._turn_end is not None:
                 self._turn_end.cancel()
                 self._turn_end = None
-            self._told = end
+            self._reported = end
             try:
                 await connection.send_now(*self._report(messages[first:end]))
             except BaseException:
                 self.take_back()
                 raise
-            if self._messages is messages and self._told == end:  # else it was left or taken back meanwhile
+            if (
+                self._messages is messages and self._reported == end
+            ):  # else it was left or taken back meanwhile
                 self._show(end)
                 if taking is Taking.EACH:
                     self._turn_end = asyncio.get_running_loop().call_soon(self.take_back)
@@ -112,9 +114,9 @@ class OpenDelivery:
             return
         self._turn_end = None
         taken = self._shown - length_hint(self.left)
-        messages = self._messages[taken : self._told]
+        messages = self._messages[taken : self._reported]
         self._part.clear()
-        self._shown = self._told = taken
+        self._shown = self._reported = taken
         if messages:
             self._ahead = 1
             if self._session.connection is not None:
