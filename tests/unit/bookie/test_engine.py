@@ -686,6 +686,29 @@ async def test_an_introduction_never_waits_for_the_disk(
     await bookie.close()
 
 
+async def test_of_two_introductions_the_cookie_of_the_second_is_written_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk worker writes in the order in which it is asked."""
+    bookie = await open_inline(str(tmp_path), ModelStorage())
+    started = bookie.introduce(None)
+    worker = bookie.components.disk_worker
+    replace, asked = worker.replace, list[int]()
+
+    async def recorded(path: str, data: bytes) -> None:
+        asked.append(decode_cookie(data, "").next_ledger_id)
+        await replace(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "replace", recorded)
+        for next_id in (7, 8):
+            bookie.introduce(msgspec.structs.replace(started, next_ledger_id=next_id))
+        await until(lambda: len(asked) == 2)
+    assert asked == [7, 8]
+    await bookie.close()
+    assert decode_cookie(Path(bookie.layout.cookie).read_bytes(), "").next_ledger_id == 8
+
+
 async def test_a_cookie_that_was_not_written_is_written_after_the_next_introduction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
