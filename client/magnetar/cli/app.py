@@ -66,7 +66,7 @@ def magnetar(
 
 
 def _with_context(context: typer.Context) -> None:
-    """What a daemon's command has beside its flags."""
+    """The parameters that a daemon's command has beside its flags."""
 
 
 def _add_daemon(command: str) -> None:

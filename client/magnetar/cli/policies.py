@@ -53,7 +53,7 @@ class PolicyOption(NamedTuple):
 
     @property
     def parameter(self) -> str:
-        """Its name in the function of a command."""
+        """The name of the parameter that the option becomes in a command's function."""
         return self.option.strip("-").replace("-", "_")
 
 

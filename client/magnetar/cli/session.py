@@ -38,7 +38,7 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 
 def exit_code(error: MagnetarError) -> int:
-    """With which a command ends that meets it."""
+    """The exit code of a command that ends with this error."""
     if isinstance(error, InvalidSetting):
         return EXIT_CONFIG
     return EXIT_USAGE if isinstance(error, InvalidArgument | InvalidTopicName) else EXIT_FAILED

@@ -62,7 +62,7 @@ def _print_subscription(found: dict[str, Any]) -> None:
 
 
 def _place(position: list[int] | None) -> str | None:
-    """As a message id is written."""
+    """A position in the form in which message ids are written, as 12:3."""
     return None if position is None else ":".join(map(str, position))
 
 

@@ -70,7 +70,7 @@ class _Parser:
         self._next = 0
 
     def fields(self, closing: str) -> list[dict[str, Any]]:
-        """Those of a struct, in JSON, and what closes it."""
+        """Reads the fields of a struct up to and with `closing`; returns them in the form of Spark's JSON."""
         fields: list[dict[str, Any]] = []
         while not self._passed(closing):
             if fields:

@@ -123,5 +123,5 @@ class _Collected(NamedTuple):
     families: list[Any]
 
     def collect(self) -> list[Any]:
-        """As they are."""
+        """The families, without reading anything."""
         return self.families

@@ -129,7 +129,7 @@ class EntryLogs:
         return [directory.state for directory in self._directories]
 
     def free_bytes(self) -> int:
-        """Of the directories that have not failed."""
+        """Of the file systems of all directories that have not failed."""
         free: dict[int, int] = {}
         for directory in self._directories:
             with contextlib.suppress(MagnetarError):

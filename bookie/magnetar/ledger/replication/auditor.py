@@ -45,7 +45,6 @@ _FORMAT = 1
 _log = logging.getLogger(__name__)
 # Looks whether a full check is due.
 _POLL_S = 30.0
-_RETRY_S = 1.0
 
 
 class Auditor:

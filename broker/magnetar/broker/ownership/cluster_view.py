@@ -157,7 +157,7 @@ class ClusterView:
         return await self._of(self._bounds, namespace, bounds_path, self._read_bounds).get()
 
     def has_bounds(self, namespace: str) -> bool:
-        """False: perhaps somebody made its name up."""
+        """False for a namespace of which no bounds were found yet: anybody can make up a name."""
         return namespace in self._bounds
 
     def drop(self, namespace: str) -> None:
@@ -175,7 +175,7 @@ class ClusterView:
         return self._of(self._owners, namespace, owners_path, partial(read_owners, self._metadata))
 
     async def owner(self, bundle: Bundle) -> KnownOwner | None:
-        """Of a bundle of any namespace."""
+        """Who owns a bundle, of a namespace with or without bounds; None: nobody."""
         if (await self.bounds(bundle.namespace)).version == NEW:
             return None
         return (await self.owners(bundle.namespace).get()).get(bundle)

@@ -66,7 +66,6 @@ class Topic:
         self.name = name
         self._components = components
         self._settings = settings = components.settings
-        self._clock = components.clock
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)

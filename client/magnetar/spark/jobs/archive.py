@@ -69,7 +69,7 @@ class ArchiveResult:
     kept: tuple[KeptLedgers, ...] = ()
 
     def __add__(self, other: ArchiveResult) -> ArchiveResult:
-        """Of the topics of both."""
+        """The result for the topics of both."""
         names = [one.name for one in dataclasses.fields(self)]
         return ArchiveResult(*[getattr(self, name) + getattr(other, name) for name in names])
 

@@ -14,13 +14,13 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Job(Protocol[R_co]):
-    """What one call asks for."""
+    """One call of a job: its fields are the arguments."""
 
     def check(self) -> object:
         """Raises what `run` would raise for these arguments, without Spark and in the time of a few requests."""
 
     def run(self, spark: SparkSession) -> R_co:
-        """Does it."""
+        """Does the work in this session."""
 
 
 def checks(job: Callable[P, Job[Any]]) -> Callable[P, None]:

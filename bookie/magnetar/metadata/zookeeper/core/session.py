@@ -71,7 +71,7 @@ class End(enum.Enum):
 
 
 class Signal(enum.Enum):
-    """An event that says all by its name."""
+    """Events without fields."""
 
     STARTED = enum.auto()  # the first event
     OPENED = enum.auto()  # the transport to the host that was dialed is there
@@ -105,7 +105,7 @@ Event = Signal | Introduced | Heard
 
 
 class Act(enum.Enum):
-    """An instruction that says all by its name."""
+    """Instructions without fields."""
 
     ATTACHED = enum.auto()  # the connection belongs to the session now: requests may go out
     DETACHED = enum.auto()  # it does not any more: whatever was sent and not answered has an unknown outcome

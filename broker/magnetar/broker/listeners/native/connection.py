@@ -54,7 +54,6 @@ class ClientConnection:
         self._service = service
         self._settings = service.settings
         self._link: Link  # from `connection_ready` on
-        self._loop = asyncio.get_running_loop()
         # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
         self._senders: dict[bytes, OpenProducer] = {}
         self._producers = Openings(
