@@ -264,12 +264,8 @@ async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> No
         await worker.prepare(journal_path(directory, sequence), size, source, hurry=True)
         position = JournalPosition(sequence, found.end_offset, found.end_offset)
         needed = [old for old in found.files if full_disk and old not in found.unneeded]
-        for (
-            old,
-            _,
-        ) in (
-            needed
-        ):  # before a later file says that it begins behind them; what was replayed may not be durable yet
+        # Before a later file says that it begins behind them: what was replayed may not be durable yet.
+        for old, _ in needed:
             await worker.sync(journal_path(directory, old))
         released = [old for old in found.files if old[0] != taken and old not in needed]
         mark[name] = old_mark.get(name, position) if full_disk else position

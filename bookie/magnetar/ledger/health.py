@@ -48,9 +48,8 @@ class BookieHealth:
     def failed(self, bookie: str, code: int) -> None:
         """An add or a read of this bookie ended with the code of an error."""
         if code == BookieReadOnly.code:
-            self._bookies.suspected(
-                bookie
-            )  # as good as a bookie can be whose disks are full; it is asked soon
+            # As good as a bookie can be whose disks are full; it is asked soon.
+            self._bookies.suspected(bookie)
         if code not in _FAULTS:
             return
         self._failures += 1

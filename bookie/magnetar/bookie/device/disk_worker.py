@@ -75,9 +75,8 @@ class ProcessDiskWorker:
         self._waiting: dict[int, tuple[asyncio.Future[None], str, str, int]] = {}
         self._read_timeout_s = read_timeout_s
         self._reads: dict[str, _DirectoryReads] = {}
-        self._probes: dict[
-            str, tuple[asyncio.Future[None], float]
-        ] = {}  # of directories, and when each was asked
+        # Of directories, and when each was asked.
+        self._probes: dict[str, tuple[asyncio.Future[None], float]] = {}
         self._next_id = 0
         self._buffer = b""
         # What the socket did not take; requests are small and bounded by their callers.

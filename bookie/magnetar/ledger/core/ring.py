@@ -91,9 +91,8 @@ def can_span(striping: Striping, order: Order, spread: int) -> bool:
     for _, label in order:
         if label:
             counts[label] = counts.get(label, 0) + 1
-    full = sum(
-        min(count, whole) for count in counts.values()
-    )  # places that are seen by Qw write sets of their own
+    # Places that are seen by Qw write sets of their own.
+    full = sum(min(count, whole) for count in counts.values())
     if full >= size:
         return True
     partly = min(size - full, sum(1 for count in counts.values() if count > whole))  # by `rest` of them

@@ -189,9 +189,8 @@ class Auditor:
                 raise
             return False
         if node is None:
-            await self._write_full_check(
-                self._clock.now_ms()
-            )  # the first auditor: nothing has had time to be lost
+            # The first auditor: nothing has had time to be lost.
+            await self._write_full_check(self._clock.now_ms())
             return False
         try:
             last_ms = int(msgpack.unpackb(node.value)["full_check_ms"])

@@ -81,9 +81,8 @@ class Connection(asyncio.Protocol):
         self._pending: deque[tuple[int, asyncio.Future[Answer]]] = deque()
         self._outgoing: list[bytes] = []  # requests of this turn
         self._first_outgoing = 0  # xid of the first of them
-        self._writes: deque[tuple[int, float]] = (
-            deque()
-        )  # first xid and time of the writes that nothing answered yet
+        # First xid and time of the writes that nothing answered yet.
+        self._writes: deque[tuple[int, float]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()  # calls of `room`
         self._abort: asyncio.TimerHandle | None = None
         self.zxid = 0  # the server shows at least this state

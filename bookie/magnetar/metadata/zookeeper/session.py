@@ -51,9 +51,8 @@ class Servers:
     clock: Callable[[], float]  # seconds; goes on while the machine sleeps
     jitter: Callable[[], float]  # uniform in [0, 1)
     progress: Progress = field(default_factory=Progress)
-    failures: dict[int, str] = field(
-        default_factory=dict
-    )  # the newest failure of each host, by its place in `hosts`
+    # The newest failure of each host, by its place in `hosts`.
+    failures: dict[int, str] = field(default_factory=dict)
 
     def host_name(self, number: int) -> str:
         """host:port."""

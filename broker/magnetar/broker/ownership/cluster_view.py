@@ -123,9 +123,8 @@ class ClusterView:
         self._metadata = metadata
         self._default = Bounds.even(default_bundles)
         self._on_change = on_change
-        self.brokers = self._watched(
-            BROKERS_PATH, lambda: cluster_brokers(metadata)
-        )  # those that run, by name
+        # Those that run, by name.
+        self.brokers = self._watched(BROKERS_PATH, lambda: cluster_brokers(metadata))
         self.draining = self._watched(DRAINING_PATH, lambda: metadata.children(DRAINING_PATH))  # names
         self.transfers = self._watched(TRANSFERS_PATH, self._read_transfers)  # what owners are asked to do
         # By namespace: as many as have bounds. Anybody can look up a topic of a namespace that does not exist, so nothing

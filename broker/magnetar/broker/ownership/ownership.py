@@ -57,9 +57,8 @@ class DrainState(msgspec.Struct, frozen=True):
     bundles: int = 0  # that the brokers own
     ledgers: int = 0  # that name one of the bookies
     open_ledgers: int = 0  # of these: their writers leave them within minutes
-    notes: dict[
-        int, str
-    ] = {}  # by ledger: why the last attempt to copy it did not succeed; the first hundred
+    # By ledger: why the last attempt to copy it did not succeed; the first hundred.
+    notes: dict[int, str] = {}
 
     @property
     def over(self) -> bool:

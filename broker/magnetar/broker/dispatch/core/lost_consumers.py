@@ -22,9 +22,8 @@ class LostConsumers:
     """Losses by the message that was first; times are those of the caller."""
 
     def __init__(self) -> None:
-        self._losses: dict[
-            Position, tuple[int, int]
-        ] = {}  # how many, and when the last one was; in that order
+        # How many, and when the last one was; in that order.
+        self._losses: dict[Position, tuple[int, int]] = {}
 
     def lost(self, first: Position, now_ms: int) -> None:
         """A connection was lost."""

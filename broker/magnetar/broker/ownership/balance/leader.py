@@ -83,9 +83,8 @@ class BalanceLeader:
         self._broker = broker
         self._timeout_s = metadata_timeout_s
         self._core = BalancerCore(settings)
-        self._decoded: dict[
-            str, tuple[bytes, list[BundleLoad]]
-        ] = {}  # broker -> its report, as bytes and as rows
+        # Broker -> its report, as bytes and as rows.
+        self._decoded: dict[str, tuple[bytes, list[BundleLoad]]] = {}
 
     async def serve(self, session: Session) -> None:
         """Contends, then holds a round each interval until the session is lost.

@@ -56,9 +56,8 @@ class BundleOwner(msgspec.Struct, frozen=True, gc=False):
     bundle: str
     broker: str
     to: str = ""
-    moved_ago_s: float = (
-        math.inf
-    )  # since it was moved to this owner by a request, as the clocks of two brokers say
+    # Since it was moved to this owner by a request, as the clocks of two brokers say.
+    moved_ago_s: float = math.inf
 
 
 class Transfer(NamedTuple):
