@@ -278,6 +278,20 @@ async def test_rule_54_a_message_that_comes_back_all_the_time_is_named_by_the_br
             assert await problems(broker) == {}
 
 
+async def test_a_message_that_an_operator_skipped_does_not_come_back_any_more() -> None:
+    for skipped in (2, 3):  # within the entry, and all of it
+        async with running_broker() as broker:
+            client = FakeClient(broker)
+            await publish(client, 1, batch=3)
+            await client.consumer(type="shared")
+            await client.received(3)
+            for _ in range(POISON_REDELIVERIES):
+                await nack(client, client.messages[1].row())
+            assert len(await problems(broker)) == 1
+            await client.ask(c.SkipMessages, "orders", "billing", skipped)
+            assert await problems(broker) == {}
+
+
 async def lost_consumer(broker: Broker, type: str, *acked: int, close: bool = False) -> list[Message]:
     """A consumer that gets what is there, acknowledges these of it, and ends."""
     client = FakeClient(broker)

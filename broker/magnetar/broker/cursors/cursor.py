@@ -262,6 +262,7 @@ class Cursor:
     def skip_to(self, position: Position) -> bool:
         """Acknowledges everything before `position`; False if all of it was. `changed` or `flush` afterwards."""
         moved = self.state.move_to(position)
+        self.redeliveries.drop_below(self.state.mark_delete)
         self._dirty |= moved and self.durable
         return moved
 

@@ -198,7 +198,10 @@ class Subscription:
             return f"entry {ledger}:{entry} cannot be read: {failure.error}"
         count, (ledger, entry), index = self.cursor.redeliveries.most(self.cursor.state.mark_delete)
         if count >= POISON_REDELIVERIES:
-            return f"message {ledger}:{entry}:{index} came back {count} times and is not acknowledged: do its consumers end?"
+            return (
+                f"message {ledger}:{entry}:{index} came back {count} times and is not acknowledged: do its consumers nack "
+                "it, time out, or end? a dead-letter policy, or `magnetar subscriptions skip`, gets it out of the way"
+            )
         lost, (ledger, entry, index) = self._lost_consumers.worst(self.cursor.state, self.dispatcher.now_ms())
         if lost >= POISON_REDELIVERIES:
             return (

@@ -71,8 +71,9 @@ class RedeliveryCounts:
         found = (self._rewound_at(mark_delete)[0], mark_delete[:2], mark_delete[2])
         for key, ranges in islice(self.by_entry.items(), MAX_LOOKED_AT):
             for count, members in ranges.by_count.items():
-                if count > found[0]:
-                    found = (count, key, next(iter(members))[0])
+                first, last = next(iter(members))
+                if count > found[0] and (*key, last) >= mark_delete:
+                    found = (count, key, first)
         return found
 
     def split(self, key: EntryKey, ranges: Iterable[Range]) -> Iterator[CountedRange]:
