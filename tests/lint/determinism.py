@@ -130,6 +130,11 @@ ALLOWED: tuple[Allow, ...] = (
         "a job's process: threads of it wait for the end of its command, and look at Spark's progress",
     ),
     _allow("client/magnetar/spark/jobs/folders.py", "file", "looks at folders that Spark is going to write"),
+    _allow(
+        "proto/magnetar/runtime/lifecycle.py",
+        "thread",
+        "ends a process whose loop has ended, and whose threads do not",
+    ),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
     _allow(
         "client/magnetar/client/client.py", "chance", "seeds the generator of a client that is given none"

@@ -46,6 +46,7 @@ _BLOCK_CACHE_BYTES = 8 << 20
 _MAX_INFO_LOGS = 2
 # After a pause of this length the log notes that its last record was durable.
 _NOTE_AFTER_S = 1.0
+_CLOSE_S = 1.0  # what the end of the process waits for a write, with the loop stopped
 # The first turn of the log that is not in the database's tables. Keys of `local` begin with other bytes.
 _TURN_KEY = b"\xffturn"
 
@@ -133,16 +134,24 @@ class RocksKeyValue:
 
     def close(self) -> None:
         """See KeyValue. What was not flushed is replayed at the next start."""
+        if not self._logging.acquire(
+            timeout=_CLOSE_S
+        ):  # a write whose caller was cancelled, on a disk that hangs
+            _log.error(
+                "the metadata store %s waits for its disk; it is left as after a kill", self._directory
+            )
+            return
         if self._note is not None:
             self._note.cancel()
             self._log.note_synced()
-        with self._logging:  # a write whose caller was cancelled
-            self._log.close()
+        self._log.close()
         self._guard.close()
         try:
             self._db.close()
         except Exception as error:  # what it could not flush is in the log
             _log.warning("the metadata store %s was closed with an error: %s", self._directory, error)
+        finally:
+            self._logging.release()
 
     # --- opening -----------------------------------------------------------------------------------------------------
 

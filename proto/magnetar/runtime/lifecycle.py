@@ -7,7 +7,8 @@
        | (78 for a wrong setting)    | (rule 4: acknowledge nothing more)
 
 SIGTERM after SIGINT is no second request: a terminal sends the one to all of a process group, and the supervisor in that
-group passes on the other. Signals that come when all has stopped are ignored.
+group passes on the other. Signals that come when all has stopped are ignored; the process then ends within seconds, even
+if a disk holds one of its threads.
 
 `start` makes the components one after another and registers how each is stopped as soon as it runs:
 
@@ -28,6 +29,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -37,6 +39,7 @@ from magnetar.runtime.tasks import awaited
 EXIT_STOP_FAILED = 1
 EXIT_FAILED = 70  # EX_SOFTWARE: a component failed; the supervisor restarts us, and we recover
 EXIT_CONFIG = 78  # EX_CONFIG: an operator must act; restarting does not help
+_EXIT_S = 5.0  # from the end of the last component to that of the process
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("magnetar.lifecycle")
 
@@ -167,7 +170,18 @@ def run_daemon(
 ) -> int:
     """Runs a daemon on a new event loop in the main thread; returns the exit code."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(Daemon(name, drain_seconds=drain_seconds).run(start))
+        code = runner.run(Daemon(name, drain_seconds=drain_seconds).run(start))
+        # From here on threads are joined, and one that a hung disk holds would never let the process end.
+        exit_at_last = threading.Timer(_EXIT_S, _exit_now, (name, code))
+        exit_at_last.daemon = True
+        exit_at_last.start()
+        return code
+
+
+def _exit_now(name: str, code: int) -> None:
+    _log.error("%s: a thread still waits for its disk; the process ends without it", name)
+    _flush_logs()
+    os._exit(code)
 
 
 def _flush_logs() -> None:

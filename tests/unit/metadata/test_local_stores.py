@@ -1,6 +1,7 @@
 """What is special about each store: the lock, damage, a failing disk, a model that must equal RocksDB."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import threading
@@ -197,6 +198,28 @@ async def test_a_disk_that_hangs_keeps_waiting_only_who_writes(
     await store.close()
     successor = EmbeddedMetadataStore(str(tmp_path / "m"))
     assert await successor.get("/a") == (b"2", 2)
+    await successor.close()
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_rule_45_a_store_whose_disk_hangs_is_given_up_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = HangingDisk(monkeypatch)
+    store = EmbeddedMetadataStore(str(tmp_path / "m"))
+    await store.create("/a", b"0")
+    shutil.copytree(tmp_path / "m", tmp_path / "as after a kill")
+    asked = disk.asked
+    disk.answers.clear()
+    waits = asyncio.ensure_future(store.put("/a", b"1", version=0))
+    await until(lambda: disk.asked > asked)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await store.close()
+    disk.answers.set()
+    await asyncio.wait([waits])
+    successor = EmbeddedMetadataStore(str(tmp_path / "as after a kill"))
+    assert await successor.get("/a") == (b"0", 0)
     await successor.close()
 
 

@@ -182,6 +182,23 @@ async def test_rule_04_a_failure_ends_the_process_without_draining() -> None:
     assert done.stderr.strip() == "bookie stops: StorageFailed: fsync of journal failed"
 
 
+@pytest.mark.real
+async def test_rule_45_a_thread_that_a_disk_holds_does_not_keep_the_process() -> None:
+    program = (
+        "import asyncio, sys, threading\n"
+        "from magnetar.runtime.lifecycle import run_daemon\n"
+        "async def start(daemon):\n"
+        "    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)\n"
+        "    daemon.stop()\n"
+        "sys.exit(run_daemon('bookie', start))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=140
+    )
+    assert done.returncode == 0
+    assert "the process ends without it" in done.stderr
+
+
 async def test_failure_is_reported_once_and_exits_now(caplog: pytest.LogCaptureFixture) -> None:
     codes: list[int] = []
     daemon = Daemon("test", exit_now=codes.append)
