@@ -20,7 +20,6 @@ from bench.figures import Run, read_run
 
 STOP_S = 30.0  # a driver stops its services and removes their data
 SAID_LINES = 15
-_IMPORTS = "import bench.__main__, bench.client, bench.bookie.client, bench.ledger.client"
 
 
 class Part(NamedTuple):
@@ -48,10 +47,13 @@ class Drivers:
         self._folder = folder
         self._options = ["--rounds", "1", "--settle", str(settle_s), *(["--quick"] if quick else [])]
 
-    def check(self, side: Side) -> None:
-        """Raises CompareFailed when the benchmarks cannot be imported beside this side's product."""
+    def check(self, side: Side, parts: Sequence[Part]) -> None:
+        """Raises CompareFailed when the benchmarks of these parts cannot be imported beside this side's product."""
+        packages = {f"bench.{part.bench}" if part.bench else "bench" for part in parts}
+        imports = [f"{package}.{module}" for package in sorted(packages) for module in ("run", "client")]
+        imports.insert(0, "bench.__main__")
         done = subprocess.run(
-            [str(side.python), "-c", _IMPORTS],
+            [str(side.python), "-c", f"import {', '.join(imports)}"],
             cwd=self._folder,
             env=_environment(),
             stdout=subprocess.PIPE,

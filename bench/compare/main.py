@@ -171,11 +171,11 @@ def run(
             say(f"installing {revision.label}, once")
         opened.append(environments.open(revision))
     environments.forget_old()
-    repository.export(measuring, (BENCH,), folder)
+    repository.export(measuring, BENCH, folder)
     sides = (Side(base.label, opened[0].python), Side(ours.label, opened[1].python))
     drivers = Drivers(folder, quick=given.quick, settle_s=given.settle)
     for side in sides:
-        drivers.check(side)
+        drivers.check(side, given.only)
     differing = differing_packages(*opened)
     if opened[0].python == opened[1].python:
         say("Both sides have the same product: whatever differs is noise.")

@@ -28,7 +28,7 @@ from bench.compare.errors import CompareFailed
 
 # What is in the distribution, or makes it.
 INSTALLED = ("pyproject.toml", "README.md", "LICENSE", "proto", "bookie", "broker", "client")
-BENCH = "bench"
+BENCH = ("bench", "tests/support")  # the second is a kit that the benchmarks share with the tests
 KEPT = 6
 _READY = "ready.json"
 
@@ -72,7 +72,7 @@ class Repository:
         with tempfile.TemporaryDirectory() as scratch:
             index = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             self._git("read-tree", "HEAD", environment=index)
-            present = [name for name in (*INSTALLED, BENCH) if (self.root / name).exists()]
+            present = [name for name in (*INSTALLED, *BENCH) if (self.root / name).exists()]
             self._git("add", "--all", "--", *present, environment=index)
             tree = self._git("write-tree", environment=index)
         changed = tree != self._git("rev-parse", "HEAD^{tree}")

@@ -74,7 +74,7 @@ def test_a_base_that_lacks_what_the_benchmarks_import_is_told_before_anything_ru
     with pytest.raises(
         CompareFailed, match=r"main \(abc\) does not have: .*what_a_later_revision_has(.|\n)*--bench BASE"
     ):
-        drivers.check(SIDE)
+        drivers.check(SIDE, [Part("", "a"), Part("ledger", "b")])
 
 
 @pytest.mark.real

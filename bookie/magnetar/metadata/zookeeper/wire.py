@@ -216,7 +216,7 @@ def decode_handshake(data: bytes) -> Handshake:
     try:
         answer = ConnectResponse.deserialize(data)
     except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedFrame(f"the answer to the first frame is not ZooKeeper's: {error}") from error
+        raise MalformedFrame("the answer to the first frame is not ZooKeeper's") from error
     if answer.protocol_version != 0 or answer.password is None or answer.timeout < 0:
         raise MalformedFrame("the answer to the first frame is not ZooKeeper's")
     return Handshake(answer.session_id if answer.timeout else 0, answer.password, answer.timeout / 1000)
