@@ -134,9 +134,8 @@ class RocksKeyValue:
 
     def close(self) -> None:
         """See KeyValue. What was not flushed is replayed at the next start."""
-        if not self._logging.acquire(
-            timeout=_CLOSE_S
-        ):  # a write whose caller was cancelled, on a disk that hangs
+        # A write whose caller was cancelled may hang in the disk.
+        if not self._logging.acquire(timeout=_CLOSE_S):
             _log.error(
                 "the metadata store %s waits for its disk; it is left as after a kill", self._directory
             )

@@ -100,9 +100,8 @@ class OpenDelivery:
             except BaseException:
                 self.take_back()
                 raise
-            if (
-                self._messages is messages and self._reported == end
-            ):  # else it was left or taken back meanwhile
+            # Otherwise it was left or taken back meanwhile.
+            if self._messages is messages and self._reported == end:
                 self._show(end)
                 if taking is Taking.EACH:
                     self._turn_end = asyncio.get_running_loop().call_soon(self.take_back)
