@@ -202,6 +202,11 @@ class BrokerSettings:
                 raise InvalidSetting(f"broker setting {name} is a share: it must be less than 1")
 
     @property
+    def bookies_needed(self) -> int:
+        """So many must take entries, or no ledger can be made by these settings."""
+        return min(self.minimum_write_quorum, self.write_quorum) or self.ensemble_size
+
+    @property
     def max_group_bytes(self) -> int:
         """A group may be as large as the largest message and what stands around it."""
         return self.max_message_bytes + GROUP_OVERHEAD_BYTES

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.runtime.tasks import long_tasks
 
-from .settings import ServiceSettings, bookies_needed
+from .settings import ServiceSettings
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
@@ -147,7 +147,7 @@ def broker_reasons(
         )
     if state != "ready":
         reasons[state] = f"it is {state}: others get its topics"
-    needed = bookies_needed(settings)
+    needed = settings.broker.bookies_needed
     if writable < needed:
         reasons["bookies"] = (
             f"{writable} bookies take entries, and broker.ensemble_size={settings.broker.ensemble_size} needs {needed}"

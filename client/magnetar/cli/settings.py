@@ -209,15 +209,9 @@ def service_settings(sources: SettingSources, command: str = "standalone") -> Se
     return ServiceSettings(*(section.value for section in load_all(sources, command)))
 
 
-def bookies_needed(settings: ServiceSettings) -> int:
-    """So many must take entries, or no ledger can be made by the broker's settings."""
-    broker = settings.broker
-    return min(broker.minimum_write_quorum, broker.write_quorum) or broker.ensemble_size
-
-
 def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> None:
     """Raises InvalidSetting when no ledger could ever be made: better than topics that cannot be written to."""
-    if count >= bookies_needed(settings):
+    if count >= settings.broker.bookies_needed:
         return
     size, minimum = settings.broker.ensemble_size, settings.broker.minimum_write_quorum
     raise InvalidSetting(

@@ -12,6 +12,7 @@ from magnetar.broker.service.stats import TopicOffsets
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.broker.topics.topic import Topic
 from magnetar.cli.metrics import service_metrics
+from magnetar.ledger import StaticBookies
 from magnetar.proto import commands as c
 from magnetar.proto.ids import TopicName
 from support.broker_kit import FakeClient, FakeClock, running_broker, settle
@@ -103,3 +104,14 @@ async def test_a_scrape_of_many_topics_takes_turns_with_the_rest_of_the_loop(
         assert (
             b'magnetar_topic_messages_in_total{topic="persistent://public/default/t249"} 0.0' in await scrape
         )
+
+
+async def test_rule_54_too_few_bookies_for_a_new_ledger_are_named_in_the_whole_cluster() -> None:
+    bookies = StaticBookies(["b1:3181"])
+    three: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
+    async with running_broker(bookies=bookies, **three) as broker:
+        await broker.look_for_problems()
+        assert "ensemble_size" in broker.problems()["bookies"]
+    async with running_broker(bookies=bookies, minimum_write_quorum=1, **three) as broker:
+        await broker.look_for_problems()
+        assert broker.problems() == {}
