@@ -287,7 +287,7 @@ async def test_a_durable_subscription_passes_over_what_is_not_left() -> None:
 
 @pytest.mark.parametrize("by", ["ack", "cumulative"])
 @in_virtual_time
-async def test_who_acknowledged_all_it_got_stands_behind_tombstones_it_did_not_get(by: str) -> None:
+async def test_rule_51_who_acknowledged_all_it_got_stands_behind_tombstones_it_did_not_get(by: str) -> None:
     stores: dict[str, Any] = {"metadata": MemoryMetadataStore(), "ledgers": FakeLedgers()}
     named: dict[str, Any] = {"start": ("earliest", None), "read_compacted": True, "type": "failover"}
     deleted: list[Sent] = [(f"k{number}", None) for number in range(3)]
@@ -366,7 +366,7 @@ async def test_what_a_compaction_takes_away_from_a_subscription_is_not_held_for_
 
 
 @in_virtual_time
-async def test_a_seek_back_is_delivered_the_tombstones_behind_it() -> None:
+async def test_rule_51_a_seek_back_is_delivered_the_tombstones_behind_it() -> None:
     async with running_broker() as broker:
         client = await publisher(broker)
         ids = await client.send_batches([("b", b"1"), a(1), ("a", None), ("c", b"1")])
