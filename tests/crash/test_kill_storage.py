@@ -117,8 +117,11 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
     everything = Said()
     found: Counter[str] = Counter()
     collected: Counter[str] = Counter()
-    for kill in range(KILLS):
-        said = await run_and_kill(tmp_path, mode, victim, kill * 1000, rng.randrange(1200, 3000))
+    kills = 0
+    # A kill may come before the first collection: it goes on until one was met.
+    while kills < KILLS or not (collected["logs"] or collected["compacted"]):
+        said = await run_and_kill(tmp_path, mode, victim, kills * 1000, rng.randrange(1200, 3000))
+        kills += 1
         everything.acked |= said.acked
         everything.fenced |= said.fenced
         everything.deleted |= said.deleted
@@ -131,8 +134,7 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
             assert not bookie.damage.ledgers()
         finally:
             await bookie.close()
-    print(f"{victim}/{mode}: {KILLS} kills, {dict(found)}, while running: {dict(collected)}")
-    assert collected["logs"] + collected["compacted"] > 0
+    print(f"{victim}/{mode}: {kills} kills, {dict(found)}, while running: {dict(collected)}")
 
 
 async def test_rule_12b_a_writer_that_outlives_its_daemon_holds_the_directory_and_ends(
