@@ -206,6 +206,12 @@ class BrokerSettings:
         """So many must take entries, or no ledger can be made by these settings."""
         return min(self.minimum_write_quorum, self.write_quorum) or self.ensemble_size
 
+    def lack_of_bookies(self, writable: int) -> str:
+        """Why no ledger can be made while so many bookies take entries; "" if one can."""
+        if writable >= self.bookies_needed:
+            return ""
+        return f"{writable} bookies take entries, and broker.ensemble_size={self.ensemble_size} needs {self.bookies_needed}"
+
     @property
     def max_group_bytes(self) -> int:
         """A group may be as large as the largest message and what stands around it."""

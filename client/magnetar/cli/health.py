@@ -147,11 +147,8 @@ def broker_reasons(
         )
     if state != "ready":
         reasons[state] = f"it is {state}: others get its topics"
-    needed = settings.broker.bookies_needed
-    if writable < needed:
-        reasons["bookies"] = (
-            f"{writable} bookies take entries, and broker.ensemble_size={settings.broker.ensemble_size} needs {needed}"
-        )
+    if lack := settings.broker.lack_of_bookies(writable):
+        reasons["bookies"] = lack
     return reasons
 
 

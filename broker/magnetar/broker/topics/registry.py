@@ -208,12 +208,9 @@ class Broker:
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
             for bookie in self.ledgers.suspects()
         }
-        bookies, needed = self._components.bookies, self.settings.bookies_needed
-        if bookies is not None and (writable := len(bookies.writable())) < needed:
-            found["bookies"] = (
-                f"bookies that take entries: {writable}; a new ledger needs {needed} (broker.ensemble_size, "
-                "broker.minimum_write_quorum): topics store nothing until there are more"
-            )
+        bookies = self._components.bookies
+        if bookies is not None and (lack := self.settings.lack_of_bookies(len(bookies.writable()))):
+            found["bookies"] = lack
         degraded = 0
 
         def look(topic: Topic) -> None:
