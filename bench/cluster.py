@@ -39,10 +39,10 @@ from bench.percentiles import percentiles
 from bench.repair import UNCONFIRMED, lacking, write
 from bench.service_process import ServiceProcess
 from bench.zookeeper import ensemble_in_scratch
-from magnetar.cli.cluster_store import open_shared_metadata
-from magnetar.cli.production import broker_components
-from magnetar.cli.settings import SettingSources, service_settings
-from magnetar.cli.shared_metadata import open_ledgers
+from magnetar.cli.wiring.components import broker_components
+from magnetar.cli.wiring.metadata import open_shared_metadata
+from magnetar.cli.wiring.settings import SettingSources, service_settings
+from magnetar.cli.wiring.shared_metadata import open_ledgers
 from magnetar.client import connect
 from magnetar.ledger import LedgerClient, LedgerWriter
 from magnetar.ledger.tcp_transport import TcpTransport

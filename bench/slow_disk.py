@@ -37,8 +37,8 @@ from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.bookie.settings import BookieSettings
-from magnetar.cli.bookie_identity import introduce_bookie
-from magnetar.cli.production import bookie_components
+from magnetar.cli.wiring.bookie_identity import introduce_bookie
+from magnetar.cli.wiring.components import bookie_components
 from magnetar.ledger import LedgerClient, LedgerSettings
 from magnetar.ledger.directory import StaticBookies
 from magnetar.ledger.local_transport import LocalTransport

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from members import BOOKIES, Cluster
 
-from magnetar.cli.cluster_facts import bookie_facts, broker_facts
-from magnetar.cli.cluster_store import open_store, system_rng
-from magnetar.cli.tables import print_table
+from magnetar.cli.terminal.tables import print_table
+from magnetar.cli.wiring.cluster_facts import bookie_facts, broker_facts
+from magnetar.cli.wiring.metadata import open_store, system_rng
 from magnetar.metadata.identity import cluster_instance
 from magnetar.proto.errors import MagnetarError
 

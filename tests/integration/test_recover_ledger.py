@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from bench.service_process import ServiceProcess
 
-from magnetar.cli.production import broker_components
-from magnetar.cli.settings import SettingSources, service_settings
-from magnetar.cli.shared_metadata import open_ledgers
+from magnetar.cli.wiring.components import broker_components
+from magnetar.cli.wiring.settings import SettingSources, service_settings
+from magnetar.cli.wiring.shared_metadata import open_ledgers
 from magnetar.client import connect
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers

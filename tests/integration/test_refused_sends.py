@@ -10,9 +10,9 @@ import pytest
 from magnetar.bookie.settings import BookieSettings
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.balance import BalanceSettings
-from magnetar.cli.production import service_components
-from magnetar.cli.settings import DaemonSettings, ServiceSettings
-from magnetar.cli.standalone import Standalone
+from magnetar.cli.wiring.components import service_components
+from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings
+from magnetar.cli.wiring.standalone import Standalone
 from magnetar.client import SendTimeout, connect
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings

@@ -17,7 +17,7 @@ RULES = frozenset({"task-owner"})
 
 ALLOWED: tuple[Allow, ...] = (
     Allow("proto/magnetar/runtime/tasks.py", RULES, "the owners themselves"),
-    Allow("client/magnetar/cli/perf.py", RULES, "makes futures of receipts, and looks at each"),
+    Allow("client/magnetar/cli/commands/perf.py", RULES, "makes futures of receipts, and looks at each"),
 )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from magnetar.cli.flags import parse_flags
-from magnetar.cli.settings import ServiceSettings, SettingSources, service_settings
+from magnetar.cli.wiring.flags import parse_flags
+from magnetar.cli.wiring.settings import ServiceSettings, SettingSources, service_settings
 
 __all__ = ["daemon_settings"]
 

@@ -71,7 +71,7 @@ def test_client_loads_no_server_library() -> None:
 CLUSTER_STATUS = """
 import asyncio, contextlib, sys
 import magnetar.cli.app, magnetar.metadata.zookeeper
-from magnetar.cli import cluster
+from magnetar.cli.cluster import commands as cluster
 sys.path.append("tests")
 from support.memory_metadata import MemoryMetadataStore
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .asking import runs
-from .bookie_tools import tools_app
-from .brokers import brokers_app, bundles_app
-from .cluster import cluster_app
-from .flags import FLAGS, SUMMARIES
-from .options import (
+from .bookie_tools.commands import tools_app
+from .cluster.commands import cluster_app
+from .commands.brokers import brokers_app, bundles_app
+from .commands.spark import spark_app
+from .commands.subscriptions import subscriptions_app
+from .commands.topics import namespaces_app, topics_app
+from .terminal.asking import runs
+from .terminal.options import (
     DEFAULT_URL,
     Count,
     Format,
@@ -24,10 +26,8 @@ from .options import (
     Url,
     with_options,
 )
-from .session import exclusive, named_values, parsed, start_of, utf8
-from .spark import spark_app
-from .subscriptions import subscriptions_app
-from .topics import namespaces_app, topics_app
+from .terminal.session import exclusive, named_values, parsed, start_of, utf8
+from .wiring.flags import FLAGS, SUMMARIES
 
 app = typer.Typer(
     name="magnetar",
@@ -76,7 +76,7 @@ def _add_daemon(command: str) -> None:
     def run(context: typer.Context, **values: str | list[str] | None) -> None:
         if context.invoked_subcommand is not None:
             return
-        from .daemons import main
+        from .wiring.daemons import main
 
         line: list[str] = []
         for name, value in values.items():
@@ -152,7 +152,7 @@ async def produce(
     from magnetar.client.options import parse_time
     from magnetar.proto.compression import Compression
 
-    from . import produce as command
+    from .commands import produce as command
 
     exclusive({"--file": file is not None, "-m": bool(texts), "--payload": payload is not None})
     exclusive({"--key": key is not None, "--key-field": key_field is not None})
@@ -214,7 +214,7 @@ async def consume(
 
     At the end it waits for more until Ctrl-C, unless --count, --timeout or --no-follow says when to stop.
     """
-    from . import consume as command
+    from .commands import consume as command
 
     exclusive({"--format": format is not None, "--json": as_json})
     await command.consume(
@@ -241,7 +241,7 @@ async def tail(
     as_json: Json = False,
 ) -> None:
     """Follow a topic without a subscription."""
-    from . import consume as command
+    from .commands import consume as command
 
     exclusive({"--format": format is not None, "--json": as_json})
     encode = parsed("--format", command.encoder, "json" if as_json else format)
@@ -277,7 +277,7 @@ def perf_produce(
     At a --rate each takes longer than one sent right after another: the
     processes on its way sleep in between, and have to be woken.
     """
-    from .perf import produce
+    from .commands.perf import produce
 
     return produce
 
@@ -303,7 +303,7 @@ def perf_consume(
     as_json: Json = False,
 ) -> Any:
     """Receive and acknowledge each message, and show the rate."""
-    from .perf import consume
+    from .commands.perf import consume
 
     return consume
 
@@ -317,7 +317,7 @@ def perf_tail(
     as_json: Json = False,
 ) -> Any:
     """Follow a topic and show the rate and the time from publishing to here."""
-    from .perf import tail
+    from .commands.perf import tail
 
     return tail
 
@@ -331,6 +331,6 @@ def config(
     as_json: Json = False,
 ) -> None:
     """Show every setting, its value and where it comes from; the output is a settings file."""
-    from .config import show
+    from .commands.config import show
 
     show(file, assignments or [], as_json=as_json)

@@ -37,7 +37,7 @@ def main() -> None:
     try:
         if _is_daemon(line):
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the loop handles it: no traceback
-            daemons = importlib.import_module("magnetar.cli.daemons")
+            daemons = importlib.import_module("magnetar.cli.wiring.daemons")
             sys.exit(daemons.main(line[0], line[1:]))
         for name in REQUIRED:
             importlib.import_module(name)

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import spark_run
 from magnetar.cli.app import app
-from magnetar.cli.session import fail
+from magnetar.cli.commands import spark_run
+from magnetar.cli.terminal.session import fail
 from magnetar.ledger import LedgerSettings, StaticBookies, TcpTransport
 from magnetar.proto.commands import TopicLedgers
 from magnetar.runtime.connection import ConnectionOptions

@@ -17,8 +17,8 @@ from magnetar.bookie import BookieSettings
 from magnetar.bookie.index import Location
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.balance import BalanceSettings
-from magnetar.cli.settings import DaemonSettings, ServiceSettings
-from magnetar.cli.standalone import ServiceComponents, Standalone
+from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings
+from magnetar.cli.wiring.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.key_value import KeyValue

@@ -10,7 +10,7 @@ from magnetar.bookie import open_bookie
 from magnetar.bookie.metrics import Histogram
 from magnetar.bookie.read_only import clear_read_only, set_read_only
 from magnetar.bookie.status import RISING_FIGURES
-from magnetar.cli.metrics import service_metrics
+from magnetar.cli.wiring.metrics import service_metrics
 from magnetar.proto.errors import BookieReadOnly, InvalidSetting, StorageFailed
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import (

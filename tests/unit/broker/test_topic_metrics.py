@@ -11,7 +11,7 @@ from magnetar.broker import Broker
 from magnetar.broker.service.stats import TopicOffsets
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.broker.topics.topic import Topic
-from magnetar.cli.metrics import service_metrics
+from magnetar.cli.wiring.metrics import service_metrics
 from magnetar.ledger import StaticBookies
 from magnetar.proto import commands as c
 from magnetar.proto.ids import TopicName

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.settings import SettingSources, check_bookie_count, service_settings
+from magnetar.cli.wiring.settings import SettingSources, check_bookie_count, service_settings
 from magnetar.proto.errors import InvalidSetting
 
 # section, settings, and what the error must say.

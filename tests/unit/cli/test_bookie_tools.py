@@ -10,11 +10,11 @@ import pytest
 from magnetar.bookie.offline.entries import StoredEntry
 from magnetar.broker.cursors.core.acks import acked_numbers
 from magnetar.broker.cursors.entries import encode_acks
-from magnetar.cli import bookie_tools_read
-from magnetar.cli.bookie_target import Target
-from magnetar.cli.bookie_tools_read import decode_payload, parse_range, read
-from magnetar.cli.flags import UsageError, parse_flags
+from magnetar.cli.bookie_tools import read as bookie_tools_read
+from magnetar.cli.bookie_tools.read import decode_payload, parse_range, read
+from magnetar.cli.bookie_tools.target import Target
 from magnetar.cli.main import _is_daemon
+from magnetar.cli.wiring.flags import UsageError, parse_flags
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.ownership.records import BrokerLoad, BrokerRecord, broker_path
-from magnetar.cli.cluster import _print_status
-from magnetar.cli.cluster_facts import ClusterHealth, cluster_facts
-from magnetar.cli.health import HttpPages, Started
+from magnetar.cli.cluster.commands import _print_status
+from magnetar.cli.wiring.cluster_facts import ClusterHealth, cluster_facts
+from magnetar.cli.wiring.health import HttpPages, Started
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.ledger.replication.queue import RepairQueue

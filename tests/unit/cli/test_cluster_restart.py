@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from magnetar.broker.ownership.records import BrokerLoad, BrokerRecord, OwnerRecord
-from magnetar.cli import cluster_restart
-from magnetar.cli.cluster_members import Group, Member, obstacles, plan, read_members, refusals
-from magnetar.cli.cluster_restart import Commands, fill, restart
+from magnetar.cli.cluster import restart as cluster_restart
+from magnetar.cli.cluster.members import Group, Member, obstacles, plan, read_members, refusals
+from magnetar.cli.cluster.restart import Commands, fill, restart
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import encode_registration

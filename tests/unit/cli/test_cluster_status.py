@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.ownership.records import broker_path
-from magnetar.cli import cluster
-from magnetar.cli.cluster_members import obstacles, read_members
-from magnetar.cli.cluster_store import open_shared_metadata
+from magnetar.cli.cluster import commands as cluster
+from magnetar.cli.cluster.members import obstacles, read_members
+from magnetar.cli.wiring.metadata import open_shared_metadata
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.paths import cookie_path, known_broker_path

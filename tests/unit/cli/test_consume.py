@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli import consume, perf
 from magnetar.cli.app import app
-from magnetar.cli.consume import as_line, as_plain, encoder, topics_of
-from magnetar.cli.session import start_of
+from magnetar.cli.commands import consume, perf
+from magnetar.cli.commands.consume import as_line, as_plain, encoder, topics_of
+from magnetar.cli.terminal.session import start_of
 from magnetar.client import InvalidArgument, MessageId, TopicNotFound
 from support.served_broker import connect_to, serving
 

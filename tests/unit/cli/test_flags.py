@@ -8,9 +8,9 @@ import pytest
 import typer.main
 
 from magnetar.cli.app import app
-from magnetar.cli.flags import FLAGS, UsageError, parse_flags
 from magnetar.cli.main import DAEMONS
-from magnetar.cli.settings import SettingSources, load_all
+from magnetar.cli.wiring.flags import FLAGS, UsageError, parse_flags
+from magnetar.cli.wiring.settings import SettingSources, load_all
 from magnetar.proto.errors import InvalidSetting
 
 

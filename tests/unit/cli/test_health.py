@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from magnetar.cli.health import HttpPages, Started, bookie_reasons, broker_reasons
-from magnetar.cli.lazy_imports import LazyHttp
-from magnetar.cli.registration import Registration
-from magnetar.cli.settings import ServiceSettings, SettingSources, service_settings
+from magnetar.cli.wiring.health import HttpPages, Started, bookie_reasons, broker_reasons
+from magnetar.cli.wiring.lazy_imports import LazyHttp
+from magnetar.cli.wiring.registration import Registration
+from magnetar.cli.wiring.settings import ServiceSettings, SettingSources, service_settings
 from magnetar.metadata import ephemeral
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.lifecycle import Daemon

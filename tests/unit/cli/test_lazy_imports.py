@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.lazy_imports import LazyHttp, LazyLogs
+from magnetar.cli.wiring.lazy_imports import LazyHttp, LazyLogs
 from magnetar.proto.errors import ServiceNotReady
 from magnetar.runtime.http import Command
 from magnetar.runtime.metrics import Metrics
@@ -116,7 +116,8 @@ async def test_closed_before_anybody_asked() -> None:
 
 @pytest.mark.real
 def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
-    code = "import sys, magnetar.cli.daemons, magnetar.cli.production, magnetar.cli.standalone; print(*sys.modules)"
+    wiring = ", ".join(f"magnetar.cli.wiring.{name}" for name in ("daemons", "components", "standalone"))
+    code = f"import sys, {wiring}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"typer", "rich", "structlog", "aiohttp", "prometheus_client", "magnetar.client"}

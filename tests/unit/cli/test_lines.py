@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli import lines
-from magnetar.cli.lines import open_input, read_lines, read_whole
+from magnetar.cli.commands import lines
+from magnetar.cli.commands.lines import open_input, read_lines, read_whole
 from magnetar.proto.errors import MessageTooLarge, StorageFailed
 
 

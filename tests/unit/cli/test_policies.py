@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.policies import NAMESPACE_POLICIES, _text, changed_by
-from magnetar.cli.session import EXIT_USAGE
+from magnetar.cli.commands.policies import NAMESPACE_POLICIES, _text, changed_by
+from magnetar.cli.terminal.session import EXIT_USAGE
 
 
 def changed(**given: Any) -> dict[str, Any]:

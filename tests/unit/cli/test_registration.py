@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.registration import Registration
+from magnetar.cli.wiring.registration import Registration
 from magnetar.metadata import ephemeral
 from magnetar.proto.errors import ConnectionLost, RequestTimeout
 from support.memory_metadata import MemoryMetadataStore

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import consume, produce
 from magnetar.cli.app import app
-from magnetar.cli.session import run
+from magnetar.cli.commands import consume, produce
+from magnetar.cli.terminal.session import run
 from magnetar.client import connect
 from magnetar.proto.commands import Subscribe
 from magnetar.proto.errors import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.daemons import parse_bookies
-from magnetar.cli.settings import DaemonSettings, SettingSources, load_all, service_settings
+from magnetar.cli.wiring.daemons import parse_bookies
+from magnetar.cli.wiring.settings import DaemonSettings, SettingSources, load_all, service_settings
 from magnetar.proto.errors import InvalidSetting
 
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import spark_run
 from magnetar.cli.app import app
+from magnetar.cli.commands import spark_run
 from magnetar.spark import jobs, program
 
 JOBS = {

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from magnetar.cli.subscriptions import _blocked, _state
+from magnetar.cli.commands.subscriptions import _blocked, _state
 
 CONSUMER: dict[str, Any] = {
     "name": "ann", "active": True, "blocked_on_unacked_messages": False, "draining_slots": 0,

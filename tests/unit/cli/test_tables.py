@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.cli.tables import print_table
+from magnetar.cli.terminal.tables import print_table
 
 NAMES = ["[bold]t[/bold]", "a:smile:b", "[/red]", "%s {} {0} \\[b]", "[link=http://x]y"]
 

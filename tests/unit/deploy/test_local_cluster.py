@@ -13,8 +13,8 @@ import pytest
 import run_all
 from members import Cluster, WrongState
 
-from magnetar.cli.flags import parse_flags
-from magnetar.cli.settings import DaemonSettings, ServiceSettings, SettingSources, service_settings
+from magnetar.cli.wiring.flags import parse_flags
+from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings, SettingSources, service_settings
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "cluster"
 

@@ -90,7 +90,7 @@ async def test_an_interrupt_before_the_start_leaves_no_traceback(tmp_path: Path)
         "import os, signal, sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'magnetar.cli.daemons': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'magnetar.cli.wiring.daemons': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
     )
     done = subprocess.run(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from magnetar.cli.config import describe_settings, render_settings
+from magnetar.cli.commands.config import describe_settings, render_settings
 from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.quantities import format_size, parse_duration, parse_size
 from magnetar.runtime.settings import load_settings

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from .cluster_store import open_store, system_rng
+from ..wiring.metadata import open_store, system_rng
 
 if TYPE_CHECKING:
     from magnetar.broker.ownership.draining import ClusterMember, Draining
@@ -25,7 +25,7 @@ async def drain(address: str, name: str, *, zone: str, kind: str, undo: bool, wa
     from magnetar.broker.ownership.draining import Draining, choose
     from magnetar.runtime.clock import SystemClock
 
-    from .settings import SettingSources, service_settings
+    from ..wiring.settings import SettingSources, service_settings
 
     settings = service_settings(SettingSources.of_process({}))
     async with open_store(address, 0.0) as store:
@@ -60,8 +60,8 @@ def _listed(chosen: list[ClusterMember]) -> str:
 
 
 async def _follow(draining: Draining, chosen: list[ClusterMember], wait_s: float | None) -> None:
-    from .progress import ProgressMeter
-    from .session import fail
+    from ..terminal.progress import ProgressMeter
+    from ..terminal.session import fail
 
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -95,7 +95,7 @@ async def _follow(draining: Draining, chosen: list[ClusterMember], wait_s: float
 
 
 def _left(state: DrainState) -> str:
-    from .tables import counted
+    from ..terminal.tables import counted
 
     parts = []
     if state.brokers:

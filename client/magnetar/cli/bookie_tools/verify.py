@@ -10,11 +10,11 @@ from magnetar.bookie.offline.index_rebuild import RebuildReport
 from magnetar.bookie.offline.index_rebuild import rebuild as rebuild_index
 from magnetar.bookie.offline.stopped import StoppedBookie
 
-from .bookie_target import Target
-from .bookie_tools_open import Meter, number, print_table, with_stopped, with_tool
-from .bookie_tools_running import Row, Tool
-from .session import EXIT_FAILED, confirm, print_json
-from .tables import counted
+from ..terminal.session import EXIT_FAILED, confirm, print_json
+from ..terminal.tables import counted
+from .open import Meter, number, print_table, with_stopped, with_tool
+from .running import Row, Tool
+from .target import Target
 
 # Rows of the table; --json prints all findings that were recorded.
 _FINDINGS_SHOWN = 50

@@ -16,12 +16,12 @@ import typer
 from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
 from magnetar.proto.errors import InvalidArgument
 
-from .asking import runs
-from .cluster_facts import bookie_facts, broker_facts, cluster_facts, ledgers_to_repair
-from .cluster_store import open_store, system_rng
-from .options import Json, Yes
-from .session import fail, print_json
-from .tables import counted, print_table, text
+from ..terminal.asking import runs
+from ..terminal.options import Json, Yes
+from ..terminal.session import fail, print_json
+from ..terminal.tables import counted, print_table, text
+from ..wiring.cluster_facts import bookie_facts, broker_facts, cluster_facts, ledgers_to_repair
+from ..wiring.metadata import open_store, system_rng
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
@@ -120,7 +120,7 @@ async def drain(
 
     Ctrl-C ends the command alone: the same again follows what is under way, and --undo takes it back.
     """
-    from . import cluster_drain
+    from . import drain as cluster_drain
 
     await cluster_drain.drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait)
 
@@ -209,7 +209,7 @@ async def recover_ledger(
 
     When its end cannot be proved, this shows what each bookie knows of it, and how to accept the loss.
     """
-    from .cluster_ledger import Place, recover
+    from .recover_ledger import Place, recover
 
     listed = [one.strip() for one in bookies.split(",") if one.strip()]
     place = Place(metadata, data, listed, config, assignments or [])
@@ -267,8 +267,8 @@ async def rolling_restart(
     ] = False,
 ) -> None:
     """Restart the bookies, then the brokers, or zone by zone: each when all others are well and nothing waits for repair."""
-    from .cluster_members import obstacles, plan, read_members, refusals
-    from .cluster_restart import SUPERVISORS, Commands, restart
+    from .members import obstacles, plan, read_members, refusals
+    from .restart import SUPERVISORS, Commands, restart
 
     if bool(via) == bool(commands) or (via and via not in SUPERVISORS):
         raise InvalidArgument(
@@ -346,9 +346,9 @@ def _print_status(found: dict[str, Any]) -> None:
 
 
 async def _queue_repairs(metadata: str, bookie: str | None) -> None:
-    from .production import broker_components
-    from .settings import SettingSources, service_settings
-    from .shared_metadata import open_repairs
+    from ..wiring.components import broker_components
+    from ..wiring.settings import SettingSources, service_settings
+    from ..wiring.shared_metadata import open_repairs
 
     async with open_store(metadata, 0.0) as store, AsyncExitStack() as stops:
         settings = service_settings(SettingSources.of_process({}))

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.proto.errors import MagnetarError
 
-from .session import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, fail, named_values, print_json
-from .tables import print_table, text
+from ..terminal.session import EXIT_FAILED, EXIT_INTERRUPTED, exit_code, fail, named_values, print_json
+from ..terminal.tables import print_table, text
 
 if TYPE_CHECKING:
     from magnetar.spark.program import Order, Say

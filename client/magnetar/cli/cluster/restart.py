@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidArgument, ServiceNotReady
 
-from .cluster_facts import ledgers_to_repair
-from .cluster_members import Group, Member, obstacles, read_members, refusals
+from ..wiring.cluster_facts import ledgers_to_repair
+from .members import Group, Member, obstacles, read_members, refusals
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore

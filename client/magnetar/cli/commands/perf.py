@@ -15,8 +15,8 @@ from typing import Any
 
 from magnetar.client import Consumer, MessageBatch, Reader, connect
 
-from .progress import ProgressMeter
-from .session import print_json, start_of
+from ..terminal.progress import ProgressMeter
+from ..terminal.session import print_json, start_of
 
 UNCONFIRMED_MESSAGES = 20_000
 TICK_S = 0.002

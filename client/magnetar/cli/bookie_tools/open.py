@@ -15,13 +15,13 @@ from magnetar.bookie.settings import BookieSettings
 from magnetar.proto.errors import DataDirectoryError, InvalidSetting, MagnetarError
 from magnetar.runtime.files import Files, OsFiles
 
-from . import tables
-from .bookie_address import read_http_address
-from .bookie_target import Target
-from .bookie_tools_running import RunningTool, StoppedTool, Tool
-from .progress import ProgressMeter
-from .session import EXIT_CONFIG, EXIT_USAGE, fail, run
-from .settings import SettingSources, service_settings
+from ..terminal import tables
+from ..terminal.progress import ProgressMeter
+from ..terminal.session import EXIT_CONFIG, EXIT_USAGE, fail, run
+from ..wiring.bookie_address import read_http_address
+from ..wiring.settings import SettingSources, service_settings
+from .running import RunningTool, StoppedTool, Tool
+from .target import Target
 
 
 def bookie_settings(target: Target) -> BookieSettings:

@@ -6,10 +6,10 @@ says what it is.
 
 from __future__ import annotations
 
-from .bookie_target import Target
-from .bookie_tools_open import Meter, number, print_table, with_tool
-from .bookie_tools_running import Row, Tool
-from .session import EXIT_FAILED, print_json
+from ..terminal.session import EXIT_FAILED, print_json
+from .open import Meter, number, print_table, with_tool
+from .running import Row, Tool
+from .target import Target
 
 _LEDGERS_SHOWN = 20
 

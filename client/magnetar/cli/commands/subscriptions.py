@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .asking import Ask, asks
-from .options import DEFAULT_URL, Force, Format, Json, Start, Subscription, Topic, Url
-from .session import exclusive, milliseconds, parsed, run, start_of
-from .tables import counted, print_figures, print_table, text
+from ..terminal.asking import Ask, asks
+from ..terminal.options import DEFAULT_URL, Force, Format, Json, Start, Subscription, Topic, Url
+from ..terminal.session import exclusive, milliseconds, parsed, run, start_of
+from ..terminal.tables import counted, print_figures, print_table, text
 
 if TYPE_CHECKING:
     from magnetar.client import Client

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .asking import Ask, asks
-from .tables import print_table, text
+from ..terminal.asking import Ask, asks
+from ..terminal.tables import print_table, text
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List brokers.")
 bundles_app = typer.Typer(no_args_is_help=True, help="List bundles of topics; move and divide them.")

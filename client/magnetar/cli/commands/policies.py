@@ -13,10 +13,10 @@ import typer
 from magnetar.proto.policies import FLUSHES, UNLIMITED
 from magnetar.runtime.quantities import format_duration, format_size, parse_size
 
-from .asking import Ask, asks
-from .options import with_options
-from .session import EXIT_USAGE, fail, milliseconds, named_values
-from .tables import print_table
+from ..terminal.asking import Ask, asks
+from ..terminal.options import with_options
+from ..terminal.session import EXIT_USAGE, fail, milliseconds, named_values
+from ..terminal.tables import print_table
 
 if TYPE_CHECKING:
     from magnetar.client import Client

@@ -36,10 +36,10 @@ from magnetar.proto.errors import AlreadyExists, MagnetarError
 
 from .bookie_identity import introduce_bookie, refuse_emptied
 from .cluster_facts import ClusterHealth
-from .cluster_store import open_shared_metadata
+from .components import bookie_components, broker_components
 from .health import Started, autorecovery_reasons, bookie_reasons, broker_reasons
+from .metadata import open_shared_metadata
 from .metrics import service_metrics
-from .production import bookie_components, broker_components
 from .registration import Registration
 from .settings import ServiceSettings, format_host
 from .standalone import (

@@ -19,14 +19,14 @@ from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
 
-from .cluster_store import open_store
-from .daemons import parse_bookies
-from .production import broker_components, service_components
-from .session import EXIT_FAILED, confirm, fail, print_json
-from .settings import ServiceSettings, SettingSources, service_settings
-from .shared_metadata import open_ledgers
-from .standalone import Standalone, connect_bookies, ledger_client, lock_data, open_metadata
-from .tables import print_table
+from ..terminal.session import EXIT_FAILED, confirm, fail, print_json
+from ..terminal.tables import print_table
+from ..wiring.components import broker_components, service_components
+from ..wiring.daemons import parse_bookies
+from ..wiring.metadata import open_store
+from ..wiring.settings import ServiceSettings, SettingSources, service_settings
+from ..wiring.shared_metadata import open_ledgers
+from ..wiring.standalone import Standalone, connect_bookies, ledger_client, lock_data, open_metadata
 
 
 class Place(NamedTuple):

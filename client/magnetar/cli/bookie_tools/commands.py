@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .bookie_target import Target
-from .options import Json, Yes, with_options
+from ..terminal.options import Json, Yes, with_options
+from .target import Target
 
 tools_app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich")
 journal_app = typer.Typer(no_args_is_help=True, help="The journals: what a start would replay.")
@@ -82,7 +82,7 @@ def tool(
 @tool(tools_app, "info", _LOOK)
 def info() -> Work:
     """Identity, directories, sizes, mark, read-only: the first look."""
-    from .bookie_tools_identity import info
+    from .identity import info
 
     return info
 
@@ -94,7 +94,7 @@ def ledgers(
     ] = None,
 ) -> Work:
     """What each ledger has here, if the bookie runs: state, last entry, last add confirmed, entries, bytes, entry logs."""
-    from .bookie_tools_ledgers import ledgers
+    from .ledgers import ledgers
 
     return ledgers
 
@@ -115,7 +115,7 @@ def read(
     ] = None,
 ) -> Work:
     """Entries of a ledger, if the bookie runs: header, digest check, payload. Exit code 1 if one is damaged."""
-    from .bookie_tools_read import read
+    from .read import read
 
     return read
 
@@ -132,7 +132,7 @@ def journal_dump(
     summary: Annotated[bool, typer.Option("--summary", help="Files and gaps, no records.")] = False,
 ) -> Work:
     """The mark, every file, its records, and what a start makes of each gap: clean end, torn tail or damage."""
-    from .bookie_tools_dump import journal as work
+    from .dump import journal as work
 
     return work
 
@@ -145,7 +145,7 @@ def entrylog_dump(
     summary: Annotated[bool, typer.Option("--summary", help="Statistics and damage, no records.")] = False,
 ) -> Work:
     """Header, records with whether the index points to them, damage, footer, bytes by ledger."""
-    from .bookie_tools_dump import entry_log
+    from .dump import entry_log
 
     return entry_log
 
@@ -158,7 +158,7 @@ def index_rebuild(
     yes: Yes = False,
 ) -> Work:
     """Make the index anew from the entry logs. The old one stays until the new one is complete."""
-    from .bookie_tools_verify import rebuild
+    from .verify import rebuild
 
     return rebuild
 
@@ -166,7 +166,7 @@ def index_rebuild(
 @tool(tools_app, "verify", _LOOK)
 def verify() -> Work:
     """Check every byte that a start or a scrub would. Exit code 0: sound; 1: damage. A torn tail is no damage."""
-    from .bookie_tools_verify import verify
+    from .verify import verify
 
     return verify
 
@@ -179,7 +179,7 @@ def convert_to_read_only(
     ] = "",
 ) -> Work:
     """The bookie takes no adds, now and after restarts; reads, fencing and recoveries go on."""
-    from .bookie_tools_identity import convert_to_read_only
+    from .identity import convert_to_read_only
 
     return convert_to_read_only
 
@@ -215,6 +215,6 @@ def cookie(
     yes: Yes = False,
 ) -> Work:
     """Whose data this is, on which directories it is spread; and what to tell a bookie that lost some of them."""
-    from .bookie_tools_identity import cookie
+    from .identity import cookie
 
     return cookie

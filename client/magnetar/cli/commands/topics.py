@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from .asking import Ask, asks
-from .options import Force, Topic
+from ..terminal.asking import Ask, asks
+from ..terminal.options import Force, Topic
+from ..terminal.session import exclusive
+from ..terminal.tables import print_figures, print_table, text
 from .policies import NAMESPACE_POLICIES, TOPIC_POLICIES, Update, add_policies
-from .session import exclusive
 from .subscriptions import print_subscriptions
-from .tables import print_figures, print_table, text
 
 topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
 namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")

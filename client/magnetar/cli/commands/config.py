@@ -12,8 +12,8 @@ from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.quantities import format_size
 from magnetar.runtime.settings import MASK, SECRET, UNIT, Loaded, setting_fields
 
-from .session import EXIT_CONFIG, fail, print_json
-from .settings import SettingSources, load_all
+from ..terminal.session import EXIT_CONFIG, fail, print_json
+from ..wiring.settings import SettingSources, load_all
 
 
 def show(file: str | None, assignments: Sequence[str], *, as_json: bool) -> None:

@@ -14,11 +14,11 @@ from magnetar.bookie.offline.identity import (
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.runtime.files import OsFiles
 
-from .bookie_target import Target
-from .bookie_tools_open import bookie_settings, number, print_table, with_stopped, with_tool
-from .bookie_tools_running import Tool
-from .cluster_store import system_rng
-from .session import EXIT_FAILED, EXIT_USAGE, confirm, fail, print_json, run
+from ..terminal.session import EXIT_FAILED, EXIT_USAGE, confirm, fail, print_json, run
+from ..wiring.metadata import system_rng
+from .open import bookie_settings, number, print_table, with_stopped, with_tool
+from .running import Tool
+from .target import Target
 
 _ROLE_COLUMNS = ("role", "directory", "files", "bytes", "in cookie", "in settings", "copy of the cookie")
 

@@ -9,7 +9,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import OsFiles
 
-from .cluster_store import system_rng
+from .metadata import system_rng
 from .standalone import BrokerComponents, ServiceComponents
 
 

@@ -155,8 +155,8 @@ def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
 
 
 async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
+    from .components import service_components
     from .metrics import service_metrics
-    from .production import service_components
     from .standalone import Standalone
 
     settings = _with_ports(settings)
@@ -177,8 +177,8 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: As
 async def _start_bookie(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
     from magnetar.runtime.files import OsFiles
 
+    from .components import bookie_components
     from .metrics import service_metrics
-    from .production import bookie_components
     from .shared_metadata import run_bookie
     from .standalone import lock_data, serve_bookie, start_bookie
 
@@ -209,8 +209,8 @@ async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: As
     """A broker with a store of its own and a list of bookies."""
     from magnetar.ledger import BookieInfoReader, StaticBookies
 
+    from .components import broker_components
     from .metrics import service_metrics
-    from .production import broker_components
     from .standalone import connect_bookies, lock_data, open_metadata, start_broker
 
     components = broker_components()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidArgument
 
-from .cluster_facts import bookie_facts, broker_facts
+from ..wiring.cluster_facts import bookie_facts, broker_facts
 
 if TYPE_CHECKING:
     from magnetar.ledger import LedgerMetadata

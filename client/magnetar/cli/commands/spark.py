@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import DEFAULT_URL, Json, MessageCompression, Start, Topic, Url
+from ..terminal.options import DEFAULT_URL, Json, MessageCompression, Start, Topic, Url
 
 spark_app = typer.Typer(
     no_args_is_help=True,

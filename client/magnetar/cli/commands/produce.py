@@ -13,9 +13,9 @@ from magnetar.client import MessageId, Producer, ProducerQueueFull, Receipt, con
 from magnetar.client.options import ClientOptions
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFailed
 
+from ..terminal.progress import ProgressMeter
+from ..terminal.session import fail, print_json
 from .lines import open_input, read_lines, read_whole
-from .progress import ProgressMeter
-from .session import fail, print_json
 
 MAX_UNCONFIRMED_GROUPS = 64
 

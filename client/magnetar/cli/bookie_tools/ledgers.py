@@ -8,11 +8,11 @@ from typing import Any
 
 from magnetar.bookie.listing import LedgerSummary
 
-from .bookie_target import Target
-from .bookie_tools_open import number, print_table, with_running
-from .bookie_tools_running import RunningTool
-from .session import print_json
-from .tables import counted
+from ..terminal.session import print_json
+from ..terminal.tables import counted
+from .open import number, print_table, with_running
+from .running import RunningTool
+from .target import Target
 
 _COLUMNS = ("ledger", "state", "entries", "bytes", "last entry", "LAC", "explicit LAC", "in journals", "logs")
 # In the table; --ledger and --json show all.

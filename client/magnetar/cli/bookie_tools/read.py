@@ -14,11 +14,11 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from .bookie_target import Target
-from .bookie_tools_open import with_running
-from .bookie_tools_running import RunningTool
-from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
-from .tables import counted
+from ..terminal.session import EXIT_FAILED, EXIT_USAGE, fail, print_json
+from ..terminal.tables import counted
+from .open import with_running
+from .running import RunningTool
+from .target import Target
 
 _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _MAX_ID = 2**63 - 1

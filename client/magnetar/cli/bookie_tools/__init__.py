@@ -1,0 +1,1 @@
+"""`magnetar bookie SUBCOMMAND`: what an operator asks of a bookie that runs, or of the files of a stopped one."""

@@ -1,0 +1,1 @@
+"""The commands for people: messages, topics, subscriptions, policies, settings, Spark's jobs."""

@@ -1,0 +1,1 @@
+"""What all commands share: options, the loop and the exit codes, tables, progress."""

@@ -1,0 +1,1 @@
+"""Daemons put together: settings, stores, bookies, brokers, repairs; HTTP, signals and exit codes of the process."""
