@@ -64,8 +64,8 @@ class Load:
                 await producer.send(b"0")
                 self.sent[topic] = 1
                 for number in range(self._subscriptions):
-                    await self._client.create_subscription(topic, f"s{number}", start="earliest")
-                    await self._client.skip_messages(topic, f"s{number}", 1)
+                    await self._client.admin.create_subscription(topic, f"s{number}", start="earliest")
+                    await self._client.admin.skip_messages(topic, f"s{number}", 1)
                 return producer
 
         producers = await asyncio.gather(*map(open_one, self.topics))
@@ -111,7 +111,7 @@ class Load:
 
 async def _busiest(client: Client, brokers: dict[str, ServiceProcess]) -> str:
     """The name of the broker with the most bundles."""
-    owners = [row["broker"] for row in await client.bundles("public/default")]
+    owners = [row["broker"] for row in await client.admin.bundles("public/default")]
     return max(brokers, key=owners.count)
 
 
@@ -140,7 +140,7 @@ async def _full_again(client: Client, load: Load) -> None:
     """Every topic has a ledger with all its copies."""
     deadline = time.perf_counter() + 60
     for topic in load.topics:
-        while (await client.topic_stats(topic))["degraded"]:
+        while (await client.admin.topic_stats(topic))["degraded"]:
             if time.perf_counter() > deadline:
                 raise SystemExit(f"bench: {topic} has no full ledger 60 s after the bookie came back")
             await asyncio.sleep(0.2)
@@ -189,8 +189,10 @@ async def measure(given: argparse.Namespace, cluster: Cluster, say: Callable[[st
                             rows.append(await _phase(fault, load, work, 8.0, say))
                             await asyncio.to_thread(brokers[name].start)
                         case "drain":
-                            rows.append(await _phase(fault, load, partial(client.drain, name), 4.0, say))
-                            await client.drain(name, undo=True)
+                            rows.append(
+                                await _phase(fault, load, partial(client.admin.drain, name), 4.0, say)
+                            )
+                            await client.admin.drain(name, undo=True)
                         case "stop":
                             work = partial(asyncio.to_thread, brokers[name].stop)
                             rows.append(await _phase(fault, load, work, 4.0, say))

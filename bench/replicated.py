@@ -103,7 +103,7 @@ class Bench:
         broker = next(iter(self._brokers.values()))
         async with connect(broker.url) as client:
             names = ("ensemble_size", "write_quorum", "ack_quorum")
-            await client.update_namespace_policies(namespace, dict(zip(names, quorums)))
+            await client.admin.update_namespace_policies(namespace, dict(zip(names, quorums)))
             topics = await self._spread(client, namespace, clients)
         await asyncio.to_thread(settle, self._settle_s)
         before = self._cpu()
@@ -139,13 +139,15 @@ class Bench:
                 pass  # the topic is there now, and its bundle has an owner
             name = TopicName.parse(topic)
             bundle = next(
-                row for row in await client.bundles(namespace) if Bundle.parse(row["bundle"]).holds(name)
+                row
+                for row in await client.admin.bundles(namespace)
+                if Bundle.parse(row["bundle"]).holds(name)
             )
             if bundle["bundle"] in moved:
                 continue
             to = list(self._brokers)[len(found) % len(self._brokers)]
             if bundle["broker"] != to:
-                await client.unload_bundle(bundle["bundle"], to=to)
+                await client.admin.unload_bundle(bundle["bundle"], to=to)
             moved.add(bundle["bundle"])
             found.append(topic)
         return found

@@ -203,7 +203,7 @@ class Bench:
         """When nothing was left to acknowledge. Raises SystemExit after a minute: something stalls."""
         began = time.perf_counter()
         while True:
-            subscription = (await client.topic_stats(topic))["subscriptions"][SUBSCRIPTION]
+            subscription = (await client.admin.topic_stats(topic))["subscriptions"][SUBSCRIPTION]
             now = time.perf_counter()
             if not subscription["backlog_messages"]:
                 return now
@@ -311,8 +311,8 @@ class Bench:
         messages = self._messages(200_000)
         async with self._service() as service:
             async with connect(service.url) as client:
-                await client.create_topic("t")
-                await client.create_subscription("t", SUBSCRIPTION, start="earliest")
+                await client.admin.create_topic("t")
+                await client.admin.create_subscription("t", SUBSCRIPTION, start="earliest")
             wanted: dict[str, Any] = {
                 "rate": 50_000,
                 "keys": 10_000,

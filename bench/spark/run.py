@@ -219,7 +219,7 @@ class Pipeline:
 
         async def work() -> None:
             async with connect(self.service.url) as client:
-                await client.create_topic(name)
+                await client.admin.create_topic(name)
 
         asyncio.run(work())
 

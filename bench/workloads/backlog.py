@@ -59,7 +59,7 @@ async def acknowledge(url: str, topic: str, *, messages: int, letters: bool = Fa
                 await consumer.ack(message)
         # Closing sends what was still queued.
         seconds = time.perf_counter() - began
-        stats = await client.topic_stats(topic)
+        stats = await client.admin.topic_stats(topic)
     left = stats["subscriptions"]["bench"]["backlog_messages"]
     assert left == 0, f"{left} messages are not acknowledged"
     return {"rate": messages / seconds, "messages": messages, "seconds": seconds}

@@ -252,7 +252,7 @@ async def test_rule_38_topics_that_were_deleted_while_a_bookie_was_down_leave_it
                 before = await alive(fleet, "b2")
                 await fleet.kill("b2", "daemon")
                 for topic in range(8):
-                    await client.delete_topic(f"topic-{topic}", force=True)
+                    await client.admin.delete_topic(f"topic-{topic}", force=True)
                 await asyncio.to_thread(broker.kill, "daemon")
             await fleet.start("b2")
             assert await alive(fleet, "b2") == before

@@ -104,14 +104,14 @@ async def test_what_a_new_owner_reads_for_consumers_near_the_tail_is_one_read_a_
 async def test_administration_reaches_the_owner_whatever_broker_is_asked() -> None:
     async with brokers("a", "b", default_bundles=8) as cluster, connecting(cluster) as client:
         for topic in TOPICS:
-            await client.create_topic(topic)
-        assert len(await client.list_topics()) == len(TOPICS)
+            await client.admin.create_topic(topic)
+        assert len(await client.admin.list_topics()) == len(TOPICS)
         await cluster.brokers["a"].ownership.drain("a", undo=False)
         for topic in TOPICS:
-            await client.create_subscription(topic, "s")
-            assert (await client.topic_stats(topic))["subscriptions"]
-            await client.delete_topic(topic)
-        assert await client.list_topics() == []
+            await client.admin.create_subscription(topic, "s")
+            assert (await client.admin.topic_stats(topic))["subscriptions"]
+            await client.admin.delete_topic(topic)
+        assert await client.admin.list_topics() == []
 
 
 async def test_a_pattern_consumer_learns_of_topics_that_other_brokers_make() -> None:
@@ -161,14 +161,14 @@ async def test_a_broker_with_too_many_connections_gets_no_more_bundles() -> None
 
         for _ in range(3):
             client = await crowd.enter_async_context(connect(a.url))
-            await client.brokers()
+            await client.admin.brokers()
         await until_reported(3)
         async with connect(b.url) as client:
             for topic in TOPICS:
-                await client.create_topic(topic)
+                await client.admin.create_topic(topic)
             assert (len(a.topics), len(b.topics)) == (0, len(TOPICS))
             await crowd.aclose()
             await until_reported(0)
             for topic in TOPICS:
-                await client.create_topic(f"persistent://public/other/{topic}")
+                await client.admin.create_topic(f"persistent://public/other/{topic}")
             assert a.topics, "it gets bundles again"

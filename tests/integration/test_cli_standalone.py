@@ -348,7 +348,7 @@ def test_everything_that_a_message_can_have(service: Service, tmp_path: Path) ->
     assert succeeded(sent).startswith("stored 1 message in whole")
     succeeded(magnetar("produce", "whole", "--payload", "-", stdin=b"from a pipe\n", url=service.url))
     with connect(service.url) as client:
-        assert client.topic_stats("whole")["stored_bytes"] < 10_000
+        assert client.admin.topic_stats("whole")["stored_bytes"] < 10_000
     first, second = stored(service, "whole", 2)
     assert first.value == path.read_bytes()
     assert (first.key, first.properties) == ("AA", {"run": "7", "query": "a=b"})
@@ -500,7 +500,7 @@ def test_a_subscription_is_made_moved_and_looked_into(service: Service) -> None:
             ids = [producer.send(b"%d" % number, key=f"k{number}") for number in range(6)]
 
         def backlog() -> int:
-            found: int = client.topic_stats("ops")["subscriptions"]["jobs"]["backlog_messages"]
+            found: int = client.admin.topic_stats("ops")["subscriptions"]["jobs"]["backlog_messages"]
             return found
 
         shown = magnetar(
@@ -522,7 +522,7 @@ def test_a_subscription_is_made_moved_and_looked_into(service: Service) -> None:
             *"consume ops -s jobs -t shared --no-follow --format {value}".split(), url=service.url
         )
         assert succeeded(rest) == "1\n2\n3\n4\n5\n"
-        client.seek_subscription("ops", "jobs", "earliest")
+        client.admin.seek_subscription("ops", "jobs", "earliest")
         cleared = magnetar("subscriptions", "clear", "ops", "jobs", "--yes", url=service.url)
         assert succeeded(cleared) == "skipped all messages of jobs in ops, 6 at most\n"
         assert backlog() == 0
@@ -548,11 +548,11 @@ def test_perf(service: Service) -> None:
 def test_perf_consume_leaves_no_subscription(service: Service, end: signal.Signals) -> None:
     line = [*MAGNETAR, "perf", "consume", "unpinned", "--url", service.url]
     with connect(service.url) as client:
-        client.create_topic("unpinned")
+        client.admin.create_topic("unpinned")
 
         def wait_for(subscriptions: list[str]) -> None:
             deadline = time.monotonic() + 20
-            while list(client.topic_stats("unpinned")["subscriptions"]) != subscriptions:
+            while list(client.admin.topic_stats("unpinned")["subscriptions"]) != subscriptions:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
 

@@ -345,7 +345,7 @@ async def test_a_zone_is_drained_under_load_and_comes_back(zookeeper: Ensemble, 
                     await producer.send(sent[-1])
 
             sending = asyncio.create_task(send())
-            await client.create_topic("idle")
+            await client.admin.create_topic("idle")
             refused = await asyncio.to_thread(drain, cluster, "--zone", "west")
             assert "the 2 writable bookies" in refused.stderr, refused
             assert "cannot be drained" in refused.stderr
@@ -353,7 +353,7 @@ async def test_a_zone_is_drained_under_load_and_comes_back(zookeeper: Ensemble, 
             assert "draining broker first, bookie b1, bookie b2: " in begun.stdout, begun.stderr
             drained = await asyncio.to_thread(drain, cluster, "--zone", "east")
             assert "broker first, bookie b1, bookie b2 can be stopped" in drained.stdout, drained.stderr
-            shown = {broker["name"]: broker["state"] for broker in await client.brokers()}
+            shown = {broker["name"]: broker["state"] for broker in await client.admin.brokers()}
             assert shown == {"first": "drained", "second": "ready"}
             for process in (cluster.broker, cluster.bookies["b1"], cluster.bookies["b2"]):
                 await asyncio.to_thread(process.stop)
@@ -380,7 +380,7 @@ async def test_an_interrupted_drain_goes_on_or_is_undone(cluster: Cluster) -> No
         await asyncio.to_thread(fourth.start)
         async with connect(cluster.broker.url) as client, client.create_producer("orders") as producer:
             await producer.send(b"a ledger that its writer keeps: maintenance rounds come every two minutes")
-            drained = (await client.topic_stats("orders"))["open_ledger"]["bookies"][0]
+            drained = (await client.admin.topic_stats("orders"))["open_ledger"]["bookies"][0]
             line = ["-m", "magnetar.cli.main", "cluster", "drain", "--metadata", cluster.url, drained]
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *line, stdout=asyncio.subprocess.PIPE
@@ -393,7 +393,7 @@ async def test_an_interrupted_drain_goes_on_or_is_undone(cluster: Cluster) -> No
             assert b"goes on without this command" in said
             assert process.returncode == 130
             assert cluster.states()[drained] == "draining"
-            assert (await client.drain(drained))["open_ledgers"] >= 1
+            assert (await client.admin.drain(drained))["open_ledgers"] >= 1
             following = asyncio.create_task(asyncio.to_thread(drain, cluster, drained))
             while not following.done():
                 await asyncio.to_thread(drain, cluster, drained, "--undo")

@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from magnetar.client import Client, connect
+from magnetar.client.administration import ask
 from magnetar.ledger import (
     LedgerClient,
     LedgerMetadata,
@@ -43,12 +44,12 @@ class BrokerLedgers:
         self.client = client
 
     async def get(self, ledger_id: int) -> Versioned:
-        found = await self.client.request(c.GetLedgerMetadata(0, TOPIC, ledger_id), topic=TOPIC)
+        found = await ask(self.client.admin, c.GetLedgerMetadata(0, TOPIC, ledger_id), topic=TOPIC)
         return Versioned(found["metadata"], found["version"])
 
     async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
         command = c.PutLedgerMetadata(0, TOPIC, ledger_id, version)
-        return int((await self.client.request(command, topic=TOPIC, payload=record))["version"])
+        return int((await ask(self.client.admin, command, topic=TOPIC, payload=record))["version"])
 
 
 @asynccontextmanager
@@ -73,7 +74,7 @@ async def bookies_of(client: Client, addresses: dict[str, str]) -> Any:
 
 async def stage(client: Client, values: list[bytes]) -> list[int]:
     """What a task of a job does: its row for AttachLedgers."""
-    made = await client.request(c.CreateStagedLedger(0, TOPIC, "job"), topic=TOPIC)
+    made = await ask(client.admin, c.CreateStagedLedger(0, TOPIC, "job"), topic=TOPIC)
     assert [row[:2] for row in made["writable"]] == [list(pair) for pair in made["bookies"].items()]
     async with bookies_of(client, made["bookies"]) as ledgers:
         metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
@@ -93,11 +94,11 @@ async def stage(client: Client, values: list[bytes]) -> list[int]:
 
 async def read_at_the_bookies(client: Client) -> list[bytes]:
     """Everything that is confirmed, by TopicLedgers and reads over TCP."""
-    lease = await client.request(c.KeepLedgers(0, TOPIC, "", 10_000), topic=TOPIC)
+    lease = await ask(client.admin, c.KeepLedgers(0, TOPIC, "", 10_000), topic=TOPIC)
     values: list[bytes] = []
     after, more = -1, True
     while more:
-        page = await client.request(c.TopicLedgers(0, TOPIC, after, 2), topic=TOPIC)
+        page = await ask(client.admin, c.TopicLedgers(0, TOPIC, after, 2), topic=TOPIC)
         more = page["more"]
         async with bookies_of(client, page["bookies"]) as ledgers:
             for position_id, stored_id, _, entries, *_ in page["ledgers"]:
@@ -111,7 +112,7 @@ async def read_at_the_bookies(client: Client) -> list[bytes]:
                             values += [
                                 v for v in decode_batch(bytes(entry.batch(position))).values if v is not None
                             ]
-    await client.request(c.KeepLedgers(0, TOPIC, lease["lease"], 0), topic=TOPIC)
+    await ask(client.admin, c.KeepLedgers(0, TOPIC, lease["lease"], 0), topic=TOPIC)
     return values
 
 
@@ -137,7 +138,7 @@ async def test_a_topic_as_ledgers(tmp_path: Path) -> None:
             rows = [await stage(client, [b"a%d" % task, b"b%d" % task]) for task in range(3)]
             assert await read_at_the_bookies(client) == sent
             attach = c.AttachLedgers(0, TOPIC, "query", 0)
-            answer = await client.request(attach, topic=TOPIC, payload=msgpack.packb(rows))
+            answer = await ask(client.admin, attach, topic=TOPIC, payload=msgpack.packb(rows))
             assert answer["attached"]
             sent += [b"a0", b"b0", b"a1", b"b1", b"a2", b"b2"]
             sent.append(b"after")
@@ -145,11 +146,12 @@ async def test_a_topic_as_ledgers(tmp_path: Path) -> None:
             assert await read_at_the_bookies(client) == sent
             assert await read_through_the_broker(client, len(sent)) == sent
             # A compare-and-set that fails is told at once, and not tried again for half a minute.
-            late = await client.request(c.CreateStagedLedger(0, TOPIC, "late"), topic=TOPIC)
+            late = await ask(client.admin, c.CreateStagedLedger(0, TOPIC, "late"), topic=TOPIC)
             metadata = LedgerMetadata.decode(late["metadata"], late["ledger"])
             with pytest.raises(VersionConflict):
                 async with asyncio.timeout(5):
-                    await client.request(
+                    await ask(
+                        client.admin,
                         c.PutLedgerMetadata(0, TOPIC, late["ledger"], 7),
                         topic=TOPIC,
                         payload=metadata.close(-1, 0).encode(),
@@ -157,12 +159,12 @@ async def test_a_topic_as_ledgers(tmp_path: Path) -> None:
         await asyncio.to_thread(service.kill, "both")
         await asyncio.to_thread(service.start)
         async with connect(service.url) as client:
-            assert await client.request(c.QueryState(0, TOPIC, "query"), topic=TOPIC) == {"batch": 0}
+            assert await ask(client.admin, c.QueryState(0, TOPIC, "query"), topic=TOPIC) == {"batch": 0}
             again = c.AttachLedgers(0, TOPIC, "query", 0)
-            assert not (await client.request(again, topic=TOPIC, payload=msgpack.packb(rows)))["attached"]
-            kept = await client.request(c.KeepStaged(0, TOPIC, "late"), topic=TOPIC)
+            assert not (await ask(client.admin, again, topic=TOPIC, payload=msgpack.packb(rows)))["attached"]
+            kept = await ask(client.admin, c.KeepStaged(0, TOPIC, "late"), topic=TOPIC)
             assert kept["ledgers"] == 1
-            assert await client.request(c.DiscardStaged(0, TOPIC, "late"), topic=TOPIC) == {"discarded": 1}
+            assert await ask(client.admin, c.DiscardStaged(0, TOPIC, "late"), topic=TOPIC) == {"discarded": 1}
             assert await read_at_the_bookies(client) == sent
             assert await read_through_the_broker(client, len(sent)) == sent
     finally:

@@ -152,7 +152,7 @@ async def storm(loop: SimLoop, service: Service, backend: Backend) -> None:
 async def watch_mark_delete(client: Client, history: History) -> dict[str, int]:
     """Asks for the topic's figures; returns the backlog of each subscription."""
     moves = {name: subscription.moves for name, subscription in history.subscriptions.items()}
-    stats = await client.topic_stats(TOPIC)
+    stats = await client.admin.topic_stats(TOPIC)
     backlog: dict[str, int] = {}
     for name, figures in stats["subscriptions"].items():
         if name in history.subscriptions:
@@ -166,7 +166,7 @@ async def retry_backlog(client: Client, load: Load) -> dict[str, int]:
     backlog: dict[str, int] = {}
     for plan in load.plans:
         if plan.policy is not None and plan.retry:
-            stats = await client.topic_stats(plan.policy.retry_letter_topic(TOPIC, plan.name))
+            stats = await client.admin.topic_stats(plan.policy.retry_letter_topic(TOPIC, plan.name))
             backlog[f"retry of {plan.name}"] = stats["subscriptions"][plan.name]["backlog_messages"]
     return backlog
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
+from magnetar.client.administration import ask
 from magnetar.proto import commands as c
 from magnetar.proto.ids import MessageId, TopicName
 
@@ -64,14 +65,14 @@ class Topics:
 
     def request(self, command: c.Command, topic: str) -> Any:
         """One request to the broker of a topic."""
-        return self.ask(lambda client: client.request(command, topic=full(topic)))
+        return self.ask(lambda client: ask(client.admin, command, topic=full(topic)))
 
     def create(self, *names: str) -> None:
         """Makes empty topics."""
 
         async def work(client: Client) -> None:
             for name in names:
-                await client.create_topic(name)
+                await client.admin.create_topic(name)
 
         self.ask(work)
 
@@ -143,7 +144,7 @@ class Topics:
 
     def stats(self, topic: str) -> dict[str, Any]:
         """TopicStats."""
-        return self.ask(lambda client: client.topic_stats(topic))
+        return self.ask(lambda client: client.admin.topic_stats(topic))
 
     def staged(self, topic: str) -> int:
         """How many staged ledgers the topic has."""
@@ -192,7 +193,7 @@ async def _messages(client: Client, topic: str) -> int:
     name = full(topic)
     count, after, more = 0, -1, True
     while more:
-        page = await client.request(c.TopicLedgers(0, name, after), topic=name)
+        page = await ask(client.admin, c.TopicLedgers(0, name, after), topic=name)
         count += sum(row[4] for row in page["ledgers"])
         more = page["more"]
         after = page["ledgers"][-1][0] if page["ledgers"] else after

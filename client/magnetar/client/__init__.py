@@ -40,11 +40,11 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MessageId
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from .administration import Admin, FoundPolicies
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
 from .options import DeadLetterPolicy, RedeliveryBackoff
-from .policies import FoundPolicies
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -52,6 +52,7 @@ from .service_url import AutoFailover
 from .table_view import TableView
 
 __all__ = [
+    "Admin",
     "AlreadyClosed",
     "AlreadyExists",
     "AutoFailover",

@@ -1,12 +1,13 @@
-"""Administration: what a client asks of topics, subscriptions and policies without producing or consuming."""
+"""Administration: what operators ask of topics, subscriptions, policies and the cluster, without producing or consuming."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from magnetar.proto.commands import (
     ClearBacklog,
@@ -18,41 +19,55 @@ from magnetar.proto.commands import (
     DeleteTopic,
     Drain,
     ExpireMessages,
+    GetPolicies,
     ListBrokers,
     ListBundles,
     ListTopics,
     PeekMessages,
     SeekSubscription,
+    SetPolicies,
     SkipMessages,
     SplitBundle,
     TopicStats,
     UnloadBundle,
 )
+from magnetar.proto.errors import InvalidArgument, VersionConflict
 from magnetar.proto.ids import TopicName, check_subscription_name
+from magnetar.proto.policies import Policies, PolicyInForce
 
 from .connection.pool import ConnectionPool
 from .messages import Message, peeked_messages
 from .options import Start, start_on_wire, time_in_ms
-from .policies import FoundPolicies, read_policies, update_policies
+
+# Two administrators who change policies at a time meet once; more conflicts in a row are not theirs.
+_UPDATE_ATTEMPTS = 5
 
 
-class Administration(AbstractAsyncContextManager[Any]):
-    """The part of a client that looks after topics and subscriptions."""
+class FoundPolicies(NamedTuple):
+    """What is set for a topic or a namespace itself, its version, and what is in force there in the end."""
+
+    policies: Policies
+    version: int
+    in_force: list[PolicyInForce]
+
+
+class Admin:
+    """`client.admin`: each method asks the service, again after retryable errors, up to operation_timeout.
+
+    All of them raise RequestTimeout when that is over.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
 
-    async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
-        """Asks the broker of `topic` (None: any one of the cluster), again after retryable errors, up to operation_timeout.
-
-        VersionConflict is raised at once: the same compare-and-set can only fail again.
-        """
-        return await self._pool.request(command, topic, payload)
-
     async def _ask(self, command: Callable[..., Command], topic: str, *fields: Any) -> Any:
         """Asks the broker of a topic that is named as users do."""
         name = str(TopicName.parse(topic))
-        return await self.request(command(0, name, *fields), topic=name)
+        return await self._pool.request(command(0, name, *fields), name)
+
+    async def _ask_once(self, command: Callable[..., Command], topic: str, *fields: Any) -> Any:
+        name = str(TopicName.parse(topic))
+        return await self._pool.request_once(command(0, name, *fields), name)
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -61,7 +76,7 @@ class Administration(AbstractAsyncContextManager[Any]):
         names: list[str] = []
         more = True
         while more:
-            page = await self.request(ListTopics(0, namespace, names[-1] if names else ""))
+            page = await self._pool.request(ListTopics(0, namespace, names[-1] if names else ""))
             names += page["topics"]
             more = page["more"] and bool(page["topics"])
         return names
@@ -129,15 +144,13 @@ class Administration(AbstractAsyncContextManager[Any]):
         What a consumer holds of them it may still hand out. When this raises RequestTimeout or ConnectionLost, whether
         anything was skipped is not known, and it is not tried again. Raises as seek_subscription.
         """
-        name = str(TopicName.parse(topic))
-        command = SkipMessages(0, name, check_subscription_name(subscription), count)
-        return int((await self._pool.request_once(command, name))["skipped"])
+        answer = await self._ask_once(SkipMessages, topic, check_subscription_name(subscription), count)
+        return int(answer["skipped"])
 
     async def clear_backlog(self, topic: str, subscription: str) -> int:
         """As skip_messages, of all that is stored now; how many they were at most."""
-        name = str(TopicName.parse(topic))
-        command = ClearBacklog(0, name, check_subscription_name(subscription))
-        return int((await self._pool.request_once(command, name))["skipped"])
+        answer = await self._ask_once(ClearBacklog, topic, check_subscription_name(subscription))
+        return int(answer["skipped"])
 
     async def peek_messages(self, topic: str, subscription: str, count: int = 1) -> list[Message]:
         """The next messages that a subscription has not acknowledged; they are neither delivered nor counted.
@@ -164,8 +177,7 @@ class Administration(AbstractAsyncContextManager[Any]):
 
     async def topic_policies(self, topic: str) -> FoundPolicies:
         """Policies of a topic itself, and those in force for it. Raises TopicNotFound."""
-        name = str(TopicName.parse(topic))
-        return await read_policies(self._request_of(name), name, "")
+        return await self._policies(str(TopicName.parse(topic)), "")
 
     async def update_topic_policies(self, topic: str, changes: Mapping[str, Any]) -> FoundPolicies:
         """Sets policies of a topic, `{"retention_ms": 3_600_000}`; what is None is that of the namespace again.
@@ -173,37 +185,62 @@ class Administration(AbstractAsyncContextManager[Any]):
         Fields of `Policies` that are not named stay as they are; so do subscriptions that subscription_ttl_ms does not name.
         Returns what is set and in force then. Raises TopicNotFound, InvalidArgument.
         """
-        name = str(TopicName.parse(topic))
-        return await update_policies(self._request_of(name), name, "", changes)
+        return await self._update_policies(str(TopicName.parse(topic)), "", changes)
 
     async def namespace_policies(self, namespace: str) -> FoundPolicies:
         """Policies of `tenant/namespace` itself, and those in force for its topics that have none of their own."""
-        return await read_policies(self._request_of(None), "", namespace)
+        return await self._policies("", namespace)
 
     async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
         """As update_topic_policies; what is None is that of the broker's settings again."""
-        return await update_policies(self._request_of(None), "", namespace, changes)
+        return await self._update_policies("", namespace, changes)
+
+    async def _policies(self, topic: str, namespace: str) -> FoundPolicies:
+        answer = await self._pool.request(GetPolicies(0, topic, namespace), topic or None)
+        policies = msgspec.convert(answer["policies"], Policies)
+        return FoundPolicies(policies, answer["version"], [PolicyInForce(*row) for row in answer["in_force"]])
+
+    async def _update_policies(self, topic: str, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
+        """Reads, changes and writes them by compare-and-set."""
+        for name in changes:
+            if name not in Policies.__struct_fields__:
+                raise InvalidArgument(
+                    f"{name!r} is no policy; there are {', '.join(Policies.__struct_fields__)}"
+                )
+        for attempt in range(1, _UPDATE_ATTEMPTS + 1 if changes else 1):
+            found = await self._policies(topic, namespace)
+            policies = msgspec.msgpack.encode(_with(found.policies, changes))
+            try:
+                await self._pool.request(
+                    SetPolicies(0, topic, namespace, found.version), topic or None, policies
+                )
+            except VersionConflict:
+                if attempt == _UPDATE_ATTEMPTS:
+                    raise
+                continue
+            break
+        return await self._policies(topic, namespace)
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 
     async def brokers(self) -> list[dict[str, Any]]:
         """The brokers of the cluster, by name: name, url, zone, group, state, started_ms, version, load (WIRE.md)."""
-        return list((await self.request(ListBrokers(0)))["brokers"])
+        return list((await self._pool.request(ListBrokers(0)))["brokers"])
 
     async def bundles(self, namespace: str) -> list[dict[str, Any]]:
         """Bundles of `tenant/namespace` and who owns them: bundle, broker, url, to; "" where nobody does."""
-        return list((await self.request(ListBundles(0, namespace)))["bundles"])
+        return list((await self._pool.request(ListBundles(0, namespace)))["bundles"])
 
     async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
         """A bundle, or that of a topic, moves to the broker named `to` ("": to any); it has moved when this returns.
 
         Raises InvalidArgument, RequestTimeout.
         """
-        await self.request(UnloadBundle(0, bundle, to))
+        await self._pool.request(UnloadBundle(0, bundle, to))
 
     async def split_bundle(self, bundle: str) -> list[str]:
         """Divides a bundle, or that of a topic, in two; their names. Raises InvalidArgument, RequestTimeout."""
-        return list((await self.request(SplitBundle(0, bundle)))["bundles"])
+        return list((await self._pool.request(SplitBundle(0, bundle)))["bundles"])
 
     async def drain(
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
@@ -215,7 +252,25 @@ class Administration(AbstractAsyncContextManager[Any]):
         `kind`: "broker" or "bookie", where one of each has the name. Raises InvalidArgument, also when the others could not
         hold what these have.
         """
-        return dict(await self.request(Drain(0, name, zone, kind, undo)))
+        return dict(await self._pool.request(Drain(0, name, zone, kind, undo)))
 
-    def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
-        return lambda command, payload: self.request(command, topic=topic, payload=payload)
+
+async def ask(admin: Admin, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
+    """For other parts of Magnetar: a command of the protocol, to the broker of `topic` (None: any one of the cluster).
+
+    It is sent again after retryable errors, up to operation_timeout. VersionConflict is raised at once: the same
+    compare-and-set can only fail again.
+    """
+    return await admin._pool.request(command, topic, payload)
+
+
+def _with(policies: Policies, changes: Mapping[str, Any]) -> Policies:
+    """Of `subscription_ttl_ms` those subscriptions that are named. Raises InvalidArgument."""
+    fields = dict(changes)
+    if "subscription_ttl_ms" in fields:
+        ttls = {**policies.subscription_ttl_ms, **(fields["subscription_ttl_ms"] or {})}
+        fields["subscription_ttl_ms"] = {name: ttl_ms for name, ttl_ms in ttls.items() if ttl_ms is not None}
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(policies), **fields}, Policies).check()
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the policies are not as they should be: {error}") from None

@@ -31,6 +31,7 @@ from magnetar.proto.errors import AlreadyClosed, InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from . import client as aio
+from .administration import Admin as AsyncAdmin
 from .consumer import Consumer as AsyncConsumer
 from .messages import Message, MessageBatch, Taking
 from .producer import Producer as AsyncProducer
@@ -40,6 +41,7 @@ from .receiving import Receiving
 from .table_view import TableView as AsyncTableView
 
 __all__ = [
+    "Admin",
     "Client",
     "Consumer",
     "Message",
@@ -54,7 +56,8 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-A = TypeVar("A", bound=AbstractAsyncContextManager[Any])
+T_co = TypeVar("T_co", covariant=True)
+A = TypeVar("A")
 A_co = TypeVar("A_co", bound=AbstractAsyncContextManager[Any], covariant=True)
 R_co = TypeVar("R_co", bound=Receiving, covariant=True)
 
@@ -162,12 +165,16 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-class _Facade(Generic[A_co]):
-    """Of an object of the asyncio client, whose methods run in its loop's thread. `with` leaves as `async with` does."""
+class _Facade(Generic[T_co]):
+    """Of an object of the asyncio client, whose methods run in its loop's thread."""
 
-    def __init__(self, thread: LoopThread, inner: A_co) -> None:
+    def __init__(self, thread: LoopThread, inner: T_co) -> None:
         self._thread = thread
         self._inner = inner
+
+
+class _Closing(_Facade[A_co]):
+    """`with` leaves as `async with` does."""
 
     def close(self) -> None:
         """Flushes what is pending and leaves; does nothing when it is closed, or the client is."""
@@ -254,7 +261,7 @@ class Receipt:
         return self._thread.wait(wait())
 
 
-class Producer(_Facade[AsyncProducer]):
+class Producer(_Closing[AsyncProducer]):
     """As magnetar.client.Producer."""
 
     send = _waiting(AsyncProducer.send)
@@ -267,7 +274,7 @@ class Producer(_Facade[AsyncProducer]):
     ended: bool = _reading(AsyncProducer.ended)
 
 
-class _Receiving(_Facade[R_co]):
+class _Receiving(_Closing[R_co]):
     """What Consumer and Reader share."""
 
     last_message_id = _waiting(Receiving.last_message_id)
@@ -345,7 +352,7 @@ class Reader(_Receiving[AsyncReader]):
         return self.receive(timeout)
 
 
-class TableView(_Facade[AsyncTableView]):
+class TableView(_Closing[AsyncTableView]):
     """As magnetar.client.TableView."""
 
     refresh = _waiting(AsyncTableView.refresh)
@@ -386,36 +393,45 @@ class TableView(_Facade[AsyncTableView]):
                 self._thread.wait(changes.aclose())
 
 
-class Client(_Facade[aio.Client]):
-    """Made by `connect`; closing it ends its thread."""
+class Admin(_Facade[AsyncAdmin]):
+    """As magnetar.client.Admin."""
+
+    list_topics = _waiting(AsyncAdmin.list_topics)
+    topic_stats = _waiting(AsyncAdmin.topic_stats)
+    create_topic = _waiting(AsyncAdmin.create_topic)
+    delete_topic = _waiting(AsyncAdmin.delete_topic)
+    compact_topic = _waiting(AsyncAdmin.compact_topic)
+    compaction_status = _waiting(AsyncAdmin.compaction_status)
+    remove_compaction = _waiting(AsyncAdmin.remove_compaction)
+    create_subscription = _waiting(AsyncAdmin.create_subscription)
+    seek_subscription = _waiting(AsyncAdmin.seek_subscription)
+    skip_messages = _waiting(AsyncAdmin.skip_messages)
+    clear_backlog = _waiting(AsyncAdmin.clear_backlog)
+    peek_messages = _waiting(AsyncAdmin.peek_messages)
+    expire_messages = _waiting(AsyncAdmin.expire_messages)
+    delete_subscription = _waiting(AsyncAdmin.delete_subscription)
+    topic_policies = _waiting(AsyncAdmin.topic_policies)
+    update_topic_policies = _waiting(AsyncAdmin.update_topic_policies)
+    namespace_policies = _waiting(AsyncAdmin.namespace_policies)
+    update_namespace_policies = _waiting(AsyncAdmin.update_namespace_policies)
+    brokers = _waiting(AsyncAdmin.brokers)
+    bundles = _waiting(AsyncAdmin.bundles)
+    unload_bundle = _waiting(AsyncAdmin.unload_bundle)
+    split_bundle = _waiting(AsyncAdmin.split_bundle)
+    drain = _waiting(AsyncAdmin.drain)
+
+
+class Client(_Closing[aio.Client]):
+    """Made by `connect`; closing it ends its thread. admin: see magnetar.client.Client."""
+
+    def __init__(self, thread: LoopThread, inner: aio.Client) -> None:
+        super().__init__(thread, inner)
+        self.admin = Admin(thread, inner.admin)
 
     create_producer = _made(Producer, _waiting(aio.Client.create_producer))
     subscribe = _made(Consumer, _waiting(aio.Client.subscribe))
     create_reader = _made(Reader, _waiting(aio.Client.create_reader))
     create_table_view = _made(TableView, _waiting(aio.Client.create_table_view))
-    list_topics = _waiting(aio.Client.list_topics)
-    topic_stats = _waiting(aio.Client.topic_stats)
-    compact_topic = _waiting(aio.Client.compact_topic)
-    compaction_status = _waiting(aio.Client.compaction_status)
-    remove_compaction = _waiting(aio.Client.remove_compaction)
-    create_topic = _waiting(aio.Client.create_topic)
-    delete_topic = _waiting(aio.Client.delete_topic)
-    delete_subscription = _waiting(aio.Client.delete_subscription)
-    expire_messages = _waiting(aio.Client.expire_messages)
-    brokers = _waiting(aio.Client.brokers)
-    bundles = _waiting(aio.Client.bundles)
-    unload_bundle = _waiting(aio.Client.unload_bundle)
-    split_bundle = _waiting(aio.Client.split_bundle)
-    drain = _waiting(aio.Client.drain)
-    topic_policies = _waiting(aio.Client.topic_policies)
-    update_topic_policies = _waiting(aio.Client.update_topic_policies)
-    namespace_policies = _waiting(aio.Client.namespace_policies)
-    update_namespace_policies = _waiting(aio.Client.update_namespace_policies)
-    create_subscription = _waiting(aio.Client.create_subscription)
-    seek_subscription = _waiting(aio.Client.seek_subscription)
-    skip_messages = _waiting(aio.Client.skip_messages)
-    clear_backlog = _waiting(aio.Client.clear_backlog)
-    peek_messages = _waiting(aio.Client.peek_messages)
     switch_to = _waiting(aio.Client.switch_to)
 
     connection_state: str = _reading(aio.Client.connection_state)

@@ -17,8 +17,8 @@ from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
-from .administration import Administration
-from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
+from .administration import Admin
+from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S
 from .connection.pool import ConnectionPool
 from .connection.resolving import check_resolvable
 from .consumer import Consumer
@@ -161,11 +161,15 @@ def name_of(wanted: TopicPattern | list[str]) -> str:
     return str(wanted) if isinstance(wanted, TopicPattern) else ", ".join(wanted)
 
 
-class Client(Administration):
-    """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered."""
+class Client:
+    """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered.
+
+    admin: what operators ask of topics, subscriptions, policies and the cluster.
+    """
 
     def __init__(self, pool: ConnectionPool, failover: AutoFailover | None = None) -> None:
-        super().__init__(pool)
+        self.admin = Admin(pool)
+        self._pool = pool
         self._failover = None if failover is None else ClusterFailover(pool, failover)
         # By id, in the order in which they were made; closed the other way round.
         self._members: dict[int, Member] = {}
@@ -359,7 +363,9 @@ class Client(Administration):
             return list(dict.fromkeys(name for names in with_retry for name in names))
 
         async def find_topics() -> list[str]:
-            return select(wanted if isinstance(wanted, list) else await self.list_topics(wanted.namespace))
+            return select(
+                wanted if isinstance(wanted, list) else await self.admin.list_topics(wanted.namespace)
+            )
 
         def new_consumer(
             topic: str, on_wake: Callable[[TopicConsumer], object], later: bool
@@ -472,10 +478,6 @@ class Client(Administration):
             return view, view
 
         return self._opening(make)
-
-    async def connection_of_topic(self, topic: str) -> BrokerConnection:
-        """To the broker that serves `topic` now: for several requests that belong together, which follow no errors."""
-        return await self._pool.to_topic(topic, afresh=True)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.proto.commands import QueryState
 
 from .options import WriteOptions
@@ -17,7 +18,7 @@ def last_batch(service_url: str, topic: str, query: str) -> int:
     options = WriteOptions.parse({"service_url": service_url, "topic": topic})
 
     async def work(client: Client) -> int:
-        state = await client.request(QueryState(0, options.topic, query), topic=options.topic)
+        state = await ask(client.admin, QueryState(0, options.topic, query), topic=options.topic)
         return int(state["batch"])
 
     return asking(options, work)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import MagnetarError, MessageLost, TopicNotFound
 from magnetar.runtime.tasks import begin
@@ -38,7 +39,7 @@ async def plan_of_topic(client: Client, topic: str, lease_s: float, lease: str =
 async def keep(client: Client, topic: str, lease: str, lease_s: float, first: int = -1) -> str:
     """Takes (lease "") or renews a lease on the ledgers of a topic from the position id `first` on; returns its name."""
     command = KeepLedgers(0, topic, lease, round(lease_s * 1000), first)
-    found = await client.request(command, topic=topic)
+    found = await ask(client.admin, command, topic=topic)
     return str(found["lease"])
 
 
@@ -49,7 +50,7 @@ async def renewing(
     """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) was not kept for the body."""
 
     async def renew() -> float:
-        found = await client.request(KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
+        found = await ask(client.admin, KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
         if found["first"] is None or found["first"] > ledger:
             raise MessageLost(
                 f"ledger {ledger} of {topic} was trimmed before it was read; raise the option lease_s, now {lease_s:g}"

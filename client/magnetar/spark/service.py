@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
+from magnetar.client.administration import ask
 from magnetar.client.client import Opening
 from magnetar.proto.commands import TopicLedgers
 from magnetar.proto.errors import RetryableError
@@ -109,7 +110,7 @@ async def topic_names(client: Client, options: ReadOptions) -> list[str]:
     if not options.pattern:
         return list(options.topics)
     matches = re.compile(options.pattern).fullmatch
-    names = [TopicName.parse(name) for name in await client.list_topics()]
+    names = [TopicName.parse(name) for name in await client.admin.list_topics()]
     return [
         str(name)
         for name in names
@@ -131,7 +132,7 @@ async def ledgers_of_topic(
     ledgers: list[TopicLedger] = []
     bookies: dict[str, KnownBookie] = {}
     while True:
-        found = await client.request(TopicLedgers(0, topic, after, count), topic=topic)
+        found = await ask(client.admin, TopicLedgers(0, topic, after, count), topic=topic)
         ledgers += [TopicLedger(*row) for row in found["ledgers"]]
         bookies |= known_bookies(found["bookies"], found["identities"])
         if not found["more"] or (ledgers and ledgers[-1].end_offset >= until_offset):

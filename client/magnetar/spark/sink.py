@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 from magnetar.proto.ids import TopicName
@@ -188,7 +189,7 @@ async def _attach(
         content = sum(one.content for one in ledgers) % CONTENT_MODULUS or 1
     rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
     command = AttachLedgers(0, topic, of.query, of.batch, remember_ms, content)
-    done = await client.request(command, topic=topic, payload=msgpack.packb(rows))
+    done = await ask(client.admin, command, topic=topic, payload=msgpack.packb(rows))
     # The batch is there; what tasks wrote that failed, or ran twice, goes.
     await _discard(client, topic, of.transaction)
     return bool(done["attached"])
@@ -224,7 +225,7 @@ async def _discard(client: Client, topic: str, transaction: str) -> None:
     command = DiscardStaged(0, topic, transaction)
     try:
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            await client.request(command, topic=topic)
+            await ask(client.admin, command, topic=topic)
     except (MagnetarError, TimeoutError) as error:
         _log.warning("staged ledgers of %s are left to the sweep: %s", topic, error)
 

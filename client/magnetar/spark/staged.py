@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgpack
 
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.ledger import (
     LedgerClient,
     LedgerMetadata,
@@ -60,8 +61,8 @@ class BrokerLedgers:
 
     async def get(self, ledger_id: int) -> Versioned | None:
         try:
-            found = await self._client.request(
-                GetLedgerMetadata(0, self._topic, ledger_id), topic=self._topic
+            found = await ask(
+                self._client.admin, GetLedgerMetadata(0, self._topic, ledger_id), topic=self._topic
             )
         except LedgerNotFound:
             return None
@@ -69,7 +70,7 @@ class BrokerLedgers:
 
     async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
         command = PutLedgerMetadata(0, self._topic, ledger_id, version)
-        found = await self._client.request(command, topic=self._topic, payload=record)
+        found = await ask(self._client.admin, command, topic=self._topic, payload=record)
         return int(found["version"])
 
 
@@ -135,8 +136,8 @@ async def staged_ledger(
 ) -> AsyncIterator[StagedLedger]:
     """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
     try:
-        made = await client.request(
-            CreateStagedLedger(0, topic, transaction, round(ttl_s * 1000)), topic=topic
+        made = await ask(
+            client.admin, CreateStagedLedger(0, topic, transaction, round(ttl_s * 1000)), topic=topic
         )
     except TopicNotFound as error:
         raise TopicNotFound(
@@ -180,7 +181,7 @@ async def keeping_staged(client: Client, topic: str, transaction: str, ttl_s: fl
 
 async def _keep(client: Client, topic: str, transaction: str, ttl_ms: int) -> None:
     while True:
-        kept = await client.request(KeepStaged(0, topic, transaction, ttl_ms), topic=topic)
+        kept = await ask(client.admin, KeepStaged(0, topic, transaction, ttl_ms), topic=topic)
         await asyncio.sleep(kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL)
 
 
@@ -189,6 +190,6 @@ async def _discard(client: Client, topic: str, transaction: str, ledger_id: int)
     command = DiscardStaged(0, topic, transaction)
     try:
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            await client.request(command, topic=topic, payload=msgpack.packb([ledger_id]))
+            await ask(client.admin, command, topic=topic, payload=msgpack.packb([ledger_id]))
     except (MagnetarError, TimeoutError) as error:
         _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)

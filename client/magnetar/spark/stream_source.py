@@ -347,10 +347,10 @@ def shares(waiting: Mapping[str, int], most: int | None, done: int) -> dict[str,
 async def _move(client: Client, topic: str, subscription: str, point: Point) -> None:
     """Moves the subscription, whoever consumes it, or makes it."""
     try:
-        await client.seek_subscription(topic, subscription, point.id)
+        await client.admin.seek_subscription(topic, subscription, point.id)
     except SubscriptionNotFound:
         with contextlib.suppress(AlreadyExists):  # an attempt whose answer was lost
-            await client.create_subscription(topic, subscription, start=point.id)
+            await client.admin.create_subscription(topic, subscription, start=point.id)
 
 
 def _offset(lease: str, subscription: str, marks: Marks, begins: Marks | None = None) -> Offset:

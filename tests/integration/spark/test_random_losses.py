@@ -8,7 +8,6 @@ away for longer than its lease.
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 import re
@@ -21,7 +20,6 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.count import count_messages
@@ -129,7 +127,7 @@ class World:
     def delete(self) -> None:
         if self.there and self.rng.random() < 0.4:
             name = self.rng.choice(sorted(self.there))
-            self.topics.ask(lambda client: client.delete_topic(name, force=True))
+            self.topics.ask(lambda client: client.admin.delete_topic(name, force=True))
             self.there.remove(name)
             self.unseen(name)
 
@@ -150,7 +148,7 @@ class World:
         """Nobody but leases keeps what the topic has."""
         for subscription in self.topics.stats(name)["subscriptions"]:
             self.topics.ask(
-                functools.partial(Client.delete_subscription, topic=name, subscription=subscription)
+                lambda client, one=subscription: client.admin.delete_subscription(name, one)  # type: ignore[misc]
             )
 
     def pause(self) -> None:

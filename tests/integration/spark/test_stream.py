@@ -140,7 +140,7 @@ def test_data_that_was_trimmed_fails_the_query_unless_an_option_says_otherwise(
     query = copy("gone-copy")
     query.run("gone", subscription="gone-cursor")
     topics.produce("gone", numbers(20, 60), per_entry=2)
-    topics.ask(lambda client: client.delete_subscription("gone", "gone-cursor", force=True))
+    topics.ask(lambda client: client.admin.delete_subscription("gone", "gone-cursor", force=True))
     topics.consume_all("gone")
     # The query's lease is over before it goes on, as if it had been away for long.
     topics.wait_trimmed("gone")
@@ -195,7 +195,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
     topics.produce("remade", numbers(0, 50), per_entry=7)
     query = copy("remade-copy")
     query.run("remade")
-    topics.ask(lambda client: client.delete_topic("remade"))
+    topics.ask(lambda client: client.admin.delete_topic("remade"))
     topics.produce("remade", numbers(50, 100), per_entry=7)
     with pytest.raises(
         Exception,

@@ -81,7 +81,7 @@ async def consume(client: Client, topic: str, name: str, count: int, **named: An
 
 
 async def stats_of(client: Client, topic: str) -> dict[str, Any]:
-    found: dict[str, Any] = await client.topic_stats(topic)
+    found: dict[str, Any] = await client.admin.topic_stats(topic)
     return found
 
 

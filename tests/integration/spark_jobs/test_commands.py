@@ -335,4 +335,4 @@ def test_wrong_arguments_are_refused_before_spark_starts(
         assert len(lines) == 1, (arguments, ended.stderr)
         assert ended.exit_code == code, (arguments, lines)
         assert re.search(message, lines[0]), (arguments, lines[0])
-    assert topics.ask(lambda client: client.list_topics()).count(full("w-x")) == 0
+    assert topics.ask(lambda client: client.admin.list_topics()).count(full("w-x")) == 0

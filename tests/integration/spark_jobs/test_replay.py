@@ -89,4 +89,4 @@ def test_a_job_that_fails_leaves_nothing_in_its_target(
         replay(spark, url, to_topic="fail-c", topics=["fail-nothing"])
     with pytest.raises(InvalidArgument, match="into itself"):
         replay(spark, url, to_topic="fail-a", topics=["fail-b", "fail-a"])
-    assert full("fail-c") not in topics.ask(lambda client: client.list_topics())
+    assert full("fail-c") not in topics.ask(lambda client: client.admin.list_topics())

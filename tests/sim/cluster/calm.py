@@ -56,7 +56,7 @@ class Calm:
         client = await self._connect("newcomer")
         before = self._cluster.metadata.refusals
         for name in self._topics:
-            await client.topic_stats(str(name))
+            await client.admin.topic_stats(str(name))
             reader = await client.create_reader(str(name), start="latest")
             await reader.close()
         self._nobody_was_sent_away(before)
@@ -86,7 +86,7 @@ class Calm:
 
         async def ask() -> None:
             client = await self._connect(stranger.name, operation_timeout=4 * FOUND_AGAIN_S)
-            await client.topic_stats(str(name))
+            await client.admin.topic_stats(str(name))
             await client.close()
 
         asking = stranger.spawn(ask(), name="stranger")

@@ -100,7 +100,7 @@ async def converge(loop: SimLoop, cluster: Cluster, loads: list[TopicLoad]) -> N
             continue
         try:
             for load in loads:
-                stats = await client.topic_stats(load.topic)
+                stats = await client.admin.topic_stats(load.topic)
                 waits += [
                     f"{name} of {load.topic} has a backlog of {figures['backlog_messages']}"
                     for name, figures in stats["subscriptions"].items()

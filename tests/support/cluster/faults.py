@@ -233,7 +233,7 @@ class Faults:
             before, bundle = await self._owned_bundle(client, fault)
             stroke.target = bundle
             stroke.at = time.monotonic()
-            await client.unload_bundle(bundle)
+            await client.admin.unload_bundle(bundle)
             yield
             async with asyncio.timeout(60):
                 while (after := (await owners(client)).get(bundle, "")) in ("", before):
@@ -247,7 +247,7 @@ class Faults:
             _, bundle = await self._owned_bundle(client, fault)
             stroke.target = bundle
             stroke.at = time.monotonic()
-            parts = await client.split_bundle(bundle)
+            parts = await client.admin.split_bundle(bundle)
             yield
         stroke.proof = f"into {' and '.join(parts)}" if len(parts) > 1 else ""
 
@@ -375,7 +375,7 @@ class Faults:
 
 async def owners(client: Client) -> dict[str, str]:
     """Of each bundle of the load's namespace; "" where nobody owns it."""
-    return {row["bundle"]: row["broker"] for row in await client.bundles("public/default")}
+    return {row["bundle"]: row["broker"] for row in await client.admin.bundles("public/default")}
 
 
 def both(name: str, others: Iterable[str]) -> list[Link]:

@@ -251,13 +251,13 @@ async def test_a_skip_is_durable_when_it_is_answered_and_nothing_is_skipped_by_a
 async def test_a_message_of_the_largest_size_can_be_peeked() -> None:
     largest = 5 * 1024 * 1024
     async with serving() as server, connect_to(server) as client:
-        await client.create_subscription("t", "s")
+        await client.admin.create_subscription("t", "s")
         async with client.create_producer("t") as producer:
             await producer.send(b"small")
             await producer.send(bytes(largest))
-        assert [message.value for message in await client.peek_messages("t", "s", 2)] == [b"small"]
-        await client.skip_messages("t", "s", 1)
-        (message,) = await client.peek_messages("t", "s", 2)
+        assert [message.value for message in await client.admin.peek_messages("t", "s", 2)] == [b"small"]
+        await client.admin.skip_messages("t", "s", 1)
+        (message,) = await client.admin.peek_messages("t", "s", 2)
         assert message.value == bytes(largest)
 
 
@@ -304,10 +304,10 @@ async def test_the_backlog_is_without_what_was_acknowledged_one_by_one() -> None
         consumer = await client.subscribe("t", "s", type="shared", start="earliest")
         messages = [await consumer.receive(10.0) for _ in range(30)]
         await consumer.ack([messages[3], *messages[10:20], messages[25], messages[29]], receipt=True)
-        stats = (await client.topic_stats("t"))["subscriptions"]["s"]
+        stats = (await client.admin.topic_stats("t"))["subscriptions"]["s"]
         assert stats["backlog_messages"] == 30 - 13
         await consumer.ack(messages, receipt=True)
-        assert (await client.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"] == 0
+        assert (await client.admin.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"] == 0
 
 
 async def test_rule_54_the_figures_of_a_topic_have_one_budget_of_reads_for_all_subscriptions(
@@ -330,6 +330,6 @@ async def test_rule_54_the_figures_of_a_topic_have_one_budget_of_reads_for_all_s
             return await read_entry(topic, key)
 
         monkeypatch.setattr(Topic, "read_entry", counted)
-        stats = (await client.topic_stats("t"))["subscriptions"]
+        stats = (await client.admin.topic_stats("t"))["subscriptions"]
         assert len(reads) <= 3
         assert all(40 <= stats[name]["backlog_messages"] <= 60 for name in stats)

@@ -181,8 +181,8 @@ async def test_no_follow_of_a_topic_that_does_not_exist_is_an_error(
         with pytest.raises(TopicNotFound):
             await consuming(url, "none", follow=False)
         with pytest.raises(TopicNotFound):
-            await client.topic_stats("none")
-        await client.create_topic("some")
+            await client.admin.topic_stats("none")
+        await client.admin.create_topic("some")
         await consuming(url, "some", follow=False)
         assert "subscription s of some is new; messages are kept for it" in capsys.readouterr().err
         await consuming(url, "some", follow=True)

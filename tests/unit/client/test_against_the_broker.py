@@ -51,7 +51,7 @@ async def test_a_stream_with_acks(client: Client, batching: bool) -> None:
     assert [message.value for message in got] == values
     assert [await receipt for receipt in receipts] == [message.id for message in got]
     await consumer.ack(got[-1], receipt=True)
-    stats = await client.topic_stats("t")
+    stats = await client.admin.topic_stats("t")
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
     [one] = stats["subscriptions"]["s"]["consumers"]
     assert one["permits"] > 500, "it grants again before half of its permits are left"
@@ -69,7 +69,7 @@ async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) ->
     for _ in range(2):
         consumer = await client.subscribe("t", "s", receiver_queue_messages=30)
         assert [m.value for m in await take(consumer, 1000)] == values[1::2]
-        stats = await client.topic_stats("t")
+        stats = await client.admin.topic_stats("t")
         [one] = stats["subscriptions"]["s"]["consumers"]
         assert 15 < one["permits"] <= 30
         await consumer.close()
@@ -81,24 +81,24 @@ async def test_rule_50_conflicts_with_others_are_answered_at_once(client: Client
     with pytest.raises(ProducerBusy, match="'p' is in use"):
         await client.create_producer("t", name="p")
     with pytest.raises(TopicInUse, match=r"1 producer\(s\) and 0 consumer"):
-        await client.delete_topic("t")
+        await client.admin.delete_topic("t")
     await producer.close()
     await (await client.create_producer("t", name="p")).close()
     consumers = [await client.subscribe("t", "shared", type="shared") for _ in range(2)]
     for refused in (
         lambda: client.subscribe("t", "shared"),
-        lambda: client.delete_subscription("t", "shared"),
+        lambda: client.admin.delete_subscription("t", "shared"),
         lambda: consumers[0].unsubscribe(),
     ):
         with pytest.raises(ConsumerBusy):
             await refused()
     with pytest.raises(AlreadyExists):
-        await client.create_subscription("t", "shared")
+        await client.admin.create_subscription("t", "shared")
     with pytest.raises(TopicInUse, match=r"0 producer\(s\) and 2 consumer"):
-        await client.delete_topic("t")
+        await client.admin.delete_topic("t")
     for consumer in consumers:
         await consumer.close()
-    await client.delete_topic("t")
+    await client.admin.delete_topic("t")
 
 
 async def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(client: Client) -> None:
@@ -113,15 +113,15 @@ async def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(cl
         await client.subscribe("t", "s", type="shared")
     await first.close()
     assert (await second.receive(2.0)).value == b"3"  # held by the first, and not acknowledged
-    stats = await client.topic_stats("t")
+    stats = await client.admin.topic_stats("t")
     assert stats["subscriptions"]["s"]["durable"] is False
     await second.close()
-    assert (await client.topic_stats("t"))["subscriptions"] == {}
+    assert (await client.admin.topic_stats("t"))["subscriptions"] == {}
     async with client.subscribe("t", "s", **options) as again:
         assert (await again.receive(2.0)).value == b"0"
         await again.unsubscribe()
     with pytest.raises(SubscriptionNotFound):
-        await client.delete_subscription("t", "s")
+        await client.admin.delete_subscription("t", "s")
     async with client.subscribe("t", "s"):
         with pytest.raises(ConsumerBusy, match="exists and is durable"):
             await client.subscribe("t", "s", durable=False)
@@ -192,7 +192,7 @@ async def test_seek_nack_and_reader(client: Client) -> None:
         await reader.seek("earliest")
         assert [m.value for m in await take(reader, 110)] == [b"%d" % i for i in range(110)]
     await consumer.unsubscribe()
-    assert (await client.topic_stats("t"))["subscriptions"] == {}
+    assert (await client.admin.topic_stats("t"))["subscriptions"] == {}
 
 
 async def test_the_largest_message(client: Client) -> None:
@@ -222,7 +222,7 @@ async def test_openings_that_are_cancelled_hold_no_place() -> None:
             opening.cancel()
             with suppress(asyncio.CancelledError):
                 await (await opening).close()
-        stats = await client.topic_stats("t")
+        stats = await client.admin.topic_stats("t")
         held = [name for name, one in stats["subscriptions"].items() if one["consumers"]]
         assert held == []
 
@@ -235,7 +235,7 @@ async def test_a_producer_whose_opening_was_cut_off_is_not_dead(client: Client) 
             await producer.close()
     producer = await client.create_producer("t", name="p")
     await producer.send(b"alive")
-    stats = await client.topic_stats("t")
+    stats = await client.admin.topic_stats("t")
     assert [one["name"] for one in stats["producers"]] == ["p"]
 
 

@@ -60,11 +60,11 @@ def test_the_same_names_without_await(url: str) -> None:
             assert reader.has_message_available()
             assert [reader.read_next(1.0).value for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
             assert not reader.has_message_available()
-        assert client.list_topics() == ["persistent://public/default/t"]
+        assert client.admin.list_topics() == ["persistent://public/default/t"]
         consumer.unsubscribe()
     assert threading.active_count() == before
     with pytest.raises(MagnetarError, match="closed"):
-        client.list_topics()
+        client.admin.list_topics()
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -175,7 +175,7 @@ def test_calls_of_other_threads_end_when_the_client_is_closed(url: str) -> None:
 
     def ask() -> None:
         with pytest.raises(AlreadyClosed) as caught:
-            client.topic_stats("t")
+            client.admin.topic_stats("t")
         outcomes.append(str(caught.value))
 
     client._inner._pool.to_topic = refuse  # type: ignore[method-assign, assignment]

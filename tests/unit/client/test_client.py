@@ -36,7 +36,7 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy"
+        "Admin AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy"
         " DeadLetterPolicy EntryUnreadable FinalError FoundPolicies InvalidArgument InvalidCallError"
         " LookupAgainError MagnetarError Message MessageBatch MessageId MessageLost MessageTooLarge Policies"
         " PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt ReceiveTimeout"
@@ -127,7 +127,7 @@ async def test_operations_time_out_with_a_reason(broker: FakeBroker) -> None:
             await client.create_producer("t")
         broker.unanswered.append(ListTopics)
         with pytest.raises(RequestTimeout, match="ListTopics"):
-            await client.list_topics()
+            await client.admin.list_topics()
 
 
 async def test_closing_the_client_closes_everything(broker: FakeBroker) -> None:
@@ -188,7 +188,7 @@ async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
     before = open_sockets()
     for reads in (True, False):
         client = await connect(broker.url)
-        await client.list_topics()
+        await client.admin.list_topics()
         assert len(open_sockets() - before) == 2, "one of the client, and one of the broker"
         [handler] = broker.handlers
         if not reads:

@@ -307,7 +307,7 @@ async def test_a_seek_by_somebody_else_makes_the_queue_stale(broker: FakeBroker,
     other.epoch, other.next = 7, (0, 0)
     other.messages += 1000
     other.dispatch()
-    await client.list_topics()  # whose answer comes behind what was delivered anew
+    await client.admin.list_topics()  # whose answer comes behind what was delivered anew
     assert [m.value for m in await take(consumer, 100)] == values
 
 
@@ -399,7 +399,7 @@ async def test_a_consumer_that_does_not_read_holds_a_bounded_amount(
     await until(lambda: fake.next[0] >= 10)
     for taken in range(5):
         for _ in range(3):
-            await client.list_topics()  # whose answer comes behind permits and deliveries
+            await client.admin.list_topics()  # whose answer comes behind permits and deliveries
         assert fake.next[0] <= taken + 12, "entries of 100,000 bytes"
         await consumer.receive(2.0)
     assert len(await take(consumer, 95)) == 95

@@ -92,9 +92,9 @@ async def test_who_answers_keeps_its_place_and_the_newcomer_is_refused_at_once()
             with pytest.raises(ProducerBusy):
                 await asker.create_producer("t", name="p")
             with pytest.raises(TopicInUse):
-                await asker.delete_topic("t")
+                await asker.admin.delete_topic("t")
             with pytest.raises(ConsumerBusy):
-                await asker.delete_subscription("t", "s")
+                await asker.admin.delete_subscription("t", "s")
             assert now() - began < 0.5
         await asyncio.sleep(100)
         await producer.send(b"0")
@@ -109,10 +109,10 @@ async def test_what_only_the_dead_use_can_be_deleted() -> None:
         await client.subscribe("t", "s2", type="shared")
         line.fall_silent()
         async with another() as client:
-            await client.delete_subscription("t", "s")
-            assert list((await client.topic_stats("t"))["subscriptions"]) == ["s2"]
-            await client.delete_topic("t")
-            assert not await client.list_topics()
+            await client.admin.delete_subscription("t", "s")
+            assert list((await client.admin.topic_stats("t"))["subscriptions"]) == ["s2"]
+            await client.admin.delete_topic("t")
+            assert not await client.admin.list_topics()
 
 
 @in_virtual_time

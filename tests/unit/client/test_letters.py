@@ -47,7 +47,7 @@ async def drained(client: Client, subscription: str = "s", topic: str = "t") -> 
 
 async def backlog(client: Client, subscription: str = "s", topic: str = "t") -> int:
     """Messages from the first one that is not acknowledged on."""
-    found: int = (await client.topic_stats(topic))["subscriptions"][subscription]["backlog_messages"]
+    found: int = (await client.admin.topic_stats(topic))["subscriptions"][subscription]["backlog_messages"]
     return found
 
 
@@ -454,8 +454,8 @@ async def test_services_of_all_topics_make_no_letters_of_letters(pattern: str, n
             for name in ("a", "b", "c")
         ]  # fmt: skip
         await asyncio.gather(*[refuse_all(consumer, 0.6) for consumer in consumers])
-        topics = await client.list_topics("public/default")
-        stored = [(await client.topic_stats(topic))["stored_messages"] for topic in topics]
+        topics = await client.admin.list_topics("public/default")
+        stored = [(await client.admin.topic_stats(topic))["stored_messages"] for topic in topics]
         # Of three services with a pattern that asks for letters each may bury what the two others did, three times over.
         most = 3 + 6 + 12 if "DLQ" in pattern else 3
         assert sum(stored) - 1 <= most

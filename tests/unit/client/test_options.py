@@ -55,10 +55,10 @@ def test_keyword_arguments_are_the_options(call: Callable[..., Any], options: An
 
 
 def test_the_blocking_client_has_the_names_of_the_asyncio_client() -> None:
-    for name in ("Client", "Producer", "Consumer", "Reader"):
+    for name in ("Admin", "Client", "Producer", "Consumer", "Reader"):
         facade, original = getattr(blocking, name), getattr(__import__("magnetar.client").client, name)
         public = {key for key in dir(original) if not key.startswith("_")}
-        internal = {"abandon", "open", "request", "connection_of_topic", "options", "closed", "open_messages"}
+        internal = {"abandon", "open", "options", "closed", "open_messages"}
         internal |= {"refill", "wait_for_message", "last_sequence_id", "pending_bytes"}
         assert public - internal <= set(dir(facade)), name
         for key in public - internal:

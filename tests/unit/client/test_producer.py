@@ -58,7 +58,7 @@ async def test_while_something_is_in_flight_messages_gather_until_it_is_confirme
     later = []
     for value in (b"1", b"2"):
         later.append(producer.send_nowait(value))
-        await client.list_topics()  # whose answer comes behind everything that was written before
+        await client.admin.list_topics()  # whose answer comes behind everything that was written before
         assert broker.frames_of_sends == 1
     broker.release_receipts()
     assert await first == MessageId(1, 0, 0)
@@ -208,7 +208,7 @@ async def test_a_smaller_message_does_not_overtake_one_that_waits_for_room(
         asyncio.create_task(producer.send_many([b"3"])),
         asyncio.create_task(producer.send(b"4", "key")),
     ]
-    await client.list_topics()  # a while
+    await client.admin.list_topics()  # a while
     assert broker.frames_of_sends == 1
     broker.release_receipts()
     broker.hold_receipts = False

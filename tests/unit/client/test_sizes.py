@@ -57,7 +57,7 @@ async def test_rule_47_a_size_is_the_encoded_bytes(message: dict[str, Any]) -> N
 async def connections(client: Client) -> int:
     """How often the producers attached: each attachment is an epoch."""
     return 1 + max(
-        [int(p["epoch"]) for topic in "tu" for p in (await client.topic_stats(topic))["producers"]]
+        [int(p["epoch"]) for topic in "tu" for p in (await client.admin.topic_stats(topic))["producers"]]
     )
 
 
@@ -74,7 +74,7 @@ async def test_a_batch_is_never_larger_than_a_message_may_be() -> None:
 
 
 async def connections_of(client: Client, topic: str) -> int:
-    [producer] = (await client.topic_stats(topic))["producers"]
+    [producer] = (await client.admin.topic_stats(topic))["producers"]
     return 1 + int(producer["epoch"])
 
 
@@ -239,7 +239,7 @@ async def test_rule_42_acknowledgements_fit_a_small_frame() -> None:
         async with client.subscribe("t", "s", type="shared", start="earliest") as consumer:
             messages = await take(consumer, 10_000)
             await consumer.ack(messages[::2], receipt=True)
-        subscription = (await client.topic_stats("t"))["subscriptions"]["s"]
+        subscription = (await client.admin.topic_stats("t"))["subscriptions"]["s"]
         assert subscription["backlog_messages"] == 5_000
 
 
@@ -259,10 +259,10 @@ async def test_rule_50_a_frame_that_the_broker_refuses_fails_alone_and_is_not_se
 
 async def test_rule_50_a_request_that_is_refused_as_too_large_is_not_a_lost_connection() -> None:
     async with serving() as server, connect_to(server) as client:
-        await client.create_topic("t")
+        await client.admin.create_topic("t")
         [transport] = server.connections
         transport.protocol._parser.max_frame_bytes = 1_000  # type: ignore[attr-defined]
         ranges = tuple((n, n) for n in range(2_000))
         with pytest.raises(FrameTooLarge):
             await client.subscribe("t", "s", type="key_shared", hash_ranges=ranges)
-        assert await client.topic_stats("t")
+        assert await client.admin.topic_stats("t")

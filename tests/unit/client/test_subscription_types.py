@@ -155,7 +155,7 @@ async def test_rule_28_keys_stay_in_order_while_consumers_come_and_go(client: Cl
     stopped.set()
     await asyncio.gather(*consumers)
     assert {key: seen + 1 for key, seen in order.seen.items()} == numbers
-    stats = (await client.topic_stats("t"))["subscriptions"]["s"]
+    stats = (await client.admin.topic_stats("t"))["subscriptions"]["s"]
     assert stats["backlog_messages"] == 0
 
 

@@ -37,9 +37,9 @@ async def send(client: Client, *messages: tuple[str | bytes | None, bytes | None
 
 async def test_consumers_and_readers_of_what_is_left(client: Client) -> None:
     ids = await send(client, ("a", b"1"), ("b", b"2"), ("a", b"3"), (None, b"4"), ("b", None))
-    state = await client.compact_topic("prices", wait=True)
+    state = await client.admin.compact_topic("prices", wait=True)
     assert (state["state"], state["compacted_messages"]) == ("done", 3), "b is remembered as deleted"
-    assert (await client.topic_stats("prices"))["compaction"] == state
+    assert (await client.admin.topic_stats("prices"))["compaction"] == state
     ids += await send(client, ("a", b"5"))
     wanted = [(ids[2], "a", b"3"), (ids[3], None, b"4"), (ids[5], "a", b"5")]
     async with client.create_reader("prices", start="earliest", read_compacted=True) as reader:
@@ -62,12 +62,12 @@ async def test_consumers_and_readers_of_what_is_left(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="for exclusive and failover subscriptions and for readers"):
         client.subscribe("prices", "s", type="shared", read_compacted=True)
     with pytest.raises(TopicNotFound):
-        await client.compact_topic("nothing")
+        await client.admin.compact_topic("nothing")
 
 
 async def test_a_reader_of_a_topic_of_which_nothing_is_left_has_nothing_to_wait_for(client: Client) -> None:
     await send(client, ("a", b"1"), ("a", None))
-    await client.compact_topic("prices", wait=True)
+    await client.admin.compact_topic("prices", wait=True)
     async with client.create_reader("prices", start="earliest", read_compacted=True) as reader:
         assert not await reader.has_message_available()
     async with client.create_table_view("prices") as view:
@@ -94,7 +94,7 @@ async def test_a_table_view(client: Client) -> None:
         assert seen == [("c", b"3"), ("a", None)]
         assert view.items() == [(b"b", b"2"), ("c", b"3")]
         forget()
-        await client.compact_topic("prices", wait=True)
+        await client.admin.compact_topic("prices", wait=True)
         await send(client, ("b", b"22"))
         await view.refresh()
         assert view.items() == [("b", b"22"), ("c", b"3")]
@@ -145,7 +145,7 @@ async def test_a_view_survives_a_restart_in_which_what_it_knows_is_deleted_and_c
         await server.close(0.0)
         async with serving(**stores) as other, connect_to(other) as second:
             await send(second, ("a", None), ("c", b"3"))
-            await second.compact_topic("prices", wait=True)
+            await second.admin.compact_topic("prices", wait=True)
         async with serving(**stores, port=port):
             await until(lambda: view.items() == [("b", b"2"), ("c", b"3")])
             await view.close()
@@ -185,7 +185,7 @@ def test_the_blocking_view() -> None:
                 assert next(changes) == ("a", b"3")
                 changes.close()
                 sending.join()
-            assert client.compact_topic("prices", wait=True)["state"] == "done"
+            assert client.admin.compact_topic("prices", wait=True)["state"] == "done"
     finally:
         stop.set()
         thread.join()

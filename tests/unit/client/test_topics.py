@@ -81,7 +81,7 @@ async def test_a_busy_topic_does_not_keep_the_others_waiting() -> None:
             await busy.send_many([b"busy"] * 10)
         await quiet.send(b"quiet")
         async with asyncio.timeout(5.0):
-            while (await client.topic_stats("quiet"))["subscriptions"]["s"]["type"] != "exclusive":
+            while (await client.admin.topic_stats("quiet"))["subscriptions"]["s"]["type"] != "exclusive":
                 await asyncio.sleep(0.01)
         seen = 0
         async for batch in consumer.batches():
@@ -232,7 +232,7 @@ async def test_unsubscribing_deletes_the_subscription_of_each_topic() -> None:
         consumer = await client.subscribe(NAMES, "s")
         await consumer.unsubscribe()
         for name in NAMES:
-            assert (await client.topic_stats(name))["subscriptions"] == {}
+            assert (await client.admin.topic_stats(name))["subscriptions"] == {}
 
 
 async def test_a_topic_that_fails_for_good_costs_itself_only() -> None:
@@ -267,7 +267,7 @@ async def test_rule_48_a_call_to_several_topics_ends_for_the_others_and_names_wh
             await consumer.unsubscribe()
         assert failed.value.details["failed"] == refusals
         assert consumer.topics == list(refusals), "what is not consumed any more has left, nothing is deaf"
-        assert (await client.topic_stats("b"))["subscriptions"] == {}
+        assert (await client.admin.topic_stats("b"))["subscriptions"] == {}
         for name in "ac":
             async with client.create_producer(name) as producer:
                 await producer.send(name.encode())
@@ -277,7 +277,7 @@ async def test_rule_48_a_call_to_several_topics_ends_for_the_others_and_names_wh
             del members.consumers[topic].unsubscribe
         await consumer.unsubscribe()
         for name in NAMES:
-            assert (await client.topic_stats(name))["subscriptions"] == {}
+            assert (await client.admin.topic_stats(name))["subscriptions"] == {}
 
 
 # --- patterns --------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ async def test_rule_48_a_call_to_several_topics_ends_for_the_others_and_names_wh
 async def test_topics_of_a_pattern_come_and_go() -> None:
     async with serving() as server, connect_to(server) as client:
         for name in ("orders-1", "orders-2", "others", "my-orders-1"):
-            await client.create_topic(name)
+            await client.admin.create_topic(name)
         consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=10.0)
         assert consumer.topics == [full("orders-1"), full("orders-2")]
         for name in ("orders-1", "orders-3", "others"):
@@ -296,14 +296,14 @@ async def test_topics_of_a_pattern_come_and_go() -> None:
             await producer.close()
         # The new topic is read from its beginning, though the others began at the latest message.
         assert {m.value for m in await take(consumer, 2)} == {b"orders-1", b"orders-3"}
-        await client.delete_topic("orders-2", force=True)
+        await client.admin.delete_topic("orders-2", force=True)
         await asyncio.sleep(30.0)
         assert consumer.topics == [full("orders-1"), full("orders-3")]
-        assert full("orders-2") not in await client.list_topics()  # nobody brought it back
+        assert full("orders-2") not in await client.admin.list_topics()  # nobody brought it back
         with pytest.raises(ReceiveTimeout):  # and nobody is bothered with that
             await consumer.receive(1.0)
         await consumer.close()
-        await client.create_topic("orders-4")
+        await client.admin.create_topic("orders-4")
         await asyncio.sleep(30.0)
         assert full("orders-4") not in consumer.topics
 
@@ -321,7 +321,7 @@ async def test_a_pattern_does_not_match_its_own_letters() -> None:
         consumer.nack(message)
         await asyncio.sleep(10.0)
         assert consumer.topics == [full("t1"), full("t1-s-RETRY")]
-        assert full("t1-s-DLQ") in await client.list_topics()
+        assert full("t1-s-DLQ") in await client.admin.list_topics()
         with pytest.raises(ReceiveTimeout):
             await consumer.receive(1.0)
 
@@ -337,10 +337,10 @@ async def test_many_topics_that_leave_share_their_queue_out_once(monkeypatch: py
         share_queue(self, parts)
 
     async with serving() as server, connect_to(server) as client:
-        await asyncio.gather(*[client.create_topic(f"t{number}") for number in range(40)])
+        await asyncio.gather(*[client.admin.create_topic(f"t{number}") for number in range(40)])
         consumer = await client.subscribe(re.compile("t.*"), "s", discovery_interval=1e6)
         monkeypatch.setattr(TopicConsumer, "share_queue", counted)
-        await asyncio.gather(*[client.delete_topic(f"t{number}", force=True) for number in range(30)])
+        await asyncio.gather(*[client.admin.delete_topic(f"t{number}", force=True) for number in range(30)])
         await asyncio.sleep(10.0)
         assert len(consumer.topics) == 10
         assert set(shared[-10:]) == {10}
@@ -368,7 +368,7 @@ def test_a_pattern_says_its_namespace_or_means_the_default_one() -> None:
 @in_virtual_time
 async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once() -> None:
     async with serving() as server, connect_to(server) as client:
-        await client.create_topic("orders-1")
+        await client.admin.create_topic("orders-1")
         consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=1e6)
         began = asyncio.get_running_loop().time()
         for name in ("orders-2", "others"):
@@ -376,7 +376,7 @@ async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once(
                 await producer.send(name.encode())
         assert (await consumer.receive(10.0)).value == b"orders-2"
         assert consumer.topics == [full("orders-1"), full("orders-2")]
-        await client.delete_topic("orders-1", force=True)
+        await client.admin.delete_topic("orders-1", force=True)
         await until(lambda: consumer.topics == [full("orders-2")])
         assert asyncio.get_running_loop().time() - began < 10.0
 
@@ -384,7 +384,7 @@ async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once(
 @in_virtual_time
 async def test_a_topic_that_is_made_again_before_its_consumer_knows_of_its_end_is_consumed() -> None:
     async with serving() as server, connect_to(server) as client:
-        await client.create_topic("orders-1")
+        await client.admin.create_topic("orders-1")
         consumer = await client.subscribe(re.compile("orders-.*"), "s", type="shared", discovery_interval=1e6)
         members: Any = consumer._consumer
         old = members.consumers[full("orders-1")]
@@ -434,11 +434,11 @@ async def test_changes_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyP
         watch = topics_watch.TopicsWatch(pool, "public/default", 99)
         await watch.begin()
         for number in range(30):
-            await client.create_topic(f"t{number}")
+            await client.admin.create_topic(f"t{number}")
         await until(lambda: watch._list_again)
         assert not watch._changes
         assert await watch.next(5.0) is None
-        await client.create_topic("t30")
+        await client.admin.create_topic("t30")
         assert await watch.next(5.0) == ([full("t30")], [])
         watch.close()
         watch.close()
@@ -451,5 +451,5 @@ async def test_the_consumer_of_a_pattern_leaves_no_watch() -> None:
         assert len(connection.watches) == 1
         await consumer.close()
         assert connection.watches == {}
-        await client.create_topic("x1")
+        await client.admin.create_topic("x1")
         assert consumer.topics == []

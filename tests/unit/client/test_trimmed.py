@@ -19,7 +19,7 @@ from magnetar.client import (
     SubscriptionNotFound,
     connect,
 )
-from magnetar.client.policies import update_policies
+from magnetar.client.administration import Admin
 from magnetar.proto.commands import GetPolicies
 from magnetar.proto.errors import VersionConflict
 from magnetar.proto.policies import Policies
@@ -133,7 +133,7 @@ async def test_starts_and_seeks_at_ids_that_are_gone() -> None:
         assert (await reader.receive(10)).value == b"new"
         assert reader.trimmed_gaps == 3
         # A consumer of a new subscription; several topics count together.
-        await client.create_topic("other")
+        await client.admin.create_topic("other")
         consumer = await client.subscribe(["t", "other"], "s", start=ids[2], fail_on_trimmed=True)
         with pytest.raises(MessageLost):
             await consumer.receive(10)
@@ -143,17 +143,17 @@ async def test_starts_and_seeks_at_ids_that_are_gone() -> None:
 
 async def test_policies_are_changed_one_by_one() -> None:
     async with world() as (_, client):
-        await client.create_topic("t")
-        await client.update_namespace_policies("public/default", {"message_ttl_ms": 5})
-        found = await client.update_topic_policies(
+        await client.admin.create_topic("t")
+        await client.admin.update_namespace_policies("public/default", {"message_ttl_ms": 5})
+        found = await client.admin.update_topic_policies(
             "t", {"retention_ms": 9, "subscription_ttl_ms": {"a": 1, "b": 2}}
         )
         assert found.policies == Policies(retention_ms=9, subscription_ttl_ms={"a": 1, "b": 2})
-        found = await client.update_topic_policies(
+        found = await client.admin.update_topic_policies(
             "t", {"retention_bytes": 7, "subscription_ttl_ms": {"a": None}}
         )
         assert found.policies == Policies(retention_ms=9, retention_bytes=7, subscription_ttl_ms={"b": 2})
-        assert found == await client.topic_policies("t")
+        assert found == await client.admin.topic_policies("t")
         assert found.version == 2
         in_force = {row.policy: (row.value, row.source) for row in found.in_force if row.source != "broker"}
         assert in_force == {
@@ -162,7 +162,7 @@ async def test_policies_are_changed_one_by_one() -> None:
             "message_ttl_ms": (5, "namespace"),
             "subscription_ttl_ms": (2, "topic"),
         }
-        assert (await client.update_topic_policies("t", {})).version == 2, "nothing to change"
+        assert (await client.admin.update_topic_policies("t", {})).version == 2, "nothing to change"
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"ttl": 5}, "'ttl' is no policy; there are"),
             ({"message_ttl_ms": "5"}, "not as they should be"),
@@ -170,26 +170,30 @@ async def test_policies_are_changed_one_by_one() -> None:
         ]
         for changes, text in wrong:
             with pytest.raises(InvalidArgument, match=text):
-                await client.update_topic_policies("t", changes)
-        assert (await client.namespace_policies("public/default")).policies == Policies(message_ttl_ms=5)
+                await client.admin.update_topic_policies("t", changes)
+        assert (await client.admin.namespace_policies("public/default")).policies == Policies(
+            message_ttl_ms=5
+        )
 
 
 async def test_an_update_that_meets_a_conflict_is_made_anew_and_not_for_ever() -> None:
     conflicts = 3
 
-    async def request(command: Any, payload: bytes) -> Any:
-        nonlocal conflicts
-        if isinstance(command, GetPolicies):
-            return {"policies": {}, "version": 0, "in_force": []}
-        if conflicts:
-            conflicts -= 1
-            raise VersionConflict("changed")
-        return {"version": 1}
+    class Pool:
+        async def request(self, command: Any, topic: str, payload: bytes = b"") -> Any:
+            nonlocal conflicts
+            if isinstance(command, GetPolicies):
+                return {"policies": {}, "version": 0, "in_force": []}
+            if conflicts:
+                conflicts -= 1
+                raise VersionConflict("changed")
+            return {"version": 1}
 
-    await update_policies(request, "t", "", {"message_ttl_ms": 5})
+    admin: Any = Admin(Pool())  # type: ignore[arg-type]
+    await admin.update_topic_policies("t", {"message_ttl_ms": 5})
     conflicts = 99
     with pytest.raises(VersionConflict):
-        await update_policies(request, "t", "", {"message_ttl_ms": 5})
+        await admin.update_topic_policies("t", {"message_ttl_ms": 5})
     assert conflicts == 94
 
 
@@ -200,10 +204,10 @@ async def test_messages_expire_by_hand() -> None:
         await sent(made, client, b"0", b"1")
         made.clock.now = 2_000_000
         await sent(made, client, b"2")
-        assert await client.expire_messages("t", "s", 1_500_000) == 2
-        assert await client.expire_messages("t", "s", 1_500_000) == 0
+        assert await client.admin.expire_messages("t", "s", 1_500_000) == 2
+        assert await client.admin.expire_messages("t", "s", 1_500_000) == 0
         await consumer.close()
         consumer = await client.subscribe("t", "s")
         assert (await consumer.receive(10)).value == b"2"
         with pytest.raises(SubscriptionNotFound):
-            await client.expire_messages("t", "nobody", 5)
+            await client.admin.expire_messages("t", "nobody", 5)

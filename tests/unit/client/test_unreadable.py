@@ -62,7 +62,7 @@ async def opened(client: Client, kind: str) -> Any:
     if kind == "reader":
         return await client.create_reader("t", start="earliest")
     if kind == "topics":
-        await client.create_topic("other")
+        await client.admin.create_topic("other")
         return await client.subscribe(["t", "other"], "s", start="earliest")
     return await client.subscribe("t", "s", type=kind, start="earliest")
 
@@ -83,7 +83,7 @@ async def test_rule_45_a_damaged_entry_is_raised_once_and_skipped(kind: str) -> 
             await receiver.skip(error)
         assert await values(receiver, 2) == [b"3", b"4"]
         if kind != "reader":
-            [figures] = (await client.topic_stats("t"))["subscriptions"].values()
+            [figures] = (await client.admin.topic_stats("t"))["subscriptions"].values()
             assert (figures["skipped_entries"], figures["unreadable_entries"]) == (2, [])
 
 

@@ -23,7 +23,7 @@ Bundle = Annotated[
 @asks(brokers_app, "list")
 def brokers_list() -> Ask:
     """Brokers of the cluster with their load: messages a second, and the share of a core."""
-    return Ask(lambda client: client.brokers(), _print_brokers)
+    return Ask(lambda client: client.admin.brokers(), _print_brokers)
 
 
 def _print_brokers(found: list[dict[str, Any]]) -> None:
@@ -47,7 +47,7 @@ def bundles_list(
         rows = [(row["bundle"], row["broker"] or "-", row["to"]) for row in found]
         print_table("", ("bundle", "broker", "goes to"), rows)
 
-    return Ask(lambda client: client.bundles(namespace), show)
+    return Ask(lambda client: client.admin.bundles(namespace), show)
 
 
 @asks(bundles_app, "unload", json=False)
@@ -60,7 +60,7 @@ def bundles_unload(
 ) -> Ask:
     """Move a bundle to another broker. Producers and consumers go on there."""
     return Ask(
-        lambda client: client.unload_bundle(bundle, to=to),
+        lambda client: client.admin.unload_bundle(bundle, to=to),
         lambda _: print(f"{bundle} has moved{f' to {to}' if to else ''}"),
     )
 
@@ -68,4 +68,4 @@ def bundles_unload(
 @asks(bundles_app, "split", json=False)
 def bundles_split(bundle: Bundle) -> Ask:
     """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
-    return Ask(lambda client: client.split_bundle(bundle), lambda parts: print(*parts, sep="\n"))
+    return Ask(lambda client: client.admin.split_bundle(bundle), lambda parts: print(*parts, sep="\n"))

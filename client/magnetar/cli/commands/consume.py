@@ -230,7 +230,7 @@ async def _without(client: Client, topics: list[str], subscription: str, *, foll
     found: list[str] = []
     for topic in topics:
         try:
-            if subscription in (await client.topic_stats(topic))["subscriptions"]:
+            if subscription in (await client.admin.topic_stats(topic))["subscriptions"]:
                 continue
         except MagnetarError as error:
             if not follow:
@@ -264,7 +264,7 @@ async def _is_empty(client: Client, consumer: Consumer) -> bool:
     """True if everything that is stored now is acknowledged."""
     for topic in consumer.topics:
         with contextlib.suppress(TopicNotFound):  # deleted in the meantime
-            found = (await client.topic_stats(topic))["subscriptions"].get(consumer.subscription)
+            found = (await client.admin.topic_stats(topic))["subscriptions"].get(consumer.subscription)
             if found is not None and found["backlog_messages"]:
                 return False
     return True
@@ -273,7 +273,7 @@ async def _is_empty(client: Client, consumer: Consumer) -> bool:
 async def peek(url: str, topic: str, subscription: str, count: int, encode: Encode) -> None:
     """Prints the next messages of a subscription, which stay where they are."""
     async with connect(url) as client:
-        for message in await client.peek_messages(topic, subscription, count):
+        for message in await client.admin.peek_messages(topic, subscription, count):
             sys.stdout.buffer.write(encode(message) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -19,8 +19,7 @@ from ..terminal.session import EXIT_USAGE, fail, milliseconds, named_values
 from ..terminal.tables import print_table
 
 if TYPE_CHECKING:
-    from magnetar.client import Client
-    from magnetar.client.policies import FoundPolicies
+    from magnetar.client import Client, FoundPolicies
 
     Update = Callable[[Client, dict[str, Any]], Awaitable[FoundPolicies]]
 else:

@@ -25,7 +25,7 @@ def subscriptions_list(topic: Topic) -> Ask:
     """Subscriptions of a topic with their backlog."""
 
     async def find(client: Client) -> dict[str, Any]:
-        found: dict[str, Any] = (await client.topic_stats(topic)).get("subscriptions", {})
+        found: dict[str, Any] = (await client.admin.topic_stats(topic)).get("subscriptions", {})
         return found
 
     return Ask(find, print_subscriptions)
@@ -38,7 +38,7 @@ def subscriptions_stats(topic: Topic, subscription: Subscription) -> Ask:
     async def find(client: Client) -> dict[str, Any]:
         from magnetar.client import SubscriptionNotFound
 
-        stats = await client.topic_stats(topic)
+        stats = await client.admin.topic_stats(topic)
         found: dict[str, Any] | None = stats["subscriptions"].get(subscription)
         if found is None:
             reason = stats.get("unavailable_subscriptions", {}).get(subscription)
@@ -84,7 +84,7 @@ def subscriptions_create(topic: Topic, subscription: Subscription, start: Start 
     begin = start_of(start)
 
     async def create(client: Client) -> dict[str, str]:
-        await client.create_subscription(topic, subscription, start=begin)
+        await client.admin.create_subscription(topic, subscription, start=begin)
         return {"topic": topic, "subscription": subscription}
 
     return Ask(create, lambda _: print(f"created subscription {subscription} of {topic}"))
@@ -107,8 +107,8 @@ def subscriptions_seek(
     where = parsed("--to", parse_start, to)
 
     async def seek(client: Client) -> dict[str, Any]:
-        await client.seek_subscription(topic, subscription, where)
-        stats = (await client.topic_stats(topic))["subscriptions"][subscription]
+        await client.admin.seek_subscription(topic, subscription, where)
+        stats = (await client.admin.topic_stats(topic))["subscriptions"][subscription]
         return {name: stats[name] for name in ("mark_delete", "backlog_messages")}
 
     def show(found: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def subscriptions_skip(
     """Acknowledge the next messages, whoever holds them; seeking back brings them again while they are stored."""
 
     async def skip(client: Client) -> dict[str, int]:
-        return {"skipped": await client.skip_messages(topic, subscription, count)}
+        return {"skipped": await client.admin.skip_messages(topic, subscription, count)}
 
     def show(found: dict[str, int]) -> None:
         print(f"skipped {counted(found['skipped'], 'message', 'messages')} of {subscription} in {topic}")
@@ -147,7 +147,7 @@ def subscriptions_clear(topic: Topic, subscription: Subscription) -> Ask:
     """Acknowledge everything that is stored now, whoever holds it."""
 
     async def clear(client: Client) -> dict[str, int]:
-        return {"skipped": await client.clear_backlog(topic, subscription)}
+        return {"skipped": await client.admin.clear_backlog(topic, subscription)}
 
     def show(found: dict[str, int]) -> None:
         print(f"skipped all messages of {subscription} in {topic}, {text(found['skipped'])} at most")
@@ -178,7 +178,7 @@ def subscriptions_peek(
 def subscriptions_delete(topic: Topic, subscription: Subscription, force: Force = False) -> Ask:
     """Delete a subscription and what it remembers."""
     return Ask(
-        lambda client: client.delete_subscription(topic, subscription, force=force),
+        lambda client: client.admin.delete_subscription(topic, subscription, force=force),
         lambda _: print(f"deleted subscription {subscription} of {topic}"),
     )
 
@@ -201,7 +201,7 @@ def subscriptions_expire(
     before_ms = max(int(time.time() * 1000) - milliseconds("--older-than", older_than), 0)
 
     async def expire(client: Client) -> dict[str, int]:
-        return {"messages": await client.expire_messages(topic, subscription, before_ms)}
+        return {"messages": await client.admin.expire_messages(topic, subscription, before_ms)}
 
     def show(found: dict[str, int]) -> None:
         expired = counted(found["messages"], "message", "messages")

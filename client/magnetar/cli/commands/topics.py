@@ -30,13 +30,13 @@ def topics_list(
         for name in names:
             print(TopicName.parse(name).short)
 
-    return Ask(lambda client: client.list_topics(namespace), show)
+    return Ask(lambda client: client.admin.list_topics(namespace), show)
 
 
 @asks(topics_app, "stats")
 def topics_stats(topic: Topic) -> Ask:
     """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog."""
-    return Ask(lambda client: client.topic_stats(topic), _print_topic)
+    return Ask(lambda client: client.admin.topic_stats(topic), _print_topic)
 
 
 def _print_topic(stats: dict[str, Any]) -> None:
@@ -60,14 +60,14 @@ def _print_compaction(state: dict[str, Any], title: str = "") -> None:
 
 def _topic_policies(topic: Topic) -> Update:
     """Set policies of a topic, and show those in force and where each is set."""
-    return lambda client, changed: client.update_topic_policies(topic, changed)
+    return lambda client, changed: client.admin.update_topic_policies(topic, changed)
 
 
 def _namespace_policies(
     namespace: Annotated[str, typer.Argument(help="tenant/namespace, as public/default.")],
 ) -> Update:
     """Set policies of all topics of a namespace that have none of their own, and show those in force."""
-    return lambda client, changed: client.update_namespace_policies(namespace, changed)
+    return lambda client, changed: client.admin.update_namespace_policies(namespace, changed)
 
 
 add_policies(topics_app, TOPIC_POLICIES, _topic_policies)
@@ -93,15 +93,16 @@ def topics_compact(
         return f"the compaction of {topic} failed: {state['error']}" if failed else ""
 
     if status:
-        return Ask(lambda client: client.compaction_status(topic), _print_compaction)
+        return Ask(lambda client: client.admin.compaction_status(topic), _print_compaction)
     if remove:
-        return Ask(lambda client: client.remove_compaction(topic), _print_compaction)
-    return Ask(lambda client: client.compact_topic(topic, wait=wait), _print_compaction, failure)
+        return Ask(lambda client: client.admin.remove_compaction(topic), _print_compaction)
+    return Ask(lambda client: client.admin.compact_topic(topic, wait=wait), _print_compaction, failure)
 
 
 @asks(topics_app, "delete", json=False, question="Delete {topic} with all its messages?")
 def topics_delete(topic: Topic, force: Force = False) -> Ask:
     """Delete a topic with all its messages and subscriptions."""
     return Ask(
-        lambda client: client.delete_topic(topic, force=force), lambda _: print(f"deleted topic {topic}")
+        lambda client: client.admin.delete_topic(topic, force=force),
+        lambda _: print(f"deleted topic {topic}"),
     )

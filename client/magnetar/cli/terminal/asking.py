@@ -4,7 +4,7 @@
 
     @asks(topics_app, "list")
     def topics_list(namespace: ... = "") -> Ask:
-        return Ask(lambda client: client.list_topics(namespace), show)
+        return Ask(lambda client: client.admin.list_topics(namespace), show)
 
 What is wrong with the command line is found in the function itself, so before anything connects.
 """

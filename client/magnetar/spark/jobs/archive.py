@@ -24,6 +24,7 @@ from pyspark.sql import functions as sql
 
 from magnetar.archive.files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
@@ -216,7 +217,7 @@ def _check_alone(
 
     async def work(client: Client) -> int | None:
         command = KeepLedgers(0, plan.topic, plan.lease, round(options.lease_s * 1000))
-        found: int | None = (await client.request(command, topic=plan.topic))["first"]
+        found: int | None = (await ask(client.admin, command, topic=plan.topic))["first"]
         return found
 
     first = asking(options, work)

@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.ledger import LedgerMetadata, LedgerSettings
 from magnetar.proto.commands import ReportDamage
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
@@ -148,7 +149,7 @@ async def report_damage(client: Client, rows: Iterable[Row]) -> tuple[int, int]:
         for start in range(0, len(damage), ROWS_PER_REPORT):
             payload = msgpack.packb(damage[start : start + ROWS_PER_REPORT])
             try:
-                answer = await client.request(ReportDamage(0, topic), topic=topic, payload=payload)
+                answer = await ask(client.admin, ReportDamage(0, topic), topic=topic, payload=payload)
             except LedgerNotFound:
                 break
             queued += answer["queued"]

@@ -91,7 +91,7 @@ def make_topic(options: ReadOptions, name: str) -> None:
     """The topic is there when this returns."""
 
     async def work(client: Client) -> None:
-        await client.create_topic(name)
+        await client.admin.create_topic(name)
 
     asking(options, work)
 

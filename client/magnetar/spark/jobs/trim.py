@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from magnetar.archive.files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.client import Client
+from magnetar.client.administration import ask
 from magnetar.proto.commands import ArchiveLedgers
 from magnetar.proto.errors import InvalidArgument
 
@@ -200,7 +201,7 @@ def _ask(
         moved = any(ledger.archive for ledger, _ in archived)
         command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry, moved, with_backlog)
         payload = msgspec.msgpack.encode(rows)
-        answer: dict[str, Any] = await client.request(command, topic=plan.topic, payload=payload)
+        answer: dict[str, Any] = await ask(client.admin, command, topic=plan.topic, payload=payload)
         return answer
 
     return asking(options, work)

@@ -57,7 +57,7 @@ async def test_any_host_that_answers_will_do(
     url = f"magnetar://127.0.0.1:{closed_port},127.0.0.1:{silent_port},127.0.0.1:{cluster.brokers[0].port}"
     for seed in range(6):
         async with asyncio.timeout(5), connect(url, rng=random.Random(seed)) as client:
-            assert await client.list_topics() == []
+            assert await client.admin.list_topics() == []
             assert client.service_url == url
 
 
@@ -94,13 +94,13 @@ async def test_a_host_that_failed_is_tried_after_the_others(cluster: FakeCluster
             [host] = [broker for broker in cluster.brokers if broker.handlers]
             host.cut()
             await until(lambda: not any(broker.handlers for broker in cluster.brokers))
-            await client.list_topics()
+            await client.admin.list_topics()
         [host] = [broker for broker in cluster.brokers if broker.handlers]
         cluster.fail(host.number)
         others = [broker for broker in cluster.brokers if broker is not host]
         for _ in range(10):
             await until(lambda: not any(broker.handlers for broker in cluster.brokers))
-            await client.list_topics()
+            await client.admin.list_topics()
             [now] = [broker for broker in cluster.brokers if broker.handlers]
             assert now in others
             now.cut()
@@ -143,7 +143,7 @@ async def test_all_addresses_of_a_name_are_tried(
         async with connect(
             f"magnetar://brokers.example.org:{cluster.brokers[0].port}", rng=random.Random(seed)
         ) as client:
-            await client.list_topics()
+            await client.admin.list_topics()
     assert asked == ["brokers.example.org"] * 6
 
 
@@ -188,18 +188,18 @@ async def test_srv_records_say_which_hosts_there_are(
     first, second, _ = cluster.brokers
     dns_server.records[name] = [(10, 5, closed_port, "127.0.0.1"), (20, 5, first.port, "127.0.0.1")]
     async with connect("magnetar+srv://example.org", backoff_first=0.01) as client:
-        await client.list_topics()
+        await client.admin.list_topics()
         assert first.handlers
         assert client.service_url == "magnetar+srv://example.org"
         # They are asked for again when the broker is gone.
         dns_server.records[name] = [(10, 5, second.port, "127.0.0.1")]
         cluster.fail(0)
-        await client.list_topics()
+        await client.admin.list_topics()
         assert second.handlers
         # What was known before is used while DNS does not answer.
         dns_server.records.clear()
         second.cut()
-        await client.list_topics()
+        await client.admin.list_topics()
     assert set(dns_server.asked) == {name}
 
 
@@ -274,7 +274,7 @@ async def test_what_loses_a_race_leaves_no_socket(cluster: FakeCluster, silent_p
     for seed in range(4):
         url = f"magnetar://127.0.0.1:{silent_port},{cluster.url.removeprefix('magnetar://')}"
         async with connect(url, rng=random.Random(seed)) as client:
-            await client.list_topics()
+            await client.admin.list_topics()
     for broker in cluster.brokers:
         await until(lambda broker=broker: not broker.handlers)
     assert len(open_sockets() - before) == 0
@@ -326,8 +326,8 @@ async def test_real_brokers_of_two_clusters_behind_urls_with_several_hosts(close
             await consumer.ack(old)
             new = [(await consumer.receive(5.0)).value for _ in range(10)]
             assert new == [b"oslo %d" % number for number in range(10)]
-            stats = await client.topic_stats("t")
+            stats = await client.admin.topic_stats("t")
             assert stats["stored_messages"] == 10
             assert stats["subscriptions"]["s"]["backlog_messages"] == 10, "of rome's ids, nothing came here"
-            await client.create_topic("u")
-            assert len(await client.list_topics()) == 2
+            await client.admin.create_topic("u")
+            assert len(await client.admin.list_topics()) == 2

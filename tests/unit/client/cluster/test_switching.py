@@ -287,7 +287,7 @@ async def test_a_primary_that_is_down_from_the_beginning(rome: FakeBroker, oslo:
         AutoFailover(primary=url, secondary=[oslo.url], check_interval_s=0.05, switch_back_delay_s=60.0)
     ) as client:
         assert client.service_url == oslo.url
-        await client.list_topics()
+        await client.admin.list_topics()
     await oslo.close()
     with pytest.raises(ConnectionLost, match=r"no cluster can be reached: .*; "):
         await connect(failover(rome, oslo))
