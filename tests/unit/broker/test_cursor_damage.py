@@ -7,7 +7,8 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.cursors.cursor import Cursor
-from magnetar.broker.log.records import CursorRecord, cursor_path
+from magnetar.broker.cursors.pointer import PointerRecord
+from magnetar.broker.log.records import cursor_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -50,10 +51,10 @@ class Stage:
             await crash(broker)
         return (await self.pointer()).ledger_id
 
-    async def pointer(self, name: str = "billing") -> CursorRecord:
+    async def pointer(self, name: str = "billing") -> PointerRecord:
         stored = await self.metadata.get(cursor_path(TOPIC, name))
         assert stored is not None
-        return CursorRecord.decode(stored.value, "")
+        return PointerRecord.decode(stored.value, "")
 
     async def damage_pointer(self, value: bytes = b"\x00 damaged") -> None:
         path = cursor_path(TOPIC, "billing")

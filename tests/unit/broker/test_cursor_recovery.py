@@ -18,17 +18,16 @@ class FakeCursor:
         self.error: MagnetarError | None = BookieUnavailable("away")
         self.deleted = False
 
-    async def adopt(self) -> bool:
+    async def recover(self, topology: Any) -> bool:
         """The pointer is there."""
         if self.error is not None:
             raise self.error
         return True
 
-    async def recover(self, topology: Any) -> None:
-        """Nothing to read."""
-
     async def delete(self) -> None:
         """It can be deleted when its pointer can be read."""
+        if self.error is not None:
+            raise self.error
         self.deleted = True
 
 

@@ -10,8 +10,8 @@ from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.cursors.entries import MAX_ROWS_PER_ENTRY
+from magnetar.broker.cursors.pointer import PointerRecord
 from magnetar.broker.log.durability import Durability
-from magnetar.broker.log.records import CursorRecord
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 from support.broker_kit import settle
@@ -50,22 +50,21 @@ class Stage:
         await cursor.create(1)
         starts = [(2 * number + 1 << 20) + (not whole) for number in range(count)]
         cursor.state.merge((1, 0, 0), [(1, starts, [start | 0xFFFFF for start in starts])])
-        cursor._dirty = cursor._snapshot_due = True
+        cursor.redeliveries_changed()
         await cursor.flush()
         return cursor
 
     async def recovered(self) -> Cursor:
         """By the next broker; the one before was killed."""
         cursor = self.cursor()
-        assert await cursor.adopt()
-        await cursor.recover(OneLedger())
+        assert await cursor.recover(OneLedger())
         cursor.state.check()
         return cursor
 
-    async def pointer(self) -> CursorRecord:
+    async def pointer(self) -> PointerRecord:
         stored = await self.metadata.get(PATH)
         assert stored is not None
-        return CursorRecord.decode(stored.value, PATH)
+        return PointerRecord.decode(stored.value, PATH)
 
 
 def refuse(error: MagnetarError) -> None:
@@ -104,7 +103,6 @@ async def test_200_000_holes_survive_in_small_entries_with_a_turn_of_the_loop_fo
     assert len(ledger.entries[-1]) < 100
     assert (len((await stage.pointer()).snapshot) > 1) == inline
     again = stage.cursor()
-    assert await again.adopt()
     assert await turns_of(again.recover(OneLedger())) > pieces
     assert again.recovered_from is None
     assert again.state.range_count == 200_001
@@ -248,7 +246,6 @@ async def test_a_ledger_is_left_when_its_deltas_have_more_rows_than_reading_them
         await cursor.flush()
         await settle()  # the former ledger goes a moment later
         (ledger,) = stage.ledgers.ledgers.values()
-        assert cursor._delta_rows <= max(50, cursor.state.range_count // 4)
         entries = max(entries, len(ledger.entries))
     assert 50 < entries < 120
     assert len(stage.ledgers.deleted) >= 3

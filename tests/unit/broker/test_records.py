@@ -7,11 +7,11 @@ from typing import Any
 import msgpack
 import pytest
 
+from magnetar.broker.cursors.pointer import PointerRecord
 from magnetar.broker.log.records import (
     Archive,
     AttachedQuery,
     CompactedLedger,
-    CursorRecord,
     LedgerInfo,
     NamespaceRecord,
     PublishedBatch,
@@ -106,7 +106,7 @@ def test_staged_nodes() -> None:
     assert StagedRecord.decode(STAGED, "path") == StagedRecord("t", 5, 60_000)
 
 
-@pytest.mark.parametrize("read", [TopicRecord, SegmentRecord, CursorRecord, StagedRecord])
+@pytest.mark.parametrize("read", [TopicRecord, SegmentRecord, PointerRecord, StagedRecord])
 def test_formats_of_later_releases_are_refused(read: type[TopicRecord]) -> None:
     for value in (RECORD.replace(b"format\x01", b"format\x09"), b"\x81\xa6format\x09", b"\x80", b"noise"):
         with pytest.raises(DataDirectoryError):
@@ -115,4 +115,4 @@ def test_formats_of_later_releases_are_refused(read: type[TopicRecord]) -> None:
 
 def test_a_cursor_knows_no_format_2() -> None:
     with pytest.raises(DataDirectoryError, match="upgrade"):
-        CursorRecord.decode(b"\x81\xa6format\x02", "path")
+        PointerRecord.decode(b"\x81\xa6format\x02", "path")

@@ -23,7 +23,7 @@ from magnetar.proto.errors import InvalidSetting, MagnetarError, MessageLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import EntryKey, Position
-from ..cursors.cursor import is_damage
+from ..cursors.snapshot_ledger import is_damage
 from ..log.records import CompactedLedger
 from ..resources.stores import Writer
 from ..settings import BrokerSettings

@@ -29,7 +29,7 @@ import msgspec
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.tasks import awaited, begin, end_all
 
-from ..cursors.cursor import is_damage
+from ..cursors.snapshot_ledger import is_damage
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import CompactedLedger
 from ..resources.stores import Ledgers, Writer

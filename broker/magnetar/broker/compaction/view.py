@@ -30,7 +30,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.core.ranges import Range, complement
-from ..cursors.cursor import is_damage
+from ..cursors.snapshot_ledger import is_damage
 from ..log.positions import Start, first_published
 from ..log.records import CompactedLedger
 from .core.index import CompactedIndex

@@ -12,7 +12,6 @@ REFUSED, whoever asks for its subscription gets the error in `unavailable`, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -83,8 +82,6 @@ class CursorRecovery:
         if cursor is None:
             raise ServiceNotReady(f"{self._name(subscription)} was recovered just now; try again")
         try:
-            with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
-                await cursor.adopt()
             await cursor.delete()
         except MagnetarError:
             if not self._stopped:
@@ -122,13 +119,12 @@ class CursorRecovery:
         cursor = self._cursors[name]
         try:
             async with self._slots:
-                if await cursor.adopt():
-                    await cursor.recover(self._topology)
-                    self._forget(name)
-                    self._recovered(name, cursor)
-                else:
+                recovered = await cursor.recover(self._topology)
+                if not recovered:
                     await cursor.delete()
-                    self._forget(name)
+                self._forget(name)
+                if recovered:
+                    self._recovered(name, cursor)
         except DataDirectoryError as error:
             self.unavailable[name] = DataDirectoryError(
                 f"{self._name(name)} cannot be read, {error}; delete the subscription and create it again"

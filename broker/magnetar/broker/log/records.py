@@ -1,4 +1,4 @@
-"""What the broker keeps in metadata: a topic's ledger list, its cursors' pointers, its staged ledgers (FORMATS.md).
+"""What the broker keeps in metadata of a topic: its ledger list, its staged ledgers (FORMATS.md).
 
 Values are msgpack maps with a format number, rows in them are arrays; the structures below are both what is stored and what
 the broker works with.
@@ -6,7 +6,6 @@ the broker works with.
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple, Self
 
 import msgspec
@@ -219,31 +218,6 @@ class SegmentRecord(Record, tag_field="format", tag=FORMAT):
     """A sealed segment. It is written once, before a head names it, and deleted after none does."""
 
     ledgers: list[LedgerInfo]
-
-
-class CursorRecord(Record, tag_field="format", tag=FORMAT):
-    """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself."""
-
-    ledger_id: int
-    snapshot: list[bytes]  # entries as a cursor ledger has them (`cursors.entries`); none: `deleting`
-    created_ms: int
-    properties: dict[str, str]
-    trimmed: list[int]  # ledgers that held it and may not be deleted yet
-    deleting: bool  # the subscription does not exist any more; its ledgers may
-
-
-class CursorLedgers(msgspec.Struct):
-    """What deleting a cursor takes, of a pointer that cannot be read otherwise."""
-
-    ledger_id: int
-    trimmed: list[int]
-
-    @classmethod
-    def decode(cls, value: bytes) -> CursorLedgers | None:
-        """None if not even this can be read."""
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.msgpack.decode(value, type=cls)
-        return None
 
 
 class NamespaceRecord(Record, tag_field="format", tag=FORMAT):

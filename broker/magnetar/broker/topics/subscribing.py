@@ -158,9 +158,7 @@ class Subscribing:
         except AlreadyExists:
             # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
             # or deleted in part.
-            if await cursor.adopt():
-                await cursor.recover(ledger.list)
-            else:
+            if not await cursor.recover(ledger.list):
                 await cursor.delete()
                 cursor = ledger.cursor(name if durable else None, position)
                 await cursor.create(self._clock.now_ms())

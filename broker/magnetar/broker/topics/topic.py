@@ -11,7 +11,6 @@ topic up again, and the registry forgets it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
-    DataDirectoryError,
     MagnetarError,
     TopicBusy,
     TopicInUse,
@@ -521,9 +519,6 @@ class Topic:
     async def _delete_rest(self, export: TopicExport) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self.ledger.cursor(name)
-            with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
-                await cursor.adopt()
-            await cursor.delete()
+            await self.ledger.cursor(name).delete()
         await export.staging.delete_all()
         await self.ledger.delete()

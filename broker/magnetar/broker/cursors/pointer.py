@@ -1,0 +1,95 @@
+"""The pointer of a stored state (`snapshot_ledger`): a node of the metadata store, changed by compare-and-set only.
+
+It names the ledger that has the state. Who takes the state over writes the pointer anew, so that the former owner's next
+write of it is a conflict: rule 52. Ledgers that it named before stay in its list until they are deleted, so that a crash
+leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from magnetar.metadata import MetadataStore
+from magnetar.proto.errors import DataDirectoryError, VersionConflict
+
+from ..log.records import FORMAT, Record, replace
+
+NO_LEDGER = -1
+
+
+class PointerRecord(Record, tag_field="format", tag=FORMAT):
+    """What the node says (FORMATS.md)."""
+
+    ledger_id: int  # that has the state; NO_LEDGER: `snapshot` has it
+    snapshot: list[bytes]  # pieces of the state, as its ledger has them; none: `deleting`
+    created_ms: int
+    properties: dict[str, str]
+    trimmed: list[int]  # ledgers that had it and may not be deleted yet
+    deleting: bool  # the state does not exist any more; its ledgers may
+
+
+class _Ledgers(msgspec.Struct):
+    """What deleting a state takes, of a pointer that cannot be read otherwise."""
+
+    ledger_id: int
+    trimmed: list[int]
+
+
+class Pointer:
+    """See the module docstring. `record` is what the node says, once it was created or read."""
+
+    def __init__(self, path: str, metadata: MetadataStore) -> None:
+        self.path = path
+        self.record = PointerRecord(NO_LEDGER, [], 0, {}, [], False)
+        self.damaged = False  # not even its ledgers can be read
+        self._metadata = metadata
+        self._version = -1
+
+    @property
+    def known(self) -> bool:
+        """False before it was read, and after a write of which it is not known whether it was done."""
+        return self._version >= 0
+
+    async def create(self, snapshot: list[bytes], now_ms: int) -> None:
+        """The state is in the pointer, and durable, when this returns. Raises AlreadyExists."""
+        self.record = PointerRecord(NO_LEDGER, snapshot, now_ms, {}, [], False)
+        self._version = await self._metadata.create(self.path, self.record.encode())
+
+    async def read(self) -> None:
+        """Raises DataDirectoryError when it is damaged, VersionConflict when another owner wrote it since it was read."""
+        stored = await self._metadata.get(self.path)
+        if stored is None:
+            raise DataDirectoryError(f"there is no metadata at {self.path}")
+        if self.known and stored.version != self._version:
+            raise VersionConflict(f"{self.path} was changed by another owner")
+        self._version = stored.version
+        try:
+            self.record = PointerRecord.decode(stored.value, self.path)
+        except DataDirectoryError:
+            self.damaged = True
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                known = msgspec.msgpack.decode(stored.value, type=_Ledgers)
+                self.record.ledger_id, self.record.trimmed = known.ledger_id, known.trimmed
+                self.damaged = False
+            raise
+
+    async def take(self) -> None:
+        """Writes it as it was read. Raises VersionConflict if its former owner wrote it since then."""
+        version, self._version = self._version, -1
+        self._version = await replace(self._metadata, self.path, self.record.encode(), version)
+
+    async def move(self, ledger_id: int, snapshot: list[bytes], *, deleting: bool = False) -> None:
+        """Names another ledger, durable when this returns; the one before is in `record.trimmed` then."""
+        old = self.record
+        trimmed = old.trimmed
+        if old.ledger_id not in (NO_LEDGER, ledger_id):
+            trimmed = [*trimmed, old.ledger_id]
+        record = PointerRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
+        self._version = await replace(self._metadata, self.path, record.encode(), self._version)
+        self.record = record
+
+    async def delete(self) -> None:
+        """The node is gone when this returns."""
+        await self._metadata.delete(self.path, version=self._version)
