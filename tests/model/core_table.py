@@ -130,7 +130,7 @@ class CoreTable:
                 event = ev.LastConfirmedRead(name, last_add_confirmed, code)
             case ("R", name, entry_id, entry, code):
                 length = decode_ledger_entry_header(entry).length if entry else 0
-                event = ev.EntryRead(name, entry_id, entry, length, code)
+                event = ev.EntriesRead(name, [ev.EntryRead(entry_id, entry, length, code)])
             case ("M", "written", version):
                 event = ev.MetadataWritten(version)
             case ("M", "found", meta):
@@ -181,15 +181,17 @@ class CoreTable:
                     sends.append(self._message(("m", client, -1, 0, True)))
                 case ev.ReadLastConfirmed(name):
                     sends.append(self._message(("l", client, name, True)))
-                case ev.ReadEntry(name, number):
+                case ev.ReadEntries(name, begin, last, stripe):
                     if self.shape.symmetric and core.state is RecoveryState.BASE is not before:
                         for first, *others in permutations([name, *core._base_replicas]):
                             other = clone(core)
                             other._base_replicas = others
-                            asked = self._message(("r", client, first, number, True))
+                            asked = self._message(("r", client, first, begin, True))
                             yield other, [*sends, asked], told, end
                         return
-                    sends.append(self._message(("r", client, name, number, True)))
+                    sends += [
+                        self._message(("r", client, name, number, True)) for number in stripe.ids(begin, last)
+                    ]
                 case ev.Finished(metadata):
                     end = _end(metadata)
                 case instruction:

@@ -288,7 +288,7 @@ class LedgerWorld:
                 event = ev.LastConfirmedRead(name, last_add_confirmed, code)
             case ("R", _, name, entry_id, entry, code):
                 length = decode_ledger_entry_header(entry).length if entry else 0
-                event = ev.EntryRead(name, entry_id, entry, length, code)
+                event = ev.EntriesRead(name, [ev.EntryRead(entry_id, entry, length, code)])
             case ("M", _, None, _):
                 event = ev.MetadataFailed(StorageFailed("the metadata store does not answer"))
             case ("M", _, "written", version):
@@ -337,8 +337,9 @@ class LedgerWorld:
                     self._send(("m", client, None, 0, True))
                 case ev.ReadLastConfirmed(bookie):
                     self._send(("l", client, bookie, True))
-                case ev.ReadEntry(bookie, entry_id):
-                    self._send(("r", client, bookie, entry_id, True))
+                case ev.ReadEntries(bookie, first, last, stripe):  # each is answered by itself
+                    for entry_id in stripe.ids(first, last):
+                        self._send(("r", client, bookie, entry_id, True))
                 case ev.Finished(metadata):
                     assert self.metadata.closed
                     assert _end(metadata) == _end(self.metadata), "somebody believes in another end"

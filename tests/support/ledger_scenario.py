@@ -28,6 +28,7 @@ from magnetar.ledger.core.events import (
     ChooseBookies,
     CloseRequested,
     Confirm,
+    EntriesRead,
     EntryRead,
     Event,
     ExplicitLacWritten,
@@ -43,7 +44,7 @@ from magnetar.ledger.core.events import (
     MetadataFound,
     MetadataWritten,
     NoBookies,
-    ReadEntry,
+    ReadEntries,
     ReadLastConfirmed,
     ReadMetadata,
     RetryDue,
@@ -68,6 +69,11 @@ SHOWN_READS = 7  # recovery reads a window of many entries ahead; the first ones
 def run_scenario(text: str) -> str:
     """The text with the output parts as the cores produce them."""
     return play(text, _Scenario().run)
+
+
+def entry_read(bookie: str, entry_id: int, entry: bytes, length: int, code: int) -> EntriesRead:
+    """The answer of a bookie that says something of one entry."""
+    return EntriesRead(bookie, [EntryRead(entry_id, entry, length, code)])
 
 
 def parse_code(text: str) -> int:
@@ -199,10 +205,10 @@ class _Scenario:
             case "read":
                 entry_id = int(arguments[1])
                 if arguments[2] != "yes":
-                    return EntryRead(arguments[0], entry_id, b"", 0, parse_code(arguments[2]))
+                    return entry_read(arguments[0], entry_id, b"", 0, parse_code(arguments[2]))
                 length = (entry_id + 1) * len(PAYLOAD)
                 entry = encode_ledger_entry(LEDGER_ID, entry_id, -1, length, PAYLOAD)
-                return EntryRead(arguments[0], entry_id, entry, length, 0)
+                return entry_read(arguments[0], entry_id, entry, length, 0)
             case _:
                 raise AssertionError(f"unknown command: {name}")
 
@@ -262,8 +268,9 @@ class _Scenario:
                 return [f"tell lac {last_add_confirmed} to {' '.join(bookies)}"]
             case ReadLastConfirmed(bookie):
                 return [f"fence {bookie}"]
-            case ReadEntry(bookie, entry_id):
-                return [f"read {entry_id} from {bookie}"] if entry_id < SHOWN_READS else []
+            case ReadEntries(bookie, first, last, stripe):
+                ids = stripe.ids(first, min(last, SHOWN_READS - 1))
+                return [f"read {entry_id} from {bookie}" for entry_id in ids]
             case Finished(metadata):
                 return [f"finished: {show_metadata(metadata)}"]
             case Failed(error):

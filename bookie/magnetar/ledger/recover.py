@@ -21,7 +21,7 @@ from .core.events import (
     Instruction,
     LastConfirmedRead,
     MetadataFound,
-    ReadEntry,
+    ReadEntries,
     ReadLastConfirmed,
     RetryDue,
     RetryLater,
@@ -62,7 +62,7 @@ class _Recovery:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._tasks = TaskSet(f"recovery of ledger {ledger_id}")
-        self._reads = RecoveryReads(components, ledger_id, self._core, self._handle_events, self._fail)
+        self._reads = RecoveryReads(components, ledger_id, self._core, self._handle, self._fail)
         self._answered: list[Event] = []  # adds, in this turn of the loop
         self._retry_timer: asyncio.TimerHandle | None = None
         # Loop time since which bookies have too much to do and none has stored an entry.
@@ -77,6 +77,10 @@ class _Recovery:
             if self._retry_timer is not None:
                 self._retry_timer.cancel()
             await asyncio.gather(self._tasks.close(), self._reads.close(), return_exceptions=True)
+
+    def _handle(self, event: Event) -> None:
+        if not self._done.done():
+            self._carry_out(self._core.handle(event))
 
     def _handle_events(self, events: Sequence[Event]) -> None:
         instructions: list[Instruction] = []
@@ -101,8 +105,8 @@ class _Recovery:
                         self._components.transport.add(
                             bookie, entry, self._ledger_id, entry_id, recovery=True, done=self._added
                         )
-                case ReadEntry(bookie, entry_id):
-                    self._reads.wanted(bookie, entry_id)
+                case ReadEntries() as read:
+                    self._reads.ask(read)
                 case ReadLastConfirmed(bookie):
                     self._start(self._read_last_confirmed(bookie))
                 case RetryLater():
@@ -159,7 +163,7 @@ class _Recovery:
         self._retry_timer = None
         now = self._loop.time()
         longest_s = MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
-        self._handle_events([RetryDue(now - (self._stuck_since or now) > longest_s)])
+        self._handle(RetryDue(now - (self._stuck_since or now) > longest_s))
 
     async def _read_last_confirmed(self, bookie: str) -> None:
         try:
@@ -170,7 +174,7 @@ class _Recovery:
         except MagnetarError as error:
             self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)
-        self._handle_events([event])
+        self._handle(event)
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        self._handle_events([await self._components.write_metadata(self._ledger_id, metadata, version)])
+        self._handle(await self._components.write_metadata(self._ledger_id, metadata, version))

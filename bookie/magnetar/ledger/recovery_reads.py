@@ -1,6 +1,6 @@
-"""The reads of one recovery: entries that the core wants from one bookie are one request if they make a stripe.
+"""The reads of one recovery, in the order of entries and a few at a time.
 
-A request answers the entries of the stripe up to the first one that the bookie does not have or that does not fit. What lies
+A request answers the entries of its stripe up to the first one that the bookie does not have or that does not fit. What lies
 behind is not absent (rule 14), and what the stripe leaves out was not asked for: nothing is concluded for either. It is
 asked for again, and only the first entry of a request is ever a negative, when the bookie says so. Requests go out by entry,
 lowest first, at most `_MAX_READS` at a time to one bookie, and none beyond `_MAX_HELD_BYTES` of entries that were found and
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -22,11 +22,11 @@ from magnetar.proto.errors import (
     RequestTimeout,
 )
 from magnetar.proto.ledger_entry import verify_ledger_entry
-from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+from magnetar.proto.stripe import Stripe
 from magnetar.runtime.tasks import TaskSet
 
 from .components import LedgerComponents
-from .core.events import BookieSlow, EntryRead, Event
+from .core.events import BookieSlow, EntriesRead, EntryRead, Event, ReadEntries
 from .core.recovery import RecoveryCore
 
 _MAX_READS = 12
@@ -34,19 +34,19 @@ _MAX_READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 _MAX_HELD_BYTES = 32 << 20
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
-# First and last entry, and residues of the stripe that has both.
-_Run = tuple[int, int, int]
+# First and last entry, and the stripe, which has both.
+_Run = tuple[int, int, Stripe]
 
 
 class RecoveryReads:
-    """`wanted` collects entry ids, `flush` sends the requests; `tell` is called with the answers."""
+    """`ask` takes reads, `flush` sends what may be sent; `handle` is called with the answers."""
 
     def __init__(
         self,
         components: LedgerComponents,
         ledger_id: int,
         core: RecoveryCore,
-        tell: Callable[[Sequence[Event]], None],
+        handle: Callable[[Event], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._transport = components.transport
@@ -54,27 +54,20 @@ class RecoveryReads:
         self._slow_s = components.settings.speculative_read_s
         self._ledger_id = ledger_id
         self._core = core
-        self._handle_events = tell
+        self._handle = handle
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        striping = core.striping
-        self._cycle = 1 if striping.ensemble_size == striping.write_quorum else striping.ensemble_size
-        self._collected: dict[str, list[int]] = {}  # bookie -> entries
         self._runs: dict[str, list[_Run]] = {}  # bookie -> a heap
         self._tasks = TaskSet("recovery reads")
         self._asked: dict[str, int] = {}  # bookie -> how many of _tasks are of it
 
-    def wanted(self, bookie: str, entry_id: int) -> None:
-        """One more entry to read."""
-        self._collected.setdefault(bookie, []).append(entry_id)
+    def ask(self, read: ReadEntries) -> None:
+        """Takes one more read, which waits for its turn."""
+        runs = self._runs.setdefault(read.bookie, [])
+        heapq.heappush(runs, (read.first, read.last, read.stripe))
 
     def flush(self) -> None:
         """Sends what may be sent now. To be called after every event: each may make room."""
-        if self._collected:
-            for bookie, ids in self._collected.items():
-                for run in stripes_of(sorted(ids), self._cycle):
-                    heapq.heappush(self._runs.setdefault(bookie, []), run)
-            self._collected.clear()
         core = self._core
         for bookie, runs in self._runs.items():
             while runs and self._asked.get(bookie, 0) < _MAX_READS:
@@ -108,23 +101,22 @@ class RecoveryReads:
             self.flush()
 
     async def _read(self, bookie: str, run: _Run) -> None:
-        first, last, residues = run
-        stripe = self._stripe(residues)
+        first, last, stripe = run
         timer = None
         if self._slow_s:
-            timer = self._loop.call_later(self._slow_s, self._handle_events, [BookieSlow(bookie)])
+            timer = self._loop.call_later(self._slow_s, self._handle, BookieSlow(bookie))
         try:
             result = await self._transport.read(
                 bookie, self._ledger_id, first, last, max_bytes=_MAX_READ_BYTES, fence=True, stripe=stripe
             )
         except _SILENT as error:
             self._health.failed(bookie, error.code)
-            ids = stripe.ids(first, last)
-            self._handle_events([EntryRead(bookie, entry_id, b"", 0, error.code) for entry_id in ids])
+            silent = [EntryRead(entry_id, b"", 0, error.code) for entry_id in stripe.ids(first, last)]
+            self._handle(EntriesRead(bookie, silent))
             return
         except MagnetarError as error:
             self._rest(bookie, run, 1)
-            self._handle_events([EntryRead(bookie, first, b"", 0, error.code)])
+            self._handle(EntriesRead(bookie, [EntryRead(first, b"", 0, error.code)]))
             return
         finally:
             if timer is not None:
@@ -132,57 +124,30 @@ class RecoveryReads:
         entries = result.entries or [b""]
         ids = stripe.ids(first, last, len(entries))
         self._rest(bookie, run, len(ids))
-        # All of an answer at once: what the core makes of it is sent in the same turn of the loop.
-        self._handle_events(
-            [self._verified(bookie, entry_id, entry) for entry_id, entry in zip(ids, entries)]
-        )
-
-    def _stripe(self, residues: int) -> Stripe:
-        return EVERY_ENTRY if self._cycle == 1 else Stripe(self._cycle, residues)
+        answers = [self._verified(entry_id, entry) for entry_id, entry in zip(ids, entries)]
+        self._handle(EntriesRead(bookie, answers))
 
     def _skip(self, bookie: str, run: _Run) -> None:
         """What lies behind the entries that are not wanted any more: most of a run, once another bookie had them."""
-        first, last, residues = run
-        wants, cycle = self._core.wants, self._cycle
-        residues = residues if cycle > 1 else 1
-        while first <= last and not (residues >> first % cycle & 1 and wants(first)):
+        first, last, stripe = run
+        wants = self._core.wants
+        while first <= last and not (stripe.holds(first) and wants(first)):
             first += 1
         if first <= last:
-            heapq.heappush(self._runs[bookie], (first, last, run[2]))
+            heapq.heappush(self._runs[bookie], (first, last, stripe))
 
     def _rest(self, bookie: str, run: _Run, answered: int) -> None:
         """What lies behind so many of a run's entries."""
-        first, last, residues = run
-        ids = self._stripe(residues).ids(first, last, answered + 1)
+        first, last, stripe = run
+        ids = stripe.ids(first, last, answered + 1)
         if len(ids) > answered:
-            heapq.heappush(self._runs.setdefault(bookie, []), (ids[answered], last, residues))
+            heapq.heappush(self._runs.setdefault(bookie, []), (ids[answered], last, stripe))
 
-    def _verified(self, bookie: str, entry_id: int, entry: bytes) -> EntryRead:
+    def _verified(self, entry_id: int, entry: bytes) -> EntryRead:
         try:
             header = verify_ledger_entry(entry)
         except EntryDamaged as error:
-            return EntryRead(bookie, entry_id, b"", 0, error.code)
+            return EntryRead(entry_id, b"", 0, error.code)
         if (header.ledger_id, header.entry_id) != (self._ledger_id, entry_id):
-            return EntryRead(bookie, entry_id, b"", 0, EntryDamaged.code)
-        return EntryRead(bookie, entry_id, entry, header.length, 0)
-
-
-def stripes_of(ids: Sequence[int], cycle: int) -> Iterator[_Run]:
-    """Runs that have exactly these ascending entries: one if they make a stripe, else one or more for each residue.
-
-    >>> list(stripes_of([6, 7, 9, 10, 12], 3)), list(stripes_of([6, 7, 10, 15, 18], 3))
-    ([(6, 12, 3)], [(6, 6, 1), (15, 18, 1), (7, 10, 2)])
-    """
-    residues = 0
-    for entry_id in ids:
-        residues |= 1 << entry_id % cycle
-    if list(Stripe(cycle, residues).ids(ids[0], ids[-1], len(ids) + 1)) == list(ids):
-        yield ids[0], ids[-1], residues
-        return
-    for residue in range(cycle):
-        mine = [entry_id for entry_id in ids if entry_id % cycle == residue]
-        begin = 0
-        for place, entry_id in enumerate(mine):
-            if place + 1 == len(mine) or mine[place + 1] != entry_id + cycle:
-                yield mine[begin], entry_id, 1 << residue
-                begin = place + 1
+            return EntryRead(entry_id, b"", 0, EntryDamaged.code)
+        return EntryRead(entry_id, entry, header.length, 0)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from magnetar.ledger.components import LedgerComponents
-from magnetar.ledger.core.events import EntryRead, MetadataFound, MetadataWritten, ReadEntry
+from magnetar.ledger.core.events import EntryRead, MetadataFound, MetadataWritten
 from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerState
 from magnetar.ledger.core.quorum import Striping
@@ -77,9 +77,9 @@ def errors_prove_absence() -> None:
     """Rule 14: what a bookie could not answer counts as "no such entry"."""
     entry_read = _recovery._entry_read
 
-    def believing(self: Any, event: EntryRead) -> Any:
-        code = EntryNotFound.code if event.code else 0
-        return entry_read(self, EntryRead(event.bookie, event.entry_id, event.entry, event.length, code))
+    def believing(self: Any, bookie: str, answer: EntryRead) -> Any:
+        code = EntryNotFound.code if answer.code else 0
+        return entry_read(self, bookie, dataclasses.replace(answer, code=code))
 
     _recovery._entry_read = believing
 
@@ -109,20 +109,21 @@ def re_adds_are_not_waited_for() -> None:
 @defect
 def recovery_reads_the_changed_ensemble() -> None:
     """Rule 15: bookies that recovery itself has put in are asked as well, and what they say counts."""
-    ask, entry_read = _recovery._ask, _recovery._entry_read
+    read, entry_read = _recovery._read, _recovery._entry_read
 
-    def asked(self: Any, entry_id: int, found: Any, positions: Any) -> Any:
+    def asked(self: Any, wanted: dict[str, list[int]]) -> Any:
         changed = self._changed.last_ensemble.bookies
-        instructions = ask(self, entry_id, found, positions)
-        return [ReadEntry(changed[self._reading.index(i.bookie)], i.entry_id) for i in instructions]
+        if self.state is not RecoveryState.ENTRIES:
+            return read(self, wanted)
+        return read(self, {changed[self._reading.index(name)]: ids for name, ids in wanted.items()})
 
-    def counted(self: Any, event: EntryRead) -> Any:
+    def counted(self: Any, bookie: str, answer: EntryRead) -> Any:
         changed = self._changed.last_ensemble.bookies
-        if event.bookie in changed and event.bookie not in self._reading:
-            event = dataclasses.replace(event, bookie=self._reading[changed.index(event.bookie)])
-        return entry_read(self, event)
+        if bookie in changed and bookie not in self._reading:
+            bookie = self._reading[changed.index(bookie)]
+        return entry_read(self, bookie, answer)
 
-    _recovery._ask, _recovery._entry_read = asked, counted
+    _recovery._read, _recovery._entry_read = asked, counted
 
 
 @defect

@@ -11,7 +11,6 @@ from magnetar.ledger.core.events import (
     BookiesChosen,
     ChooseBookies,
     Confirm,
-    EntryRead,
     Event,
     Failed,
     Instruction,
@@ -41,6 +40,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger
 from support.bookie_kit import add, crash, open_inline
 from support.bookies import Bookies, Confirmations
 from support.index_model import ModelStorage
+from support.ledger_scenario import entry_read
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 LEDGER = 7
@@ -204,10 +204,10 @@ def test_defect_2615_an_empty_last_ensemble_recovers_nothing_of_the_ones_before(
     core.handle(LastConfirmedRead("e", -1, 0))
     core.check()
     base = encode_ledger_entry(LEDGER, 1999, 1998, 20_000, b"x" * 10)
-    core.handle(EntryRead("b", 1999, base, 20_000, 0))
+    core.handle(entry_read("b", 1999, base, 20_000, 0))
     core.check()
     found = encode_ledger_entry(LEDGER, 2000, 1999, 20_010, b"x" * 10)
-    core.handle(EntryRead("d", 2000, found, 20_010, 0))
+    core.handle(entry_read("d", 2000, found, 20_010, 0))
     (choose,) = core.handle(AddFailed("e", 2000, ConnectionLost.code))
     assert isinstance(choose, ChooseBookies)
     core.handle(BookiesChosen({1: "f"}))
@@ -247,10 +247,10 @@ def test_defect_2908_what_a_bookie_cannot_answer_is_never_a_no(code: int) -> Non
     core.begin()
     for bookie in ("a", "b", "c"):
         core.handle(LastConfirmedRead(bookie, -1, 0))
-    core.handle(EntryRead("a", 0, b"", 0, EntryNotFound.code))
-    core.handle(EntryRead("b", 0, b"", 0, code))
+    core.handle(entry_read("a", 0, b"", 0, EntryNotFound.code))
+    core.handle(entry_read("b", 0, b"", 0, code))
     assert state(core) is RecoveryState.ENTRIES
-    (failed,) = core.handle(EntryRead("c", 0, b"", 0, code))
+    (failed,) = core.handle(entry_read("c", 0, b"", 0, code))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, QuorumLost)
     assert failed.error.retryable

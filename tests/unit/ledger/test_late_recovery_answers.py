@@ -2,7 +2,6 @@
 
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.core.events import (
-    EntryRead,
     LastConfirmedRead,
     MetadataFound,
 )
@@ -16,6 +15,7 @@ from magnetar.proto.errors import (
     LedgerNotFound,
 )
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from support.ledger_scenario import entry_read
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 
@@ -54,7 +54,7 @@ def started_over(last: tuple[str, ...]) -> RecoveryCore:
     for bookie in ("a", "b"):
         core.handle(LastConfirmedRead(bookie, -1, LedgerNotFound.code))
     for bookie in ("a", "b"):
-        core.handle(EntryRead(bookie, 0, b"", 0, EntryNotFound.code))
+        core.handle(entry_read(bookie, 0, b"", 0, EntryNotFound.code))
     assert state(core) is RecoveryState.CLOSING
     after = LedgerMetadata.create(striping, last, 0, {}).in_recovery()
     core.handle(MetadataFound(after, 2))
@@ -77,13 +77,13 @@ def test_rule_14_negatives_of_an_earlier_attempt_count_only_within_the_write_set
     core = started_over(("a", "d", "e"))
     for bookie in ("a", "d"):
         core.handle(LastConfirmedRead(bookie, -1, 0))
-    assert core.handle(EntryRead("b", 0, b"", 0, EntryNotFound.code)) == []
-    assert core.handle(EntryRead("c", 0, b"", 0, EntryNotFound.code)) == []
+    assert core.handle(entry_read("b", 0, b"", 0, EntryNotFound.code)) == []
+    assert core.handle(entry_read("c", 0, b"", 0, EntryNotFound.code)) == []
     core.check()
     assert state(core) is RecoveryState.ENTRIES
-    core.handle(EntryRead("a", 0, b"", 0, EntryNotFound.code))
+    core.handle(entry_read("a", 0, b"", 0, EntryNotFound.code))
     entry = encode_ledger_entry(7, 0, -1, 1, b"x")
-    core.handle(EntryRead("d", 0, entry, 1, 0))
+    core.handle(entry_read("d", 0, entry, 1, 0))
     core.check()
     assert state(core) is RecoveryState.ENTRIES, "it exists"
 
@@ -95,5 +95,5 @@ def test_rule_14_a_late_negative_for_another_write_set_of_a_striped_ledger() -> 
     core.begin()
     for bookie in ("a", "b", "c"):
         core.handle(LastConfirmedRead(bookie, -1, 0))
-    assert core.handle(EntryRead("c", 0, b"", 0, EntryNotFound.code)) == []
+    assert core.handle(entry_read("c", 0, b"", 0, EntryNotFound.code)) == []
     assert state(core) is RecoveryState.ENTRIES

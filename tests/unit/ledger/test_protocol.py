@@ -24,7 +24,6 @@ from magnetar.ledger.core.events import (
     ChooseBookies,
     CloseRequested,
     Confirm,
-    EntryRead,
     Event,
     Failed,
     Finished,
@@ -33,7 +32,7 @@ from magnetar.ledger.core.events import (
     MetadataFound,
     MetadataWritten,
     NoBookies,
-    ReadEntry,
+    ReadEntries,
     ReadLastConfirmed,
     ReadMetadata,
     SendAdds,
@@ -45,6 +44,7 @@ from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.ledger.core.writer import WriterCore
 from magnetar.proto.errors import ConnectionLost, EntryNotFound, LedgerFenced, LedgerNotFound
 from magnetar.proto.ledger_entry import decode_ledger_entry_header, verify_ledger_entry
+from support.ledger_scenario import entry_read
 
 LEDGER = 3
 SHAPES = [(1, 1, 1), (2, 2, 1), (2, 2, 2), (3, 2, 2), (3, 3, 2), (4, 3, 2), (3, 2, 1)]
@@ -139,8 +139,9 @@ class Party:
                     )
                 case ReadLastConfirmed(bookie):
                     self.delayed(bookie, lambda b=bookie: self.read_last_confirmed(b))  # type: ignore[misc]
-                case ReadEntry(bookie, entry_id):
-                    self.delayed(bookie, lambda b=bookie, e=entry_id: self.read(b, e))  # type: ignore[misc]
+                case ReadEntries(bookie, first, last, stripe):
+                    for entry_id in stripe.ids(first, last):
+                        self.delayed(bookie, lambda b=bookie, e=entry_id: self.read(b, e))  # type: ignore[misc]
                 case Finished(metadata):
                     self.ended = True
                     self.world.results.append(metadata)
@@ -218,14 +219,14 @@ class Party:
         if self.world.rng.random() < 0.05:
             self.tell(BookieSlow(name))
         bookie = self.world.bookies[name]
-        event = EntryRead(name, entry_id, b"", 0, ConnectionLost.code)
+        event = entry_read(name, entry_id, b"", 0, ConnectionLost.code)
         if self.reach(name):
             bookie.fenced = True
             entry = bookie.entries.get(entry_id)
             if entry is None:
-                event = EntryRead(name, entry_id, b"", 0, EntryNotFound.code)
+                event = entry_read(name, entry_id, b"", 0, EntryNotFound.code)
             else:
-                event = EntryRead(name, entry_id, entry, decode_ledger_entry_header(entry).length, 0)
+                event = entry_read(name, entry_id, entry, decode_ledger_entry_header(entry).length, 0)
         self.world.later(lambda: self.tell(event))
 
 

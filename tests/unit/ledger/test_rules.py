@@ -10,9 +10,8 @@ from magnetar.ledger.core.events import (
     AddFailed,
     AddStored,
     BookiesChosen,
-    EntryRead,
     LastConfirmedRead,
-    ReadEntry,
+    ReadEntries,
 )
 from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
 from magnetar.ledger.core.quorum import Striping
@@ -30,7 +29,9 @@ from magnetar.proto.errors import (
     UnknownLedgerState,
 )
 from magnetar.proto.ledger_entry import encode_ledger_entry, verify_ledger_entry
+from magnetar.proto.stripe import EVERY_ENTRY
 from support.bookies import Bookies, Confirmations
+from support.ledger_scenario import entry_read
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 DOWN = BookieUnavailable("down")
@@ -120,14 +121,16 @@ def test_rule_15_reads_use_the_ensemble_as_it_was_when_recovery_began(
     core.handle(LastConfirmedRead("a", -1, 0))
     for entry_id in range(2):
         entry = encode_ledger_entry(0, entry_id, -1, entry_id + 1, b"x")
-        core.handle(EntryRead("a", entry_id, entry, entry_id + 1, 0))
+        core.handle(entry_read("a", entry_id, entry, entry_id + 1, 0))
     core.handle(AddStored("a", 0))
     core.handle(AddFailed("b", 0, RequestTimeout.code))
     core.handle(BookiesChosen({1: "c"}))
     after = core.handle(AddStored("c", 0))  # entry 0 is done: the window moves on
     core.check()
-    assert after == [ReadEntry("a", 2)]
-    assert core.handle(EntryRead("a", 2, b"", 0, RequestTimeout.code)) == [ReadEntry("b", 2)]
+    assert after == [ReadEntries("a", 2, 2, EVERY_ENTRY)]
+    assert core.handle(entry_read("a", 2, b"", 0, RequestTimeout.code)) == [
+        ReadEntries("b", 2, 2, EVERY_ENTRY)
+    ]
 
 
 async def test_rule_15_recovery_adds_again_in_order_and_as_it_was_stored() -> None:

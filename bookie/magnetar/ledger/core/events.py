@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.stripe import Stripe
 
 from .metadata import LedgerMetadata
 from .pending import PendingAdd
@@ -120,13 +121,20 @@ class LastConfirmedRead:
 
 @dataclass(frozen=True, slots=True)
 class EntryRead:
-    """Answer to ReadEntry. `code` 0: `entry` is there and its digest was verified; `length` is from its header."""
+    """What a bookie says of one entry. `code` 0: `entry` is there and verified; `length` is from its header."""
 
-    bookie: str
     entry_id: int
     entry: bytes
     length: int
     code: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRead:
+    """Answer to ReadEntries, of some of these entries; what is left follows, and is not absent."""
+
+    bookie: str
+    answers: Sequence[EntryRead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +221,13 @@ class ReadLastConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadEntry:
-    """Recovery read: fences as well, verifies the digest."""
+class ReadEntries:
+    """Recovery read of the entries `first` to `last` of a stripe, which has both: fences as well, verifies the digests."""
 
     bookie: str
-    entry_id: int
+    first: int
+    last: int
+    stripe: Stripe
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +260,7 @@ Event = (
     | RetryDue
     | ExplicitLacWritten
     | LastConfirmedRead
-    | EntryRead
+    | EntriesRead
     | BookieSlow
 )
 Instruction = (
@@ -264,7 +274,7 @@ Instruction = (
     | ReadMetadata
     | WriteExplicitLac
     | ReadLastConfirmed
-    | ReadEntry
+    | ReadEntries
     | Finished
     | Failed
 )

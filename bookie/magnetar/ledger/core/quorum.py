@@ -27,13 +27,15 @@ def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Non
 class Striping:
     """Positions in the ensemble by entry id. Tables of E rows, because this is asked for every entry."""
 
-    __slots__ = ("ack_quorum", "ensemble_size", "masks", "write_quorum", "write_sets")
+    __slots__ = ("ack_quorum", "cycle", "ensemble_size", "masks", "write_quorum", "write_sets")
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
         check_quorums(ensemble_size, write_quorum, ack_quorum)
         self.ensemble_size = ensemble_size
         self.write_quorum = write_quorum
         self.ack_quorum = ack_quorum
+        # What one bookie has of a ledger repeats every so many entries; 1: each bookie has every entry.
+        self.cycle = 1 if ensemble_size == write_quorum else ensemble_size
         # Row `entry id % E` of both: the write set as positions, and as a bit mask over positions.
         self.write_sets: tuple[tuple[int, ...], ...] = tuple(
             tuple((start + step) % ensemble_size for step in range(write_quorum))

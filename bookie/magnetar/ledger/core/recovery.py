@@ -8,8 +8,8 @@
   confirmed and is read for the ledger's length up to there.
 * An entry exists when one bookie has it, and is absent after Qw-Qa+1 explicit negatives; anything else aborts, which
   truncates nothing and can be repeated (rule 14). Reads use the ensemble as it was when recovery began (rule 15).
-* A window of entries is looked for at a time, each at one bookie first (`shares.preferences`); the shell asks a bookie for
-  all of its share at once. What is not found there, or not soon, is asked of the whole write set.
+* A window of entries is looked for at a time, each at one bookie first (`shares.preferences`), which is asked for all of its
+  share at once. What is not found there, or not soon, is asked of the whole write set.
 * What exists is added again as it was stored, to Qa bookies at least. Its piggybacked LAC stays the writer's, although a
   higher one is known: an advanced LAC would tell the next recovery to skip entries whose new bookies are not in the
   metadata before the closing compare-and-set (rule 15). So the bytes, the digest in them and all replicas stay equal.
@@ -25,7 +25,7 @@ was lost, and behind it the ledger ends. A bookie that proves an entry behind th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -48,6 +48,7 @@ from .events import (
     BookiesChosen,
     BookieSlow,
     ChooseBookies,
+    EntriesRead,
     EntryRead,
     Event,
     Failed,
@@ -58,7 +59,7 @@ from .events import (
     MetadataFound,
     MetadataWritten,
     NoBookies,
-    ReadEntry,
+    ReadEntries,
     ReadLastConfirmed,
     RetryDue,
     RetryLater,
@@ -67,7 +68,7 @@ from .events import (
 )
 from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
-from .shares import preferences
+from .shares import preferences, stripes_of
 
 # The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads. Most ledgers of
 # a killed broker have few entries behind the base: the first window is small (0.2 ms instead of 6), and each one that was
@@ -176,8 +177,8 @@ class RecoveryCore:
         match event:  # the frequent ones first
             case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
                 return self._added(bookie, entry_id)
-            case EntryRead() if self.state is RecoveryState.ENTRIES:
-                return self._entry_read(event)
+            case EntriesRead(bookie, answers) if self.state is RecoveryState.ENTRIES:
+                return self._entries_read(bookie, answers)
             case MetadataWritten(version):
                 return self._metadata_written(version)
             case MetadataFound(metadata, version):
@@ -190,8 +191,8 @@ class RecoveryCore:
             case LastConfirmedRead(bookie, _, 0):
                 self._suspects.pop(bookie, None)  # slow, but alive
                 return []
-            case EntryRead() if self.state is RecoveryState.BASE:
-                return self._base_read(event)
+            case EntriesRead(_, answers) if self.state is RecoveryState.BASE:
+                return self._base_read(answers[0])
             case BookieSlow(bookie) if self.state in (RecoveryState.BASE, RecoveryState.ENTRIES):
                 return self._slow(bookie)
             case AddFailed(bookie, entry_id, code) if self.state is RecoveryState.ENTRIES:
@@ -250,15 +251,15 @@ class RecoveryCore:
         return self._ask_base()
 
     def _ask_base(self) -> list[Instruction]:
-        return [ReadEntry(self._base_replicas.pop(0), self._base)] if self._base_replicas else []
+        return self._read({self._base_replicas.pop(0): [self._base]}) if self._base_replicas else []
 
-    def _base_read(self, event: EntryRead) -> list[Instruction]:
-        if event.entry_id != self._base:
+    def _base_read(self, answer: EntryRead) -> list[Instruction]:
+        if answer.entry_id != self._base:
             return []
-        if event.code == 0:
-            self._length = event.length
+        if answer.code == 0:
+            self._length = answer.length
             return self._read_on()
-        self._base_codes.append(event.code)
+        self._base_codes.append(answer.code)
         if len(self._base_codes) == self.striping.write_quorum:
             if self.accepted_end is not None:  # lost; the length is that of what is found behind it
                 return self._read_on()
@@ -278,25 +279,33 @@ class RecoveryCore:
             self._window = min(2 * self._window, WINDOW_ENTRIES)
         if room > RUN_ENTRIES:  # whole runs, so that each is one request
             room -= (self._next_read + room) % RUN_ENTRIES
-        instructions: list[Instruction] = []
+        wanted: dict[str, list[int]] = {}
         first_asked, run = self.striping.write_sets, 1
         if ONE_REPLICA_FIRST:
             distrusted = sum(1 << p for p, bookie in enumerate(self._reading) if bookie in self._suspects)
             first_asked = preferences(self.striping, self.ledger_id % self.striping.ensemble_size, distrusted)
-            run = RUN_ENTRIES if self.striping.ensemble_size == self.striping.write_quorum else 1
+            run = RUN_ENTRIES if self.striping.cycle == 1 else 1
         for entry_id in range(self._next_read, self._next_read + room):
-            found = self._entries[entry_id] = _Recovered()
-            instructions += self._ask(entry_id, found, first_asked[entry_id // run % len(first_asked)])
+            self._entries[entry_id] = _Recovered()
+            self._ask(entry_id, first_asked[entry_id // run % len(first_asked)], wanted)
         self._next_read += room
-        return instructions
+        return self._read(wanted)
 
-    def _ask(self, entry_id: int, found: _Recovered, positions: Iterable[int]) -> list[Instruction]:
-        instructions: list[Instruction] = []
+    def _ask(self, entry_id: int, positions: Iterable[int], wanted: dict[str, list[int]]) -> None:
+        """Puts the entry among what is `wanted` of the bookies at these positions that have not been asked for it."""
+        found = self._entries[entry_id]
         for position in positions:
             if not found.asked & 1 << position:
                 found.asked |= 1 << position
-                instructions.append(ReadEntry(self._reading[position], entry_id))
-        return instructions
+                wanted.setdefault(self._reading[position], []).append(entry_id)
+
+    def _read(self, wanted: dict[str, list[int]]) -> list[Instruction]:
+        """As few reads as have exactly these ascending entries of each bookie."""
+        return [
+            ReadEntries(bookie, first, last, stripe)
+            for bookie, ids in wanted.items()
+            for first, last, stripe in stripes_of(ids, self.striping.cycle)
+        ]
 
     def wants(self, entry_id: int) -> bool:
         """Whether an answer about this entry still matters; otherwise the shell need not ask."""
@@ -315,38 +324,45 @@ class RecoveryCore:
         self._suspects[bookie] = None
         if self.state is RecoveryState.BASE:
             return self._ask_base()
-        instructions: list[Instruction] = []
+        wanted: dict[str, list[int]] = {}
         bit = 1 << self._reading.index(bookie) if bookie in self._reading else 0
         for entry_id in range(self._next_add, self._next_read) if self._last is None else ():
             found = self._entries[entry_id]
             if found.entry is None and found.asked & bit and bookie not in found.answered:
-                instructions += self._ask(entry_id, found, self.striping.write_set(entry_id))
-        return instructions
+                self._ask(entry_id, self.striping.write_set(entry_id), wanted)
+        return self._read(wanted)
 
-    def _entry_read(self, event: EntryRead) -> list[Instruction]:
-        found = self._entries.get(event.entry_id)
-        if found is None or event.entry_id < self._next_add or event.bookie in found.answered:
+    def _entries_read(self, bookie: str, answers: Sequence[EntryRead]) -> list[Instruction]:
+        counted = [answer for answer in answers if self._entry_read(bookie, answer)]
+        if not counted:
             return []
-        if event.bookie not in self._reading or not found.asked & 1 << self._reading.index(event.bookie):
-            return []  # an answer to an earlier start: a bookie outside the write set proves nothing
-        found.answered[event.bookie] = None
-        if event.code not in _SILENT:
-            self._suspects.pop(event.bookie, None)
-        if event.code == 0:
-            if found.entry is None:
-                found.entry, found.length = event.entry, event.length
-                self.held_bytes += len(event.entry)
-            return self._decide()
-        if event.code in _NEGATIVE:
-            found.negatives += 1
-        else:
-            found.codes.append(event.code)
-            if event.code in _SILENT:
-                self._suspects[event.bookie] = None
         instructions = self._decide()
-        if self.wants(event.entry_id):
-            instructions += self._ask(event.entry_id, found, self.striping.write_set(event.entry_id))
-        return instructions
+        wanted: dict[str, list[int]] = {}
+        for answer in counted:
+            if answer.code and self.wants(answer.entry_id):
+                self._ask(answer.entry_id, self.striping.write_set(answer.entry_id), wanted)
+        return instructions + self._read(wanted)
+
+    def _entry_read(self, bookie: str, answer: EntryRead) -> bool:
+        """Counts what a bookie says of an entry; False if that does not matter."""
+        found = self._entries.get(answer.entry_id)
+        if found is None or answer.entry_id < self._next_add or bookie in found.answered:
+            return False
+        if bookie not in self._reading or not found.asked & 1 << self._reading.index(bookie):
+            return False  # an answer to an earlier start: a bookie outside the write set proves nothing
+        found.answered[bookie] = None
+        if answer.code in _SILENT:
+            self._suspects[bookie] = None
+        else:
+            self._suspects.pop(bookie, None)
+        if answer.code in _NEGATIVE:
+            found.negatives += 1
+        elif answer.code:
+            found.codes.append(answer.code)
+        elif found.entry is None:
+            found.entry, found.length = answer.entry, answer.length
+            self.held_bytes += len(answer.entry)
+        return True
 
     def _decide(self) -> list[Instruction]:
         """Goes through the entries in order, as far as it is known whether they exist."""
@@ -385,17 +401,17 @@ class RecoveryCore:
 
     def _accept_end(self) -> list[Instruction]:
         """Asks everybody for everything behind the accepted end, and ends the ledger there when nobody has any of it."""
-        instructions: list[Instruction] = []
+        wanted: dict[str, list[int]] = {}
         decided = True
         for entry_id in range(self._next_add, self._next_read):
             found = self._entries[entry_id]
             if found.entry is not None:
                 return self._fail(self._proved_more(entry_id))
-            instructions += self._ask(entry_id, found, self.striping.write_set(entry_id))
+            self._ask(entry_id, self.striping.write_set(entry_id), wanted)
             decided = decided and len(found.answered) == self.striping.write_quorum
         if decided:
             self._end_before(self._next_add)
-        return instructions
+        return self._read(wanted)
 
     def _drop(self, entry_id: int) -> None:
         entry = self._entries.pop(entry_id).entry

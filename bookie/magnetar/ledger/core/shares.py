@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from magnetar.proto.stripe import Stripe
 
 from .quorum import Striping
 
@@ -58,3 +60,28 @@ def preferences(striping: Striping, begin: int, distrusted: int) -> tuple[tuple[
             if residues >> residue & 1:
                 rows[residue] = (position,)
     return tuple(rows)
+
+
+def stripes_of(ids: Sequence[int], cycle: int) -> Iterator[tuple[int, int, Stripe]]:
+    """First entry, last entry, and stripe of the runs that have exactly these ascending entries: one if they make a stripe.
+
+    Else there are one or more runs for each residue by `cycle`, which is E, or 1 where each bookie has every entry.
+
+    >>> runs = [list(stripes_of(ids, 3)) for ids in ([6, 7, 9, 10, 12], [6, 7, 10, 15, 18])]
+    >>> [[(first, last, stripe.residues) for first, last, stripe in found] for found in runs]
+    [[(6, 12, 3)], [(6, 6, 1), (15, 18, 1), (7, 10, 2)]]
+    """
+    residues = 0
+    for entry_id in ids:
+        residues |= 1 << entry_id % cycle
+    stripe = Stripe(cycle, residues)
+    if list(stripe.ids(ids[0], ids[-1], len(ids) + 1)) == list(ids):
+        yield ids[0], ids[-1], stripe
+        return
+    for residue in range(cycle):
+        mine = [entry_id for entry_id in ids if entry_id % cycle == residue]
+        begin = 0
+        for place, entry_id in enumerate(mine):
+            if place + 1 == len(mine) or mine[place + 1] != entry_id + cycle:
+                yield mine[begin], entry_id, Stripe(cycle, 1 << residue)
+                begin = place + 1
