@@ -13,22 +13,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from magnetar.broker.ownership.balance.core.balancer import BalancerCore
 from magnetar.broker.ownership.balance.core.facts import (
     UNBOUND,
     BrokerFacts,
     BundleLoad,
     BundleOwner,
-    BundleReport,
     ClusterSnapshot,
     Move,
     NamespaceBinding,
     Split,
-    Transfer,
     bundle_range,
     namespace_of,
 )
 from magnetar.broker.ownership.balance.core.placement import BundlePlacement
-from magnetar.broker.ownership.balance.core.shedding import BalancerCore
 from magnetar.broker.ownership.balance.settings import BalanceSettings
 
 DAY_S = 86_400
@@ -90,7 +88,7 @@ class ModelCluster:
         self.transfers: dict[str, str] = {}
         self.capacity = 1.0
         self._rng = rng
-        self._reports: dict[str, BundleReport] = {}
+        self._reports: dict[str, list[BundleLoad]] = {}
         self._moved: dict[str, tuple[float, str]] = {}  # bundle -> when it moved last, and from where
         self._next_broker = brokers
         self._make_bundles(bundles, topics, preferring)
@@ -117,7 +115,7 @@ class ModelCluster:
             rate = rng.lognormvariate(0.0, 1.0)
             self.bundles[name] = ModelBundle(name, rate, max(topics // count, 1), tenant % _PHASES)
             if tenant % 100 < preferring:
-                self.bindings[namespace] = NamespaceBinding(zones=("a",))
+                self.bindings[namespace] = NamespaceBinding(zone="a")
 
     # --- what happens to it --------------------------------------------------------------------------------------------
 
@@ -134,7 +132,9 @@ class ModelCluster:
             del self.brokers[name]
             self._reports.pop(name, None)
         orphans = [one for one in self.bundles.values() if one.owner not in self.brokers]
-        placers = [BundlePlacement(self.settings, Random(self._rng.random())) for _ in range(_PLACERS)]
+        placers = [
+            BundlePlacement(self.settings, Random(self._rng.random()).randrange) for _ in range(_PLACERS)
+        ]
         rows = list(self.brokers.values())
         began = time.thread_time()
         for placer in placers:
@@ -142,7 +142,7 @@ class ModelCluster:
         got: Counter[str] = Counter()
         for number, bundle in enumerate(orphans):
             binding = self.bindings.get(namespace_of(bundle.name), UNBOUND)
-            owner = placers[number % len(placers)].place(bundle.name, binding, self.now, topics=bundle.topics)
+            owner = placers[number % len(placers)].place(bundle.name, binding, self.now)
             assert owner is not None, "there is a broker with room"
             bundle.owner = owner
             got[owner] += 1
@@ -182,8 +182,8 @@ class ModelCluster:
         return ClusterSnapshot(
             list(self.brokers.values()),
             [BundleOwner(one.name, one.owner) for one in self.bundles.values()],
-            list(self._reports.values()),
-            [Transfer(bundle, to) for bundle, to in self.transfers.items()],
+            dict(self._reports),
+            list(self.transfers),
             self.bindings,
         )
 
@@ -269,5 +269,5 @@ class ModelCluster:
                 self.brokers[name] = broker._replace(
                     cpu=cpu, bundles=len(rows[name]), topics=topics, report=broker.report + 1
                 )
-                self._reports[name] = BundleReport(name, rows[name])
+                self._reports[name] = rows[name]
         return load

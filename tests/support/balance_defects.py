@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.ownership.balance.core import facts, ready_brokers, shedding
+from magnetar.broker.ownership.balance.core import balancer, facts, survey
+from magnetar.broker.ownership.balance.core.balancer import Splitting
+from magnetar.broker.ownership.balance.core.moves import Moves, Rests, UnseenMoves
 from magnetar.broker.ownership.balance.core.placement import BundlePlacement
-from magnetar.broker.ownership.balance.core.ready_brokers import ReadyBrokers
-from magnetar.broker.ownership.balance.core.rests import Rests
-from magnetar.broker.ownership.balance.core.round import Moves
-from magnetar.broker.ownership.balance.core.splitting import Splitting
-from magnetar.broker.ownership.balance.core.survey import ClusterSurvey
-from magnetar.broker.ownership.balance.core.unseen_moves import UnseenMoves
+from magnetar.broker.ownership.balance.core.survey import ClusterSurvey, ReadyBroker, ReadyBrokers
 from magnetar.broker.ownership.balance.leader import BalanceLeader
 
-streaks: Any = shedding._Streaks
+streaks: Any = balancer._Streaks
 moves: Any = Moves
-survey: Any = ClusterSurvey
+surveys: Any = ClusterSurvey
 splitting: Any = Splitting
 unseen: Any = UnseenMoves
 choosing: Any = BundlePlacement
@@ -48,14 +45,14 @@ def plant_moves_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 def plant_former_owner_believed(patch: pytest.MonkeyPatch) -> None:
     """A bundle's load is what its former owner says."""
-    read = survey._read_report
+    read = surveys._read_report
 
     def credulous(self: Any, broker: str, rows: Any) -> Any:
         total = read(self, broker, rows)
         self.load_of.update((row.bundle, row) for row in rows if row.bundle in self.owner_of)
         return total
 
-    patch.setattr(survey, "_read_report", credulous)
+    patch.setattr(surveys, "_read_report", credulous)
 
 
 def plant_dead_broker_chosen(patch: pytest.MonkeyPatch) -> None:
@@ -83,8 +80,8 @@ def plant_draining_chosen(patch: pytest.MonkeyPatch) -> None:
 def plant_herd(patch: pytest.MonkeyPatch) -> None:
     """Everybody chooses the least loaded broker of all."""
 
-    def greedy(self: Any, tier: Any, topics: int, overload: Any) -> Any:
-        fitting = [one for one in tier if self._fits(one, topics, overload)]
+    def greedy(self: Any, tier: Any, overload: Any) -> Any:
+        fitting = [one for one in tier if self._fits(one, overload)]
         return min(fitting, key=lambda one: one.facts.cpu, default=None)
 
     patch.setattr(choosing, "_draw", greedy)
@@ -92,12 +89,12 @@ def plant_herd(patch: pytest.MonkeyPatch) -> None:
 
 def plant_placed_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A process forgets what it has placed since the reports."""
-    patch.setattr(ready_brokers.ReadyBroker, "comes", lambda self, share, topics: None)
+    patch.setattr(ReadyBroker, "comes", lambda self, share, topics: None)
 
 
 def plant_zone_ignored(patch: pytest.MonkeyPatch) -> None:
     """All brokers are alike."""
-    patch.setattr(ready_brokers, "tier_of", lambda broker, binding, dedicated_groups: 0)
+    patch.setattr(survey, "tier_of", lambda broker, binding, dedicated_groups: 0)
 
 
 def plant_split_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -124,13 +121,13 @@ def plant_moves_above_the_limit(patch: pytest.MonkeyPatch) -> None:
 
 def plant_destination_judged_too_early(patch: pytest.MonkeyPatch) -> None:
     """A broker that just gave a bundle away looks idle."""
-    leaves = ready_brokers.ReadyBroker.leaves
+    leaves = ReadyBroker.leaves
 
     def hasty(self: Any, share: float, topics: int) -> None:
         leaves(self, share, topics)
         self.cpu = max(self.cpu - share, 0.0)
 
-    patch.setattr(ready_brokers.ReadyBroker, "leaves", hasty)
+    patch.setattr(ReadyBroker, "leaves", hasty)
 
 
 def plant_needless_splits(patch: pytest.MonkeyPatch) -> None:

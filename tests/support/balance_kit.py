@@ -1,96 +1,84 @@
-"""For tests of the balancer's shells: the nodes of a cluster as its other parts will write them, and counters of bundles.
+"""For tests of the balancer's shells: the nodes of a cluster, and counters of bundles.
 
-facts = StoreFacts(store)
-await facts.add_broker(session, BrokerFacts("a", cpu=0.6))
-await facts.own(session, "t/n/0x00000000_0x7fffffff", "a")
+nodes = ClusterNodes(store)
+await nodes.add_broker(session, "a", cpu=0.6)
+await nodes.own(session, "t/n/0x00000000_0x7fffffff", "a")
+leader = nodes.leader("a", settings)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from urllib.parse import unquote
 
-import msgpack
-
-from magnetar.broker.ownership.balance.core.facts import BrokerFacts, BundleOwner, NamespaceBinding, Transfer
+from magnetar.broker.ownership.balance.core.facts import ClusterSnapshot
+from magnetar.broker.ownership.balance.leader import BalanceLeader
 from magnetar.broker.ownership.balance.loads import BundleCounters
+from magnetar.broker.ownership.balance.settings import BalanceSettings
+from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
+from magnetar.broker.ownership.cluster_view import ClusterView
+from magnetar.broker.ownership.core.bundles import Bundle
+from magnetar.broker.ownership.records import (
+    TRANSFERS_PATH,
+    BrokerLoad,
+    BrokerRecord,
+    OwnerRecord,
+    TransferRecord,
+    broker_path,
+    owner_path,
+)
 from magnetar.metadata.store import MetadataStore, Session
-from magnetar.proto.errors import AlreadyExists
+from support.broker_kit import FakeClock
 
 
-class StoreFacts:
-    """A ClusterFacts on the nodes of a store (broker/CLUSTER.md), as far as tests need them."""
+class ClusterNodes:
+    """The nodes that brokers make in a store (broker/CLUSTER.md), and what a leader requests there."""
 
     def __init__(self, store: MetadataStore) -> None:
-        self.bound: dict[str, NamespaceBinding] = {}
-        self.requested: list[tuple[str, str, bool]] = []  # requests that were made, in order
+        self.view = ClusterView(store, 4, lambda: None)
         self._store = store
 
-    async def add_broker(self, session: Session, load: BrokerFacts) -> None:
-        """Registers it, or changes what it says."""
-        path, value = f"/brokers/{load.name}", msgpack.packb(load._asdict())
-        node = await self._store.get(path)
-        if node is None:
-            await self._store.create(path, value, session=session)
-        else:
-            await self._store.put(path, value, version=node.version)
+    async def add_broker(self, session: Session, name: str, *, cpu: float) -> None:
+        """Registers it."""
+        record = BrokerRecord(f"magnetar://{name}", "", "", "ready", 0, "", BrokerLoad(cpu=cpu), {})
+        await self._store.create(broker_path(name), record.encode(), session=session)
 
     async def own(self, session: Session, bundle: str, broker: str) -> None:
         """The bundle's node."""
-        await self._store.create(f"/owners/{bundle}", broker.encode(), session=session)
+        record = OwnerRecord(broker, f"magnetar://{broker}", "", session.session_id)
+        await self._store.create(owner_path(Bundle.parse(bundle)), record.encode(), session=session)
 
-    async def brokers(self) -> list[BrokerFacts]:
-        """See ClusterFacts."""
-        draining = await self._store.children("/draining")
-        found = []
-        for name in await self._store.children("/brokers"):
-            node = await self._store.get(f"/brokers/{name}")
-            if node is not None:
-                load = BrokerFacts(**msgpack.unpackb(node.value))._replace(report=node.version)
-                found.append(load._replace(state="draining") if name in draining else load)
+    def leader(self, name: str, settings: BalanceSettings) -> BalanceLeader:
+        """A contender that sees these nodes."""
+        return BalanceLeader(self._store, self.view, settings, name, FakeClock())
+
+    async def requests(self) -> dict[str, TransferRecord]:
+        """What owners are asked to do, by bundle."""
+        found = {}
+        for name in await self._store.children(TRANSFERS_PATH):
+            path = f"{TRANSFERS_PATH}/{name}"
+            if (node := await self._store.get(path)) is not None:
+                found[unquote(name)] = TransferRecord.decode(node.value, path)
         return found
 
-    async def owners(self) -> list[BundleOwner]:
-        """See ClusterFacts."""
-        return [BundleOwner(bundle, value.decode()) for bundle, value in await self._bundles("/owners")]
+    async def close(self) -> None:
+        """Nothing is watched any more."""
+        await self.view.close()
 
-    async def transfers(self) -> list[Transfer]:
-        """See ClusterFacts."""
-        rows = await self._bundles("/transfers")
-        return [Transfer(bundle, msgpack.unpackb(value)["to"]) for bundle, value in rows]
 
-    async def bindings(self) -> Mapping[str, NamespaceBinding]:
-        """See ClusterFacts."""
-        return self.bound
-
-    async def request(self, bundle: str, *, to: str, split: bool, reason: str) -> bool:
-        """See ClusterFacts."""
-        value: bytes = msgpack.packb({"format": 1, "to": to, "split": split, "reason": reason})
-        try:
-            await self._store.create(f"/transfers/{bundle}", value)
-        except AlreadyExists:
-            return False
-        self.requested.append((bundle, to, split))
-        return True
-
-    async def _bundles(self, root: str) -> list[tuple[str, bytes]]:
-        found = []
-        for tenant in await self._store.children(root):
-            for namespace in await self._store.children(f"{root}/{tenant}"):
-                for part in await self._store.children(f"{root}/{tenant}/{namespace}"):
-                    bundle = f"{tenant}/{namespace}/{part}"
-                    if (node := await self._store.get(f"{root}/{bundle}")) is not None:
-                        found.append((bundle, node.value))
-        return found
+async def snapshot_of(ownership: ClusterOwnership) -> ClusterSnapshot:
+    """The cluster as its balancer sees it."""
+    view, settings = ownership.view, BalanceSettings()
+    return await BalanceLeader(ownership.metadata, view, settings, "any", FakeClock()).snapshot()
 
 
 class Counting:
-    """A LoadSource: `serve` a bundle, then `count` what went through it."""
+    """Bundles that are served: `serve` one, then `count` what went through it."""
 
     def __init__(self) -> None:
         self.bundles: dict[str, BundleCounters] = {}
 
     def counters(self) -> list[BundleCounters]:
-        """See LoadSource."""
+        """Of all that are served."""
         return list(self.bundles.values())
 
     def serve(self, bundle: str, topics: int = 1) -> None:

@@ -4,7 +4,7 @@
     broker NAME [zone=] [group=] [state=] [idle=SHARE]     comes or changes; `idle`: of other programs
     gone NAME...                      it died: its bundles are owned by nobody
     bundle NS.NAME [owner=] [share=] [topics=]             comes or changes; `share` of a core
-    bind NS [zones=a,b] [brokers=PATTERN,...] [groups=] [strict]
+    bind NS [zone=] [group=] [strict]
     request NS.NAME                   somebody has requested something about it
     round [N] [stale] [stale=NAME]    N rounds, 30 s each; stale: the brokers' reports, or one's, stay as they were
     carry                             owners do what was requested; a bundle that is split has parts NAME-0 and NAME-1
@@ -18,21 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from magnetar.broker.ownership.balance.core.balancer import BalancerCore
 from magnetar.broker.ownership.balance.core.facts import (
     BrokerFacts,
     BundleLoad,
     BundleOwner,
-    BundleReport,
     ClusterSnapshot,
     Decision,
     Move,
     NamespaceBinding,
     Split,
-    Transfer,
     bundle_range,
     namespace_of,
 )
-from magnetar.broker.ownership.balance.core.shedding import BalancerCore
 from magnetar.broker.ownership.balance.settings import BalanceSettings
 from support.text_scenarios import play
 
@@ -69,7 +67,7 @@ class _Scenario:
         self.bundles: dict[str, _Bundle] = {}  # by their short name
         self.bindings: dict[str, NamespaceBinding] = {}
         self.requested: dict[str, Decision | None] = {}  # by short name
-        self.reports: dict[str, tuple[BrokerFacts, BundleReport]] = {}
+        self.reports: dict[str, tuple[BrokerFacts, list[BundleLoad]]] = {}
 
     def run(self, line: str) -> list[str]:
         name, *rest = line.split()
@@ -109,8 +107,7 @@ class _Scenario:
         bundle.topics = int(options.get("topics", bundle.topics))
 
     def do_bind(self, words: list[str], options: dict[str, str]) -> None:
-        lists = {name: tuple(text.split(",")) for name, text in options.items()}
-        self.bindings[f"t/{words[0]}"] = NamespaceBinding(**lists, strict="strict" in words)
+        self.bindings[f"t/{words[0]}"] = NamespaceBinding(**options, strict="strict" in words)
 
     def do_request(self, words: list[str], options: dict[str, str]) -> None:
         self.requested[words[0]] = None
@@ -158,16 +155,16 @@ class _Scenario:
             rows = [row_of(one.name, one.share, one.topics) for one in owned]
             reports[name] = (
                 broker._replace(cpu=cpu, bundles=len(owned), topics=topics),
-                BundleReport(name, rows),
+                rows,
             )
         self.reports = reports
 
     def snapshot(self) -> ClusterSnapshot:
         brokers = [broker for broker, _ in self.reports.values()]
-        reports = [report for _, report in self.reports.values()]
+        reports = {name: rows for name, (_, rows) in self.reports.items()}
         owners = [BundleOwner(one.name, one.owner) for one in self.bundles.values() if one.owner]
-        transfers = [Transfer(self.bundles[short].name) for short in self.requested]
-        return ClusterSnapshot(brokers, owners, reports, transfers, self.bindings)
+        requested = [self.bundles[short].name for short in self.requested]
+        return ClusterSnapshot(brokers, owners, reports, requested, self.bindings)
 
     def describe(self, decision: Decision) -> str:
         short = next(name for name, one in self.bundles.items() if one.name == decision.bundle)

@@ -9,11 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from magnetar.broker.ownership.balance import BalanceSettings
-from magnetar.broker.ownership.balance.core.facts import BrokerFacts
-from magnetar.broker.ownership.balance.leader import BalanceLeader
 from magnetar.broker.ownership.balance.loads import LoadReporter
 from magnetar.broker.ownership.records import BALANCER_PATH
-from support.balance_kit import Counting, StoreFacts
+from support.balance_kit import ClusterNodes, Counting
 from support.zookeeper import Ensemble, opened
 
 pytestmark = [pytest.mark.integration, pytest.mark.real]
@@ -33,13 +31,13 @@ async def test_reports_lead_to_requests_and_the_leader_is_replaced(zookeeper: En
     url = zookeeper.url + root
     async with opened(url) as store_a, opened(url) as store_b:
         sessions = {"a": await store_a.open_session(4), "b": await store_b.open_session(4)}
-        facts = {"a": StoreFacts(store_a), "b": StoreFacts(store_b)}
+        nodes = {"a": ClusterNodes(store_a), "b": ClusterNodes(store_b)}
         sources = {"a": Counting(), "b": Counting()}
         for bundle in BUNDLES:
             sources["a"].serve(bundle, topics=3)
-            await facts["a"].own(sessions["a"], bundle, "a")
-        await facts["a"].add_broker(sessions["a"], BrokerFacts("a", cpu=0.6))
-        await facts["b"].add_broker(sessions["b"], BrokerFacts("b", cpu=0.1))
+            await nodes["a"].own(sessions["a"], bundle, "a")
+        await nodes["a"].add_broker(sessions["a"], "a", cpu=0.6)
+        await nodes["b"].add_broker(sessions["b"], "b", cpu=0.1)
         leaders, tasks = {}, []
 
         async def traffic() -> None:
@@ -50,19 +48,19 @@ async def test_reports_lead_to_requests_and_the_leader_is_replaced(zookeeper: En
 
         tasks.append(asyncio.ensure_future(traffic()))
         for name, store in (("a", store_a), ("b", store_b)):
-            reporter = LoadReporter(store, sources[name], FAST, random.Random(1), name, 10.0)
-            leaders[name] = BalanceLeader(store, facts[name], FAST, name, 10.0)
+            reporter = LoadReporter(store, sources[name].counters, FAST, random.Random(1), name)
+            leaders[name] = nodes[name].leader(name, FAST)
             tasks.append(asyncio.ensure_future(reporter.serve(sessions[name])))
             tasks.append(asyncio.ensure_future(leaders[name].serve(sessions[name])))
             await eventually(lambda: leaders["a"].elected)
-        await eventually(lambda: bool(facts["a"].requested))
-        assert {row[1:] for row in facts["a"].requested} == {("b", False)}
+        await eventually(lambda: leaders["a"].figures()["balancer_moves_total"] > 0)
         assert not leaders["b"].elected
-        assert {one.to for one in await facts["b"].transfers()} == {"b"}
+        requests = await nodes["b"].requests()
+        assert {(one.to, one.split) for one in requests.values()} == {("b", False)}
         # Broker a goes: its nodes go with its session, and b leads. Nothing is left that could be moved.
         await sessions["a"].close()
         await eventually(lambda: leaders["b"].elected and leaders["b"].rounds >= 4)
-        assert facts["b"].requested == []
+        assert leaders["b"].figures()["balancer_moves_total"] == 0
         node = await store_b.get(BALANCER_PATH)
         assert node is not None
         assert node.value == b"b"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from magnetar.broker.ownership.balance.balancing import Balancing
 from magnetar.broker.ownership.balance.settings import BalanceSettings
-from magnetar.broker.ownership.balancing import Balancing
 from magnetar.broker.topics.watches import TopicWatches
 from magnetar.runtime.tasks import LongTask, long_tasks
 from support.broker_kit import running_broker, settle
@@ -99,7 +100,7 @@ class Part:
 @in_virtual_time
 async def test_rule_46_the_parts_of_balancing_go_on_each_by_itself_after_a_defect() -> None:
     metadata: Any = MemoryMetadataStore()
-    anything: Any = None
+    anything: Any = SimpleNamespace(counters=None)
     settings, rng = BalanceSettings(), random.Random(1)
     balancing = Balancing(metadata, anything, anything, settings, rng, "a", print, anything)
     parts = vars(balancing)

@@ -39,7 +39,7 @@ from magnetar.runtime.tasks import LongTask, begin, end_all
 
 from ..log.records import topic_path
 from .balance import BalanceSettings
-from .balancing import Placement
+from .balance.core.placement import BundlePlacement
 from .cluster_view import NEW, ClusterView, KnownBounds, KnownOwner, put_bounds
 from .core.bundles import Bundle, topic_hash
 from .ownership import BrokerRow, Host, Located
@@ -114,7 +114,7 @@ class BundleOwnership:
         self.look = asyncio.Event()  # something may be to do for `Transfers`
         self.view = ClusterView(metadata, settings.default_bundles, self.look.set)
         self.state = READY  # as the broker's node says, or will
-        self._placement = Placement(self.view, balance, rng)
+        self._placement = BundlePlacement(balance, rng.randrange)
         # Begun with every session, and cancelled when it ends.
         self.with_session: Callable[[Session], Coroutine[Any, Any, None]] | None = None
         self._session: Session | None = None
@@ -480,10 +480,13 @@ class BundleOwnership:
         brokers = await self.view.brokers.get()
         if excluded_url and not excluded:
             excluded = next((name for name, row in brokers.items() if row.url == excluded_url), "")
-        chosen = await self._placement.choose(bundle, excluded)
+        facts, now = await self.view.broker_facts(), asyncio.get_running_loop().time()
+        self._placement.update(facts, now)
+        binding = await self.view.binding(bundle.namespace)
+        counted = self.view.has_bounds(bundle.namespace)
+        chosen = self._placement.place(str(bundle), binding, now, exclude=excluded, counted=counted)
         if chosen is None:
-            binding = await self.view.binding(bundle.namespace)
-            group = f" of group {binding.groups[0]} (its namespace's broker_group)" if binding.strict else ""
+            group = f" of group {binding.group} (its namespace's broker_group)" if binding.strict else ""
             raise ServiceNotReady(
                 f"no broker{group} takes bundle {bundle} now ({len(brokers)} brokers are registered); start one, or end "
                 "their draining"

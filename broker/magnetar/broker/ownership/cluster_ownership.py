@@ -10,6 +10,7 @@ from collections.abc import Callable
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Check
+from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -20,7 +21,8 @@ from magnetar.proto.errors import (
 from magnetar.runtime.clock import Clock
 
 from .balance import BalanceSettings
-from .balancing import Balancing, Loads
+from .balance.balancing import Balancing
+from .balance.loads import ServedLoads
 from .bundle_ownership import BundleOwnership, OwnershipSettings
 from .cluster_view import NEW, KnownTransfer, Watched, put_bounds
 from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
@@ -38,6 +40,7 @@ from .records import (
 )
 from .transfers import Transfers
 
+_METADATA_TIMEOUT_S = 10.0
 # What a request to a bundle's owner may take.
 _REQUEST_TIMEOUT_S = 30.0
 
@@ -59,10 +62,11 @@ class ClusterOwnership(BundleOwnership):
     ) -> None:
         """`balance`, `ledger`: the defaults without them. `cpu_s`: the CPU time of this process until now, in seconds."""
         balance = balance or BalanceSettings()
+        metadata = TimedStore(metadata, _METADATA_TIMEOUT_S)
         super().__init__(metadata, settings, balance, clock, rng)
         self._transfers = Transfers(self)
         self._draining = Draining(metadata, self.view, balance, ledger or LedgerSettings(), rng, clock)
-        loads = Loads(lambda: self.host, self.owned, cpu_s)
+        loads = ServedLoads(lambda: self.host, self.owned, cpu_s)
         self._balancing = Balancing(
             metadata, self.view, loads, balance, rng, settings.name, self._load, clock
         )

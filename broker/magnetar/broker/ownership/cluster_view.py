@@ -15,6 +15,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+from xxhash import xxh3_64_intdigest
+
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Create, Operation, Put, Versioned, Watch
 from magnetar.proto.errors import DataDirectoryError, InvalidArgument
@@ -22,11 +25,12 @@ from magnetar.proto.policies import PlacementGroup
 from magnetar.runtime.tasks import TaskSet
 
 from ..log.records import NamespaceRecord, namespace_path
-from .balance.core.facts import UNBOUND, NamespaceBinding
+from .balance.core.facts import UNBOUND, BrokerFacts, NamespaceBinding
 from .core.bundles import Bounds, Bundle
 from .ownership import BrokerRow
 from .records import (
     BROKERS_PATH,
+    DRAINING,
     DRAINING_PATH,
     OWNERS_PATH,
     TRANSFERS_PATH,
@@ -179,6 +183,24 @@ class ClusterView:
             return None
         return (await self.owners(bundle.namespace).get()).get(bundle)
 
+    async def broker_facts(self) -> list[BrokerFacts]:
+        """All brokers, as placement and balance see them."""
+        draining = await self.draining.get()
+        return [
+            BrokerFacts(
+                row.name,
+                row.zone,
+                DRAINING if row.name in draining else row.state,
+                row.load.cpu,
+                row.load.bundles,
+                row.load.topics,
+                row.load.connections,
+                row.group,
+                xxh3_64_intdigest(msgspec.msgpack.encode(row.load)),
+            )
+            for row in (await self.brokers.get()).values()
+        ]
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _read_bounds(self, namespace: str) -> KnownBounds:
@@ -212,11 +234,7 @@ class ClusterView:
             return UNBOUND
         policies = NamespaceRecord.decode(stored.value, path).policies
         group = PlacementGroup.parse(policies.broker_group or "", "broker_group")
-        return NamespaceBinding(
-            zones=(policies.broker_zone,) if policies.broker_zone else (),
-            groups=(group.name,) if group.name else (),
-            strict=group.strict,
-        )
+        return NamespaceBinding(policies.broker_zone or "", group.name, group.strict)
 
     async def _read_transfers(self) -> dict[Bundle, KnownTransfer]:
         found = {}

@@ -29,9 +29,8 @@ from magnetar.runtime.clock import Clock
 
 from ..log.records import NAMESPACES_ROOT, NamespaceRecord, namespace_path
 from .balance.core.facts import UNBOUND
-from .balance.core.ready_brokers import NEVER, tier_of
+from .balance.core.survey import NEVER, tier_of
 from .balance.settings import BalanceSettings
-from .balancing import broker_facts
 from .cluster_view import ClusterView, read_owners
 from .ownership import DrainState
 from .records import DRAINING_PATH, OWNERS_PATH, READY
@@ -160,7 +159,7 @@ class Draining:
         return found
 
     async def _broker_obstacles(self, brokers: Collection[str]) -> list[str]:
-        facts = await broker_facts(self._view)
+        facts = await self._view.broker_facts()
         rest = [one for one in facts if one.state == READY and one.name not in brokers]
         if not rest:
             return ["no other broker takes topics"]

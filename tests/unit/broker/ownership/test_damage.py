@@ -8,6 +8,7 @@ from magnetar.broker.ownership.records import TransferRecord, bounds_path, owner
 from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
+from support.balance_kit import snapshot_of
 from support.cluster_kit import Cluster, ClusterBroker, brokers
 from unit.broker.ownership.test_ownership import until
 
@@ -47,7 +48,7 @@ async def test_an_owner_node_that_cannot_be_read_costs_its_bundle_only() -> None
         await moved(cluster, bundle_of(others[0]), "a", "b")
         rows = await a.ownership.bundles(NAMESPACE)
         assert [row.broker for row in rows].count("") == 1
-        assert len(await a.ownership._balancing.owners()) == 3
+        assert len((await snapshot_of(a.ownership)).owners) == 3
         await cluster.metadata.delete(owner_path(damaged))
         await until(lambda: a.ownership.view.owners(NAMESPACE)._value is None)
         assert await located(a, TOPICS[0]) == a.url
@@ -74,8 +75,7 @@ async def test_a_namespace_whose_policies_cannot_be_read_is_left_where_it_is() -
         await a.broker.topic(name, create=True)
         assert await located(a, TOPICS[0]) == a.url
         await cluster.metadata.create(namespace_path("t/damaged"), GARBAGE)
-        balancing = a.ownership._balancing
-        bindings = await balancing.bindings()
+        bindings = (await snapshot_of(a.ownership)).bindings
         assert list(bindings) == ["t/damaged"]
         assert bindings["t/damaged"].strict
         assert await located(a, name) == a.url

@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
+from support.balance_kit import snapshot_of
 from support.broker_kit import FakeClient, running_broker, settle
 from support.cluster_kit import Cluster, ClusterBroker, brokers
 
@@ -587,9 +588,9 @@ async def test_an_owner_says_since_when_it_has_what_was_moved_to_it() -> None:
         await load_all(cluster)
         one = await owner(cluster, TOPICS[0])
         other = next(found for found in cluster.brokers.values() if found is not one)
-        placed = await one.ownership._balancing.owners()
+        placed = (await snapshot_of(one.ownership)).owners
         assert all(row.moved_ago_s > 600 for row in placed)
         await one.ownership.transfer(str(TOPICS[0]), other.broker.settings.name)
         assert await owner(cluster, TOPICS[0]) is other
-        moved = {row.bundle: row.moved_ago_s for row in await one.ownership._balancing.owners()}
+        moved = {row.bundle: row.moved_ago_s for row in (await snapshot_of(one.ownership)).owners}
         assert sorted(ago_s < 1 for ago_s in moved.values()) == [False, True]

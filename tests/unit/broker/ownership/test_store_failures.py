@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker import ClientConnection
-from magnetar.broker.ownership import balancing, bundle_ownership
+from magnetar.broker.ownership import bundle_ownership
+from magnetar.broker.ownership.balance import balancing
 from magnetar.broker.ownership.balance.leader import BalanceLeader
 from magnetar.broker.ownership.bundle_ownership import State
 from magnetar.broker.ownership.core.bundles import Bounds, Bundle

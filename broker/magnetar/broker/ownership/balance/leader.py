@@ -1,4 +1,4 @@
-"""The elected balancer: reads the cluster, runs `core.shedding`, and requests what it decides.
+"""The elected balancer: reads the cluster, runs `core.balancer`, and requests what it decides.
 
     /balancer        ephemeral: the name of the broker that balances
 
@@ -10,78 +10,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
 
 from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
-from magnetar.metadata.timed import TimedStore, metadata_in_time
-from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument, MagnetarError
+from magnetar.runtime.clock import Clock
 
-from ..records import BALANCER_PATH
-from .core.facts import (
-    BrokerFacts,
-    BundleLoad,
-    BundleOwner,
-    BundleReport,
-    ClusterSnapshot,
-    Decision,
-    Move,
-    NamespaceBinding,
-    Transfer,
-)
-from .core.shedding import BalancerCore
-from .records import BUNDLE_LOADS_PATH, bundle_loads_path, decode_bundle_loads
+from ..cluster_view import ClusterView
+from ..core.bundles import Bundle
+from ..records import BALANCER_PATH, TransferRecord, transfer_path
+from .core.balancer import BalancerCore
+from .core.facts import UNBOUND, BundleLoad, BundleOwner, ClusterSnapshot, Decision, Move, NamespaceBinding
+from .loads import BUNDLE_LOADS_PATH, bundle_loads_path, decode_bundle_loads
 from .settings import BalanceSettings
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 # Reports that are read at a time: each may be a few hundred kilobytes.
 _READS_AT_A_TIME = 32
-
-
-class ClusterFacts(Protocol):
-    """Nodes that others define. Each call may raise what a MetadataStore raises."""
-
-    async def brokers(self) -> list[BrokerFacts]:
-        """Below `/brokers`; one that stands in `/draining-brokers` has the state "draining"."""
-        ...
-
-    async def owners(self) -> list[BundleOwner]:
-        """Below `/owners`. There may be 100,000, and they are asked for in every round: best followed by watches."""
-        ...
-
-    async def transfers(self) -> list[Transfer]:
-        """Below `/transfers`."""
-        ...
-
-    async def bindings(self) -> Mapping[str, NamespaceBinding]:
-        """Of namespaces that are bound to brokers or prefer a zone, by `tenant/namespace`."""
-        ...
-
-    async def request(self, bundle: str, *, to: str, split: bool, reason: str) -> bool:
-        """Makes the bundle's node below `/transfers`. False if there is one: it is left alone."""
-        ...
+# Of a namespace whose policies cannot be read; no broker is of this group.
+_NOWHERE = NamespaceBinding(group="/", strict=True)
 
 
 class BalanceLeader:
     """One contender. `serve` it under the broker's session, which its owner cancels when the session is lost."""
 
     def __init__(
-        self,
-        store: MetadataStore,
-        facts: ClusterFacts,
-        settings: BalanceSettings,
-        broker: str,
-        metadata_timeout_s: float,
+        self, store: MetadataStore, view: ClusterView, settings: BalanceSettings, broker: str, clock: Clock
     ) -> None:
         self.elected = False
         self.rounds = 0
-        self._store = TimedStore(store, metadata_timeout_s)
-        self._facts = facts
+        self._store = store
+        self._view = view
         self._settings = settings
         self._broker = broker
-        self._timeout_s = metadata_timeout_s
+        self._clock = clock
         self._core = BalancerCore(settings)
         # Broker -> its report, as bytes and as rows.
         self._decoded: dict[str, tuple[bytes, list[BundleLoad]]] = {}
@@ -107,11 +70,8 @@ class BalanceLeader:
         finally:
             self.elected = False
 
-    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        return await metadata_in_time(work, self._timeout_s, what)
-
     async def _round(self, session: Session) -> None:
-        snapshot = await self._read()
+        snapshot = await self.snapshot()
         for decision in self._core.round(snapshot, asyncio.get_running_loop().time()):
             if decision is None:
                 await asyncio.sleep(0)
@@ -122,53 +82,63 @@ class BalanceLeader:
         self.rounds += 1
 
     async def _request(self, decision: Decision) -> None:
+        """A node below `/transfers`. If there is one about the bundle, it is left alone."""
         moving = isinstance(decision, Move)
         to = decision.to if isinstance(decision, Move) else ""
-        request = self._facts.request(decision.bundle, to=to, split=not moving, reason=decision.reason)
-        made = await self._in_time(request, f"a request about {decision.bundle}")
+        record = TransferRecord(to, not moving, decision.reason)
         words = f"moves to {to}" if moving else "is split"
-        if made:
-            _log.info("bundle %s %s: %s", decision.bundle, words, decision.reason)
-        else:
-            _log.info(
-                "bundle %s %s once its owner has done what is requested already: %s",
-                decision.bundle,
-                words,
-                decision.reason,
-            )
+        try:
+            await self._store.create(transfer_path(Bundle.parse(decision.bundle)), record.encode())
+        except AlreadyExists:
+            words += " once its owner has done what is requested already"
+        _log.info("bundle %s %s: %s", decision.bundle, words, decision.reason)
 
-    async def _read(self) -> ClusterSnapshot:
-        facts = self._facts
-        brokers = await self._in_time(facts.brokers(), "the list of brokers")
-        owners = await self._in_time(facts.owners(), "the owners of bundles")
-        transfers = await self._in_time(facts.transfers(), "the requests about bundles")
-        bindings = await self._in_time(facts.bindings(), "the bindings of namespaces")
-        return ClusterSnapshot(brokers, owners, await self._reports(), transfers, bindings)
+    async def snapshot(self) -> ClusterSnapshot:
+        """The cluster as its nodes show it now."""
+        view = self._view
+        brokers = await view.broker_facts()
+        owners, now_ms = await view.all_owners(), self._clock.now_ms()
+        rows = [
+            BundleOwner(str(bundle), one.record.broker, one.record.to, (now_ms - one.record.moved_ms) / 1000)
+            for bundle, one in owners.items()
+            if not one.damage
+        ]
+        requested = [str(bundle) for bundle in await view.transfers.get()]
+        bindings = await self._bindings()
+        return ClusterSnapshot(brokers, rows, await self._reports(), requested, bindings)
 
-    async def _reports(self) -> list[BundleReport]:
+    async def _bindings(self) -> Mapping[str, NamespaceBinding]:
+        found = {}
+        for namespace in self._view.namespaces():
+            try:
+                binding = await self._view.binding(namespace)
+            except (DataDirectoryError, InvalidArgument) as error:
+                _log.warning("bundles of namespace %s stay where they are: %s", namespace, error)
+                binding = _NOWHERE
+            if binding != UNBOUND:
+                found[namespace] = binding
+        return found
+
+    async def _reports(self) -> Mapping[str, Sequence[BundleLoad]]:
         names = await self._store.children(BUNDLE_LOADS_PATH)
         self._decoded = {name: self._decoded[name] for name in names if name in self._decoded}
-        reports: list[BundleReport] = []
         for first in range(0, len(names), _READS_AT_A_TIME):
-            reports += filter(
-                None, await asyncio.gather(*map(self._report, names[first : first + _READS_AT_A_TIME]))
-            )
-        return reports
+            await asyncio.gather(*map(self._read_report, names[first : first + _READS_AT_A_TIME]))
+        return {name: rows for name, (_, rows) in self._decoded.items()}
 
-    async def _report(self, name: str) -> BundleReport | None:
+    async def _read_report(self, name: str) -> None:
         path = bundle_loads_path(name)
         node = await self._store.get(path)
-        if node is None:
-            return None
         known = self._decoded.get(name)
-        if known is None or known[0] != node.value:
-            try:
-                rows = decode_bundle_loads(node.value, path)
-            except DataDirectoryError as error:
-                _log.warning("the balancer does without the loads of %s: %s", name, error)
-                return None
-            known = self._decoded[name] = (node.value, rows)
-        return BundleReport(name, known[1])
+        if node is not None and known is not None and known[0] == node.value:
+            return
+        self._decoded.pop(name, None)
+        if node is None:
+            return
+        try:
+            self._decoded[name] = node.value, decode_bundle_loads(node.value, path)
+        except DataDirectoryError as error:
+            _log.warning("the balancer does without the loads of %s: %s", name, error)
 
     def figures(self) -> dict[str, float]:
         """For /metrics: always the same names."""

@@ -1,4 +1,4 @@
-"""What this broker reports about its bundles: `/bundle-loads/NAME`, ephemeral in its session.
+"""What this broker reports of itself, and about its bundles: `/bundle-loads/NAME`, ephemeral in its session (FORMATS.md).
 
 Counters become rates between two looks. A report is written when a bundle came or went, or when something changed by a tenth
 (`report_change`) of what was written before, and at most every `report_interval_s`.
@@ -10,19 +10,32 @@ import asyncio
 import heapq
 import logging
 import random
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from magnetar.metadata.store import MetadataStore, Session
-from magnetar.metadata.timed import TimedStore
-from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
+import msgspec
 
+from magnetar.metadata.store import MAX_VALUE_BYTES, MetadataStore, Session
+from magnetar.proto.errors import (
+    AlreadyExists,
+    DataDirectoryError,
+    MagnetarError,
+    NotFoundInStore,
+    VersionConflict,
+)
+
+from ..core.bundles import HASHES, Bundle, topic_hash
+from ..ownership import Host
+from ..records import BrokerLoad
 from .core.facts import BundleLoad
 from .core.survey import weight_of
-from .records import bundle_loads_path, encode_bundle_loads
 from .settings import BalanceSettings
 
 _log = logging.getLogger(__name__)
+
+BUNDLE_LOADS_PATH = "/bundle-loads"
+_FORMAT = 1
 # Topics, messages and bytes change by so much at least before it counts: idle bundles are never exactly idle.
 _LEAST_CHANGES = (1.0, 1.0, 1.0, 1_000.0, 1_000.0)
 
@@ -36,14 +49,6 @@ class BundleCounters(NamedTuple):
     bytes_in: int
     messages_out: int
     bytes_out: int
-
-
-class LoadSource(Protocol):
-    """The broker's bundles."""
-
-    def counters(self) -> Iterable[BundleCounters]:
-        """Of all bundles that are served now."""
-        ...
 
 
 class Rates:
@@ -76,6 +81,57 @@ class Rates:
         )
 
 
+class ServedLoads:
+    """What this broker serves, by bundle."""
+
+    def __init__(
+        self, host: Callable[[], Host], owned: Callable[[], list[Bundle]], cpu_s: Callable[[], float]
+    ) -> None:
+        """`cpu_s`: of this process until now, in seconds."""
+        self._host = host
+        self._owned = owned
+        self._cpu_s = cpu_s
+        self._rates = Rates()
+        self._cpu_before: tuple[float, float] | None = None
+
+    def counters(self) -> Iterable[BundleCounters]:
+        """Of all bundles that are served now."""
+        bundles = sorted(self._owned())
+        sums = [[0, 0, 0, 0, 0] for _ in bundles]
+        for topic in self._host().counters():
+            # The last bundle that begins at the topic's hash or before: not those of all topics for each bundle.
+            at = bisect_right(bundles, (topic.name.full_namespace, topic_hash(topic.name), HASHES)) - 1
+            if at >= 0 and bundles[at].holds(topic.name):
+                one = sums[at]
+                one[0] += 1
+                for place, value in enumerate(topic[1:], 1):
+                    one[place] += value
+        return [BundleCounters(str(bundle), *one) for bundle, one in zip(bundles, sums)]
+
+    def broker_load(self) -> BrokerLoad:
+        """Since it was asked for last."""
+        now = asyncio.get_running_loop().time()
+        counters = list(self.counters())
+        rows = self._rates.look(counters, now)
+        cpu_s = self._cpu_s()
+        before, self._cpu_before = self._cpu_before, (now, cpu_s)
+        cpu = 0.0 if before is None or now <= before[0] else (cpu_s - before[1]) / (now - before[0])
+        return BrokerLoad(
+            cpu=_two_digits(cpu),
+            bundles=len(rows),
+            topics=sum(row.topics for row in rows),
+            connections=int(_two_digits(len(self._host().connections))),
+            messages_in=_two_digits(sum(row.messages_in for row in rows)),
+            messages_out=_two_digits(sum(row.messages_out for row in rows)),
+            bytes_in=_two_digits(sum(row.bytes_in for row in rows)),
+            bytes_out=_two_digits(sum(row.bytes_out for row in rows)),
+        )
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
 def _figures(load: BundleLoad) -> tuple[float, ...]:
     return load.topics, load.messages_in, load.messages_out, load.bytes_in, load.bytes_out
 
@@ -86,15 +142,14 @@ class LoadReporter:
     def __init__(
         self,
         store: MetadataStore,
-        source: LoadSource,
+        counters: Callable[[], Iterable[BundleCounters]],
         settings: BalanceSettings,
         rng: random.Random,
         broker: str,
-        metadata_timeout_s: float,
     ) -> None:
         self.written = 0
-        self._store = TimedStore(store, metadata_timeout_s)
-        self._source = source
+        self._store = store
+        self._counters = counters
         self._settings = settings
         self._rng = rng
         self._path = bundle_loads_path(broker)
@@ -106,11 +161,11 @@ class LoadReporter:
         loop = asyncio.get_running_loop()
         self._forget()
         rates = Rates()
-        rates.look(self._source.counters(), loop.time())
+        rates.look(self._counters(), loop.time())
         # A thousand brokers that were started together do not write in the same moment.
         await asyncio.sleep(self._settings.report_interval_s * self._rng.uniform(0.1, 1.0))
         while not session.lost:
-            busiest = self._busiest(rates.look(self._source.counters(), loop.time()))
+            busiest = self._busiest(rates.look(self._counters(), loop.time()))
             if self._version is None or self._changed(busiest):
                 await self._write(busiest, session)
             await asyncio.sleep(self._settings.report_interval_s)
@@ -170,3 +225,34 @@ class LoadReporter:
             if not error.retryable:
                 raise
             _log.warning("a former report of the bundles' loads stays for now: %s", error)
+
+
+class _BundleLoads(msgspec.Struct, tag_field="format", tag=_FORMAT):
+    bundles: list[BundleLoad]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_BundleLoads).decode
+
+
+def bundle_loads_path(broker: str) -> str:
+    """Of a broker's node."""
+    return f"{BUNDLE_LOADS_PATH}/{broker}"
+
+
+def encode_bundle_loads(rows: Sequence[BundleLoad]) -> bytes:
+    """The value; with very long names, of the first rows that fit into a node."""
+    rows = list(rows)
+    while len(value := _encode(_BundleLoads(rows))) > MAX_VALUE_BYTES:
+        rows = rows[: len(rows) // 2]
+    return value
+
+
+def decode_bundle_loads(value: bytes, path: str) -> list[BundleLoad]:
+    """The rows. Raises DataDirectoryError."""
+    try:
+        return _decode(value).bundles
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataDirectoryError(
+            f"the metadata of {path} is damaged or of another release than format {_FORMAT}: {error}"
+        ) from error

@@ -11,15 +11,14 @@ from bench.balance_model import ModelCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.ownership.balance.core.balancer import BalancerCore
 from magnetar.broker.ownership.balance.core.facts import (
     BrokerFacts,
     BundleOwner,
-    BundleReport,
     ClusterSnapshot,
     Move,
     Split,
 )
-from magnetar.broker.ownership.balance.core.shedding import BalancerCore
 from magnetar.broker.ownership.balance.settings import BalanceSettings
 from support.balance_scenario import row_of
 
@@ -74,17 +73,14 @@ class Small:
         """One round, and what it wants is done."""
         self.now += SETTINGS.balance_interval_s
         loads = self.loads()
-        reports = [
-            BundleReport(
-                name,
-                [
-                    row_of(bundle, self.share[bundle], self.topics[bundle])
-                    for bundle, owner in self.owner.items()
-                    if owner == name
-                ],
-            )
+        reports = {
+            name: [
+                row_of(bundle, self.share[bundle], self.topics[bundle])
+                for bundle, owner in self.owner.items()
+                if owner == name
+            ]
             for name in self.names
-        ]
+        }
         snapshot = ClusterSnapshot(
             [BrokerFacts(name, cpu=loads[name]) for name in self.names],
             [

@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
-from magnetar.broker.ownership.balance.core.facts import BrokerFacts
 from magnetar.broker.ownership.balance.leader import BalanceLeader
-from magnetar.broker.ownership.balance.records import bundle_loads_path, encode_bundle_loads
+from magnetar.broker.ownership.balance.loads import BUNDLE_LOADS_PATH, bundle_loads_path, encode_bundle_loads
 from magnetar.broker.ownership.balance.settings import BalanceSettings
-from magnetar.broker.ownership.records import BALANCER_PATH
+from magnetar.broker.ownership.records import BALANCER_PATH, TransferRecord
 from magnetar.metadata.store import Session
 from magnetar.proto.errors import ConnectionLost, StorageFailed
-from support.balance_kit import StoreFacts
+from support.balance_kit import ClusterNodes
 from support.balance_scenario import row_of
 from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
@@ -26,36 +24,59 @@ SETTINGS = BalanceSettings()
 NAMES = [f"t/n/0x{number:08x}_0x{number + 9:08x}" for number in range(0, 40, 10)]
 
 
+class Store(MemoryMetadataStore):
+    """Counts the rounds that read the reports, in one of which the session may end; or fails them."""
+
+    reads = 0
+    session: Session | None = None  # ends during the third reading
+    error: Exception | None = None
+
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
+        """See MetadataStore."""
+        if path == BUNDLE_LOADS_PATH:
+            self.reads += 1
+            if self.error is not None:
+                raise self.error
+            if self.session is not None and self.reads == 3:
+                self.expire(self.session.session_id)
+        return await super().children(path, after=after, limit=limit)
+
+
 class Cluster:
     """Broker a has everything, b nothing."""
 
     def __init__(self) -> None:
-        self.store = MemoryMetadataStore()
-        self.facts = StoreFacts(self.store)
+        self.store = Store()
+        self.nodes = ClusterNodes(self.store)
         self.serving: list[asyncio.Task[None]] = []
 
     async def fill(self) -> None:
         """The nodes of both brokers."""
         session = await self.store.open_session(10)
-        await self.facts.add_broker(session, BrokerFacts("a", cpu=0.6))
-        await self.facts.add_broker(session, BrokerFacts("b", cpu=0.0))
+        await self.nodes.add_broker(session, "a", cpu=0.6)
+        await self.nodes.add_broker(session, "b", cpu=0.0)
         rows = [row_of(bundle, 0.15) for bundle in NAMES]
         for bundle in NAMES:
-            await self.facts.own(session, bundle, "a")
+            await self.nodes.own(session, bundle, "a")
         await self.store.create(bundle_loads_path("a"), encode_bundle_loads(rows), session=session)
 
-    async def lead(self, name: str, *, facts: Any = None) -> tuple[BalanceLeader, Session]:
+    async def lead(self, name: str) -> tuple[BalanceLeader, Session]:
         """One more contender."""
         session = await self.store.open_session(10)
-        leader = BalanceLeader(self.store, facts or self.facts, SETTINGS, name, 10.0)
+        leader = self.nodes.leader(name, SETTINGS)
         self.serving.append(asyncio.ensure_future(leader.serve(session)))
         return leader, session
+
+    async def requested(self) -> list[TransferRecord]:
+        """What owners are asked to do."""
+        return list((await self.nodes.requests()).values())
 
     async def close(self) -> None:
         """Everything."""
         for task in self.serving:
             task.cancel()
         await asyncio.gather(*self.serving, return_exceptions=True)
+        await self.nodes.close()
         await self.store.close()
 
 
@@ -76,18 +97,17 @@ async def test_it_requests_moves_after_three_rounds_and_leaves_requests_alone() 
         leader, _ = await cluster.lead("a")
         await asyncio.sleep(50)
         assert leader.rounds == 2
-        assert cluster.facts.requested == []
+        assert await cluster.requested() == []
         await asyncio.sleep(20)
-        assert [row[1:] for row in cluster.facts.requested] == [("b", False), ("b", False)]
+        first = await cluster.nodes.requests()
+        assert [(one.to, one.split) for one in first.values()] == [("b", False), ("b", False)]
         node = await cluster.store.get(BALANCER_PATH)
         assert node is not None
         assert node.value == b"a"
-        requests = [await cluster.store.get(f"/transfers/{row[0]}") for row in cluster.facts.requested]
         await asyncio.sleep(3000)
-        assert len(cluster.facts.requested) < len(NAMES), "each of them stays, and counts"
-        assert requests == [
-            await cluster.store.get(f"/transfers/{row[0]}") for row in cluster.facts.requested[:2]
-        ]
+        requests = await cluster.nodes.requests()
+        assert len(requests) < len(NAMES), "each of them stays, and counts"
+        assert first.items() <= requests.items()
         assert leader.figures()["balancer_elected"] == 1
         assert leader.figures()["balancer_moves_total"] >= 1
 
@@ -103,32 +123,19 @@ async def test_one_leads_and_the_next_one_begins_anew() -> None:
         cluster.store.expire(session.session_id)
         await asyncio.sleep(50)
         assert (first.elected, second.elected) == (False, True)
-        assert cluster.facts.requested == [], "it has seen two rounds itself"
+        assert await cluster.requested() == [], "it has seen two rounds itself"
         await asyncio.sleep(30)
-        assert len(cluster.facts.requested) == 2
+        assert len(await cluster.requested()) == 2
 
 
 async def stale_leader_does_nothing() -> None:
     """The session ends while the leader reads, in the round that would request a move."""
 
-    class Slow(StoreFacts):
-        """Its session ends during the third read."""
-
-        session: Session
-        reads = 0
-
-        async def transfers(self) -> Any:
-            self.reads += 1
-            if self.reads == 3:
-                cluster.store.expire(self.session.session_id)
-            return await super().transfers()
-
     async with filled() as cluster:
-        slow = Slow(cluster.store)
-        leader, slow.session = await cluster.lead("a", facts=slow)
+        leader, cluster.store.session = await cluster.lead("a")
         await asyncio.sleep(600)
-        assert slow.reads == 3
-        assert slow.requested == []
+        assert cluster.store.reads == 3
+        assert await cluster.requested() == []
         assert not leader.elected
 
 
@@ -139,27 +146,16 @@ async def test_a_leader_whose_session_ends_in_a_round_requests_nothing_more() ->
 
 @in_virtual_time
 async def test_errors_that_may_pass_cost_a_round_and_others_end_it() -> None:
-    class Failing(StoreFacts):
-        """As it is told."""
-
-        error: Exception | None = None
-
-        async def owners(self) -> Any:
-            if self.error is not None:
-                raise self.error
-            return await super().owners()
-
     async with filled() as cluster:
-        failing = Failing(cluster.store)
-        leader, _ = await cluster.lead("a", facts=failing)
+        leader, _ = await cluster.lead("a")
         await asyncio.sleep(1)
-        failing.error = ConnectionLost()
+        cluster.store.error = ConnectionLost()
         await asyncio.sleep(90)
         assert (leader.elected, leader.rounds) == (True, 1)
-        failing.error = None
+        cluster.store.error = None
         await asyncio.sleep(60)
         assert leader.rounds == 3
-        failing.error = StorageFailed()
+        cluster.store.error = StorageFailed()
         await asyncio.sleep(30)
         assert cluster.serving[0].done()
         with pytest.raises(StorageFailed):
@@ -176,7 +172,7 @@ def test_a_damaged_report_costs_its_broker_only(damage: bytes, caplog: pytest.Lo
             await cluster.store.create(bundle_loads_path("b"), damage)
             await cluster.lead("a")
             await asyncio.sleep(70)
-            assert len(cluster.facts.requested) == 2
+            assert len(await cluster.requested()) == 2
 
     with caplog.at_level(logging.INFO):
         run()

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.ownership.balance.core.facts import BundleLoad
-from magnetar.broker.ownership.balance.loads import BundleCounters, LoadReporter, Rates
-from magnetar.broker.ownership.balance.records import (
+from magnetar.broker.ownership.balance.loads import (
+    BundleCounters,
+    LoadReporter,
+    Rates,
     bundle_loads_path,
     decode_bundle_loads,
     encode_bundle_loads,
@@ -64,7 +66,7 @@ async def reporting(**changes: Any) -> AsyncIterator[Reporting]:
     """Of broker a, with one bundle."""
     store, source = MemoryMetadataStore(), Counting()
     source.serve(BUNDLE)
-    reporter = LoadReporter(store, source, BalanceSettings(**changes), random.Random(1), "a", 10.0)
+    reporter = LoadReporter(store, source.counters, BalanceSettings(**changes), random.Random(1), "a")
     session = await store.open_session(10)
     task = asyncio.ensure_future(reporter.serve(session))
     await asyncio.sleep(10.5)

@@ -6,7 +6,7 @@ A bundle is named by its text, `tenant/namespace/0x40000000_0x7fffffff` (both ha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,13 +43,6 @@ class BundleLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes_out: float
 
 
-class BundleReport(NamedTuple):
-    """`/bundle-loads/NAME`: what the broker served when it wrote it."""
-
-    broker: str
-    rows: Sequence[BundleLoad]
-
-
 class BundleOwner(msgspec.Struct, frozen=True, gc=False):
     """A node below `/owners`; `to` is where the bundle is moving, or ""."""
 
@@ -60,22 +53,14 @@ class BundleOwner(msgspec.Struct, frozen=True, gc=False):
     moved_ago_s: float = math.inf
 
 
-class Transfer(NamedTuple):
-    """A node below `/transfers`: a request that its owner has not carried out yet."""
-
-    bundle: str
-    to: str = ""
-
-
 class NamespaceBinding(NamedTuple):
-    """Where the bundles of a namespace should be. Without patterns and groups any broker is as good as another.
+    """Where the bundles of a namespace should be. Without a group any broker is as good as another.
 
-    `strict`: nowhere but at brokers that match a pattern or a group. A zone is always a preference.
+    `strict`: nowhere but at brokers of the group. A zone is always a preference.
     """
 
-    zones: tuple[str, ...] = ()
-    brokers: tuple[str, ...] = ()  # patterns as of a shell: `broker-1?.east:*`
-    groups: tuple[str, ...] = ()
+    zone: str = ""
+    group: str = ""
     strict: bool = False
 
 
@@ -109,8 +94,12 @@ class ClusterSnapshot:
 
     brokers: Sequence[BrokerFacts]
     owners: Sequence[BundleOwner]
-    reports: Sequence[BundleReport]
-    transfers: Sequence[Transfer] = ()
+    reports: Mapping[
+        str, Sequence[BundleLoad]
+    ]  # by broker: what it served when it wrote its `/bundle-loads/NAME`
+    requested: Collection[
+        str
+    ] = ()  # bundles about which there is a request that its owner has not carried out
     bindings: Mapping[str, NamespaceBinding] = field(default_factory=dict)  # by `tenant/namespace`
 
 

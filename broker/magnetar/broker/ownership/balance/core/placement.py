@@ -1,6 +1,6 @@
 """Which broker takes a bundle that nobody owns.
 
-The less loaded one of two that are drawn at random, from the best tier (`ready_brokers`) that has room. Two draws bound what
+The less loaded one of two that are drawn at random, from the best tier (`survey`) that has room. Two draws bound what
 one broker gets to twice its share, even when every broker of the cluster decides by reports that are ten seconds old and a
 tenth of all bundles must be placed: choosing the least loaded of all would send them to one broker. What this process has
 placed since a broker's last report is counted on top of that report. Whoever asks again for the same bundle meanwhile gets
@@ -8,7 +8,7 @@ the same answer: each of its topics is looked up.
 
 >>> from random import Random
 >>> from magnetar.broker.ownership.balance.core.facts import UNBOUND
->>> placement = BundlePlacement(BalanceSettings(), Random(1))
+>>> placement = BundlePlacement(BalanceSettings(), Random(1).randrange)
 >>> placement.update([BrokerFacts("a:1", cpu=0.9), BrokerFacts("b:1", cpu=0.1)], now=0.0)
 >>> placement.place("t/ns/0x00000000_0xffffffff", UNBOUND, now=0.0)
 'b:1'
@@ -17,12 +17,12 @@ the same answer: each of its topics is looked up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ..settings import BalanceSettings
 from .facts import BrokerFacts, NamespaceBinding
-from .ready_brokers import ReadyBroker, ReadyBrokers
+from .survey import ReadyBroker, ReadyBrokers
 
 # A broker that has the mean number of bundles counts as loaded by this much: idle bundles spread as well, since they
 # may become busy. Small beside any load that matters.
@@ -33,27 +33,19 @@ _MOST_OF_UNKNOWN = 0.1
 _DRAWS = 4
 
 
-class Chance(Protocol):
-    """A `random.Random` is one."""
-
-    def randrange(self, start: int, /) -> int:
-        """A number from 0 to `start` - 1."""
-        ...
-
-
 class _Placed(NamedTuple):
     at: float
     bundle: str
     share: float
-    topics: int
 
 
 class BundlePlacement:
     """State of one process that places. `update` with each list of brokers that it learns of, then `place`."""
 
-    def __init__(self, settings: BalanceSettings, chance: Chance) -> None:
+    def __init__(self, settings: BalanceSettings, randrange: Callable[[int], int]) -> None:
+        """`randrange`: of a `random.Random`."""
         self._settings = settings
-        self._chance = chance
+        self._randrange = randrange
         self._ready = ReadyBrokers((), settings)
         self._mean_bundles = 1.0
         self._mean_share = 0.0  # of one bundle
@@ -80,7 +72,7 @@ class BundlePlacement:
             self._drop_reported(name, placed, now)
             ready = by_name[name]
             for one in placed:
-                ready.comes(one.share, one.topics)
+                ready.comes(one.share, 0)
 
     def place(
         self,
@@ -88,15 +80,13 @@ class BundlePlacement:
         binding: NamespaceBinding,
         now: float,
         *,
-        share: float | None = None,
-        topics: int = 0,
         exclude: str = "",
         counted: bool = True,
     ) -> str | None:
         """The broker that takes it; None if no broker may have it or all that may are full.
 
-        `share`: of a core, where it is known what the bundle costs; else the mean of all bundles is assumed. `exclude` is a
-        broker that could not be reached. Not `counted`: perhaps nobody will take it.
+        It is assumed to cost what bundles do on the mean. `exclude` is a broker that could not be reached. Not `counted`:
+        perhaps nobody will take it.
         """
         known = self._chosen.get(bundle)
         if known is not None and known != exclude:
@@ -104,16 +94,13 @@ class BundlePlacement:
         tiers: Sequence[Sequence[ReadyBroker]] = self._ready.tiers(binding)
         if exclude:
             tiers = [[one for one in tier if one.facts.name != exclude] for tier in tiers]
-        chosen = next(
-            (found for tier in tiers if (found := self._draw(tier, topics, self._settings.overload))), None
-        )
+        chosen = next((found for tier in tiers if (found := self._draw(tier, self._settings.overload))), None)
         if chosen is None:  # all are overloaded: better there than nowhere
-            chosen = next((found for tier in tiers if (found := self._draw(tier, topics, None))), None)
+            chosen = next((found for tier in tiers if (found := self._draw(tier, None))), None)
         if chosen is None or not counted:
             return None if chosen is None else chosen.facts.name
-        share = self._mean_share if share is None else share
-        chosen.comes(share, topics)
-        self._placed.setdefault(chosen.facts.name, deque()).append(_Placed(now, bundle, share, topics))
+        chosen.comes(self._mean_share, 0)
+        self._placed.setdefault(chosen.facts.name, deque()).append(_Placed(now, bundle, self._mean_share))
         self._chosen[bundle] = chosen.facts.name
         return chosen.facts.name
 
@@ -131,21 +118,21 @@ class BundlePlacement:
             if self._chosen.get(one.bundle) == name:
                 del self._chosen[one.bundle]
 
-    def _draw(self, tier: Sequence[ReadyBroker], topics: int, overload: float | None) -> ReadyBroker | None:
+    def _draw(self, tier: Sequence[ReadyBroker], overload: float | None) -> ReadyBroker | None:
         count = len(tier)
         for _ in range(_DRAWS if count > 1 else 0):
-            first = self._chance.randrange(count)
-            second = (first + 1 + self._chance.randrange(count - 1)) % count
-            pair = [tier[at] for at in (first, second) if self._fits(tier[at], topics, overload)]
+            first = self._randrange(count)
+            second = (first + 1 + self._randrange(count - 1)) % count
+            pair = [tier[at] for at in (first, second) if self._fits(tier[at], overload)]
             if pair:
                 return min(pair, key=self._score)
-        fitting = [one for one in tier if self._fits(one, topics, overload)]
+        fitting = [one for one in tier if self._fits(one, overload)]
         if not fitting:
             return None
-        return min((fitting[self._chance.randrange(len(fitting))] for _ in range(2)), key=self._score)
+        return min((fitting[self._randrange(len(fitting))] for _ in range(2)), key=self._score)
 
-    def _fits(self, broker: ReadyBroker, topics: int, overload: float | None) -> bool:
-        return (overload is None or broker.cpu < overload) and self._ready.has_room(broker, topics)
+    def _fits(self, broker: ReadyBroker, overload: float | None) -> bool:
+        return (overload is None or broker.cpu < overload) and self._ready.has_room(broker)
 
     def _score(self, broker: ReadyBroker) -> float:
         return broker.cpu + _BUNDLES_SHARE * broker.bundles / self._mean_bundles

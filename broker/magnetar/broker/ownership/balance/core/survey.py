@@ -1,4 +1,15 @@
-"""One round's picture of the cluster: who owns what, and what share of a core each bundle costs.
+"""What a decision looks at: the brokers as destinations, who owns what, and what share of a core each bundle costs.
+
+Tiers of a broker for a namespace that is bound to a group and prefers a zone; lower is better:
+
+    bound   zone    tier
+    yes     yes     0
+    yes     no      1
+    no      yes     2         \
+    no      no      3         / NEVER if the binding is strict
+    a dedicated group that the namespace is not bound to: NEVER
+
+A namespace without a group is bound to every broker.
 
 A bundle's cost is its part of its broker's processor time, by weight: messages, and kilobytes, a second. Every bundle
 counts once, at its owner, however many reports name it: the report of the owner counts, else that of the broker which had
@@ -8,16 +19,102 @@ processor is busy with something else does not make its few messages look expens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ..settings import BalanceSettings
-from .facts import UNBOUND, BundleLoad, ClusterSnapshot, NamespaceBinding, namespace_of
-from .ready_brokers import ReadyBrokers
+from .facts import READY, UNBOUND, BrokerFacts, BundleLoad, ClusterSnapshot, NamespaceBinding, namespace_of
 
+NEVER = 4
 # Rows that are looked at in one turn of the loop: 2,000 take 2 to 4 ms (`python -m bench balance`).
 SLICE_ROWS = 2_000
 _BYTES_OF_A_MESSAGE = 1_000.0  # so many bytes cost about what handling one more message does
 _MOST_TIMES_THE_USUAL = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class ReadyBroker:
+    """A ready broker. What comes to it or leaves it may be in its report already, or not yet: so it has bounds.
+
+    least_cpu <= its load when all that was decided is done <= cpu; the same for bundles and topics. A destination is
+    judged by the upper bounds, a source by the lower ones: a report of the wrong moment never makes a move look right.
+    """
+
+    facts: BrokerFacts
+    cpu: float  # as reported, and all that comes
+    bundles: int
+    topics: int
+    least_cpu: float  # as reported, without all that leaves
+    least_bundles: int
+    least_topics: int
+    moves: int = 0  # of this round, from it and to it
+
+    @classmethod
+    def of(cls, broker: BrokerFacts) -> ReadyBroker:
+        """As reported."""
+        cpu, bundles, topics = broker.cpu, broker.bundles, broker.topics
+        return cls(broker, cpu, bundles, topics, cpu, bundles, topics)
+
+    def comes(self, share: float, topics: int) -> None:
+        """A bundle."""
+        self.cpu += share
+        self.bundles += 1
+        self.topics += topics
+
+    def leaves(self, share: float, topics: int) -> None:
+        """A bundle."""
+        self.least_cpu = max(self.least_cpu - share, 0.0)
+        self.least_bundles = max(self.least_bundles - 1, 0)
+        self.least_topics = max(self.least_topics - topics, 0)
+
+
+def tier_of(broker: BrokerFacts, binding: NamespaceBinding, dedicated_groups: Sequence[str]) -> int:
+    """Of a broker for a namespace; see the module."""
+    bound = binding.group in ("", broker.group)
+    if broker.group in dedicated_groups and binding.group != broker.group:
+        return NEVER
+    if not bound and binding.strict:
+        return NEVER
+    return (0 if bound else 2) + (0 if binding.zone in ("", broker.zone) else 1)
+
+
+class ReadyBrokers:
+    """The ready brokers of one moment, by namespace binding. Bindings are few: a hundred namespaces share one."""
+
+    def __init__(self, brokers: Iterable[BrokerFacts], settings: BalanceSettings) -> None:
+        self._settings = settings
+        self.by_name = {one.name: ReadyBroker.of(one) for one in brokers if one.state == READY}
+        self._tiers: dict[NamespaceBinding, tuple[list[ReadyBroker], ...]] = {}
+        self._tier_of: dict[NamespaceBinding, dict[str, int]] = {}
+
+    def tiers(self, binding: NamespaceBinding) -> tuple[list[ReadyBroker], ...]:
+        """The brokers of tiers 0 to 3, by name."""
+        found = self._tiers.get(binding)
+        if found is None:
+            found = tuple([] for _ in range(NEVER))
+            for name in sorted(self.by_name):
+                tier = self.tier(name, binding)
+                if tier < NEVER:
+                    found[tier].append(self.by_name[name])
+            self._tiers[binding] = found
+        return found
+
+    def tier(self, name: str, binding: NamespaceBinding) -> int:
+        """Of a ready broker."""
+        known = self._tier_of.setdefault(binding, {})
+        tier = known.get(name)
+        if tier is None:
+            tier = known[name] = tier_of(self.by_name[name].facts, binding, self._settings.dedicated_groups)
+        return tier
+
+    def has_room(self, broker: ReadyBroker, topics: int = 0) -> bool:
+        """Whether one more bundle with so many topics fits into its limits."""
+        limits = self._settings
+        return (
+            broker.bundles < limits.max_bundles
+            and broker.topics + max(topics, 1) <= limits.max_topics
+            and broker.facts.connections < limits.max_connections
+        )
 
 
 def weight_of(load: BundleLoad) -> float:
@@ -58,15 +155,15 @@ class ClusterSurvey:
                 self.moved[bundle] = owner.moved_ago_s
             if number % SLICE_ROWS == 0:
                 yield None
-        self.requested.update((transfer.bundle, None) for transfer in snapshot.transfers)
+        self.requested.update(dict.fromkeys(snapshot.requested))
         weights: dict[str, float] = {}
-        rows = 0
-        for report in snapshot.reports:
-            if report.broker in registered:
-                weights[report.broker] = self._read_report(report.broker, report.rows)
-            rows += len(report.rows)
-            if rows >= SLICE_ROWS:
-                rows = 0
+        read = 0
+        for broker, rows in snapshot.reports.items():
+            if broker in registered:
+                weights[broker] = self._read_report(broker, rows)
+            read += len(rows)
+            if read >= SLICE_ROWS:
+                read = 0
                 yield None
         shares = {name: registered[name].cpu / weight for name, weight in weights.items() if weight >= 1}
         self._usual_share = sorted(shares.values())[len(shares) // 2] if shares else 0.0

@@ -1,4 +1,4 @@
-"""The moves of one round: where a bundle may go, and what is cheap to move.
+"""Moves of bundles: where each may go in a round, what is cheap to move, and those that reports do not show yet.
 
 Every move of a round satisfies these; `_move` asserts most of them:
 
@@ -14,18 +14,117 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ..settings import BalanceSettings
-from .facts import Move, NamespaceBinding, namespace_of
-from .ready_brokers import NEVER, ReadyBroker
-from .rests import Rests
-from .survey import SLICE_ROWS, ClusterSurvey
-from .unseen_moves import UnseenMoves
+from .facts import Move, NamespaceBinding, bundle_range, namespace_of
+from .survey import NEVER, SLICE_ROWS, ClusterSurvey, ReadyBroker
 
 # A bundle of less is not worth the stall of its topics.
 MIN_SHARE = 0.001
 # Brokers that are asked for a bundle on behalf of one that has too little.
 _SOURCES_TRIED = 20
+
+
+class Rests:
+    """Bundles that were moved or split a moment ago: neither they nor parts of them are moved or split again.
+
+    By namespace, since a part of a resting bundle is found by its range.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, float]] = {}  # namespace -> bundle -> end of its rest
+
+    def __len__(self) -> int:
+        return sum(map(len, self._until.values()))
+
+    def rest(self, bundle: str, until: float) -> None:
+        """From now on until that time, or as long as it rests anyway."""
+        resting = self._until.setdefault(namespace_of(bundle), {})
+        resting[bundle] = max(until, resting.get(bundle, until))
+
+    def resting(self, bundle: str, now: float) -> bool:
+        """Whether it, or a bundle that it was part of, rests."""
+        resting = self._until.get(namespace_of(bundle))
+        if not resting:
+            return False
+        if (until := resting.get(bundle)) is not None:
+            return now < until
+        first, last = bundle_range(bundle)
+        return any(
+            now < until and begin <= first and last <= end
+            for one, until in resting.items()
+            for begin, end in (bundle_range(one),)
+        )
+
+    def forget_ended(self, now: float) -> None:
+        """Those whose rest has ended."""
+        for namespace, resting in list(self._until.items()):
+            left = {bundle: until for bundle, until in resting.items() if now < until}
+            if left:
+                self._until[namespace] = left
+            else:
+                del self._until[namespace]
+
+
+@dataclass(slots=True)
+class _Unseen:
+    move: Move
+    topics: int
+    decided_at: float
+    done_at: float | None = None
+
+
+class UnseenMoves:
+    """Moves that were decided and that the brokers' reports do not show yet; as many as within a few minutes.
+
+        decided ──the owner is the destination──> done ──load_settle_s──> seen: the reports alone count
+           └──the request is gone, the owner the same, load_settle_s over──> impossible: forgotten
+
+    Until then the bundle counts at neither broker when that is judged as a source, and at both when they are destinations.
+    """
+
+    def __init__(self, settings: BalanceSettings) -> None:
+        self._settings = settings
+        self._moves: dict[str, _Unseen] = {}  # by bundle
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def add(self, move: Move, topics: int, now: float) -> None:
+        """Was decided now."""
+        self._moves[move.bundle] = _Unseen(move, topics, now)
+
+    def apply(self, survey: ClusterSurvey, now: float) -> None:
+        """Forgets what is seen or impossible, and changes the survey's brokers by the others."""
+        by_name = survey.ready.by_name
+        for bundle, unseen in list(self._moves.items()):
+            if self._over(unseen, survey, now):
+                del self._moves[bundle]
+                continue
+            move = unseen.move
+            if (source := by_name.get(move.source)) is not None:
+                source.leaves(move.share, unseen.topics)
+            if (to := by_name.get(move.to)) is not None:
+                to.comes(move.share, unseen.topics)
+
+    def _over(self, unseen: _Unseen, survey: ClusterSurvey, now: float) -> bool:
+        move, settle_s = unseen.move, self._settings.load_settle_s
+        owner = survey.owner_of.get(move.bundle)
+        if owner == move.to and unseen.done_at is None:
+            unseen.done_at = now
+        if unseen.done_at is not None:
+            return owner != move.to or now - unseen.done_at >= settle_s
+        if owner not in (None, move.source):
+            return True  # somebody else took it
+        waiting = move.bundle in survey.requested
+        return not waiting and now - unseen.decided_at >= settle_s
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every round."""
+        for bundle, unseen in self._moves.items():
+            assert unseen.move.bundle == bundle
+            assert unseen.done_at is None or unseen.done_at >= unseen.decided_at
 
 
 class Moves:
@@ -48,7 +147,7 @@ class Moves:
         self._unseen = unseen
         self._stable = stable
         self._now = now
-        self._budget = max(settings.max_moves_per_round - len(survey.snapshot.transfers), 0)
+        self._budget = max(settings.max_moves_per_round - len(survey.snapshot.requested), 0)
         self._cheapest: dict[str, list[tuple[str, float]]] = {}  # by source
         self._least: dict[tuple[NamespaceBinding, int, bool], list[ReadyBroker]] = {}
 

@@ -11,24 +11,30 @@ that are full, brokers above, bundles that their namespace prefers elsewhere (ha
 
 A new leader starts with a new core: nothing is moved before it has seen `shed_rounds` rounds itself. What was moved before
 its time rests as well: the owner's node says since when it is there.
+
+Bundles that are too busy to be moved whole are split:
+
+    quiet ──above a limit──> hot ──for `shed_rounds` rounds──> split, then its parts rest (`Rests`)
+      ^                       │
+      └────────below──────────┘
+
+A bundle of one topic is never split: that topic would be as hot as before. Nor is one whose namespace has
+`max_bundles_per_namespace` bundles, or whose range is one hash. So a hot topic among N is alone after log2(N) splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from ..settings import BalanceSettings
-from .facts import BundleLoad, ClusterSnapshot, Decision
-from .ready_brokers import ReadyBroker
-from .rests import Rests
-from .round import Moves
-from .splitting import Splitting
-from .survey import SLICE_ROWS, ClusterSurvey
-from .unseen_moves import UnseenMoves
+from .facts import BundleLoad, ClusterSnapshot, Decision, Split, bundle_range, namespace_of
+from .moves import Moves, Rests, UnseenMoves
+from .survey import SLICE_ROWS, ClusterSurvey, ReadyBroker
 
 
 class _Streaks:
-    """How many rounds running something was true of a broker."""
+    """How many rounds running something was true of a broker, or of a bundle."""
 
     def __init__(self, rounds: int) -> None:
         self._wanted = rounds
@@ -39,9 +45,93 @@ class _Streaks:
         self._rounds = {name: self._rounds.get(name, 0) + 1 for name in names}
         return dict.fromkeys(name for name, rounds in self._rounds.items() if rounds >= self._wanted)
 
+    def forget(self, name: str) -> None:
+        """It begins at none."""
+        self._rounds.pop(name, None)
+
     def check(self) -> None:
         """Asserts the invariant."""
         assert all(rounds > 0 for rounds in self._rounds.values())
+
+
+class Splitting:
+    """Which bundles are split."""
+
+    def __init__(self, settings: BalanceSettings, rests: Rests) -> None:
+        self.made = 0
+        self._settings = settings
+        self._rests = rests  # of moves: the parts of what was moved or split are not moved at once
+        self._split_rests = Rests()  # a bundle that was moved may be split, one that was split may not
+        self._hot = _Streaks(settings.shed_rounds)  # bundles above a limit
+
+    def above(self, load: BundleLoad) -> str:
+        """The limit that a bundle is above, in words; "" if none."""
+        limits = self._settings
+        messages = load.messages_in + load.messages_out
+        if messages > limits.split_messages_per_s:
+            return f"{messages:.0f} messages/s are above split_messages_per_s={limits.split_messages_per_s:g}"
+        size = load.bytes_in + load.bytes_out
+        if size > limits.split_bytes_per_s:
+            return f"{size:.0f} bytes/s are above split_bytes_per_s={limits.split_bytes_per_s:g}"
+        if load.topics > limits.split_topics:
+            return f"{load.topics} topics are above split_topics={limits.split_topics}"
+        return ""
+
+    def round(self, hot: Mapping[str, str], survey: ClusterSurvey, now: float) -> Iterator[Split]:
+        """`hot`: bundles above a limit, with the limit."""
+        self._split_rests.forget_ended(now)
+        due = [bundle for bundle in self._hot.count(list(hot)) if bundle not in survey.requested]
+        counts = self._bundle_counts(due, survey) if due else {}
+        most = self.made + self._settings.max_splits_per_round
+        for bundle in due:
+            namespace = namespace_of(bundle)
+            if self.made < most and self.may_split(survey.load_of[bundle], counts[namespace], now):
+                counts[namespace] += 1
+                yield self._split(bundle, hot[bundle], survey, now)
+
+    def split_one(self, bundle: str, reason: str, survey: ClusterSurvey, now: float) -> Split | None:
+        """A bundle that is too large for another reason, if it may be split."""
+        count = self._bundle_counts([bundle], survey)[namespace_of(bundle)]
+        if bundle in survey.requested or not self.may_split(survey.load_of[bundle], count, now):
+            return None
+        return self._split(bundle, reason, survey, now)
+
+    def may_split(self, load: BundleLoad, bundles_of_namespace: int, now: float) -> bool:
+        """Whether a split would help and is allowed."""
+        first, last = bundle_range(load.bundle)
+        return (
+            load.topics > 1
+            and first < last
+            and bundles_of_namespace < self._settings.max_bundles_per_namespace
+            and not self._split_rests.resting(load.bundle, now)
+        )
+
+    def _split(self, bundle: str, reason: str, survey: ClusterSurvey, now: float) -> Split:
+        """It and its parts rest until the parts have been seen for as long as anything is before it is judged.
+
+        That is shorter than after a move: no topic notices a split, and what is too hot may need several.
+        """
+        until = now + self._settings.shed_rounds * self._settings.balance_interval_s
+        self._split_rests.rest(bundle, until)
+        self._rests.rest(bundle, until)
+        self._hot.forget(bundle)
+        survey.requested[bundle] = None
+        self.made += 1
+        return Split(bundle, survey.owner_of[bundle], reason)
+
+    @staticmethod
+    def _bundle_counts(bundles: Iterable[str], survey: ClusterSurvey) -> dict[str, int]:
+        """Of their namespaces. A request may be a split that has not been carried out: it counts as one more."""
+        counts = dict.fromkeys(map(namespace_of, bundles), 0)
+        for bundle in chain(survey.owner_of, survey.requested):
+            namespace = namespace_of(bundle)
+            if namespace in counts:
+                counts[namespace] += 1
+        return counts
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every round."""
+        self._hot.check()
 
 
 class BalancerCore:
@@ -49,7 +139,6 @@ class BalancerCore:
 
     def __init__(self, settings: BalanceSettings) -> None:
         self.moves = 0
-        self.splits = 0
         self.spread = 0.0  # of the last round: the busiest broker's share less the idlest one's
         self.mean = 0.0
         self._settings = settings
@@ -72,16 +161,13 @@ class BalancerCore:
         ready = survey.ready.by_name
         self._ready_since = {name: self._ready_since.get(name, now) for name in ready}
         self._measure(list(ready.values()))
-        hot: dict[str, tuple[BundleLoad, str]] = {}
+        hot: dict[str, str] = {}
         for number, (bundle, load) in enumerate(survey.load_of.items(), 1):
             if (limit := self._splitting.above(load)) and survey.owner_of[bundle] in ready:
-                hot[bundle] = (load, limit)
+                hot[bundle] = limit
             if number % SLICE_ROWS == 0:
                 yield None
-        for split in self._splitting.round(hot, survey.owner_of, survey.requested, now):
-            self.splits += 1
-            survey.requested[split.bundle] = None
-            yield split
+        yield from self._splitting.round(hot, survey, now)
         moves = Moves(
             survey, self._settings, self._rests, self._unseen, lambda name: self._stable(name, now), now
         )
@@ -139,11 +225,7 @@ class BalancerCore:
             return
         share, name = survey.share_of(bundle), source.facts.name
         reason = f"it takes {share:.2f} of a core at {name}, more than another broker has room for"
-        load = survey.load_of[bundle]
-        split = self._splitting.split_one(load, reason, survey.owner_of, survey.requested, now)
-        if split is not None:
-            self.splits += 1
-            survey.requested[bundle] = None
+        if (split := self._splitting.split_one(bundle, reason, survey, now)) is not None:
             yield split
 
     def _judged(self, one: ReadyBroker, mean: float, side: str) -> str:
@@ -176,7 +258,7 @@ class BalancerCore:
         """For /metrics."""
         return {
             "balancer_moves_total": self.moves,
-            "balancer_splits_total": self.splits,
+            "balancer_splits_total": self._splitting.made,
             "balancer_resting_bundles": len(self._rests),
             "balancer_unseen_moves": len(self._unseen),
             "balancer_spread": round(self.spread, 4),
