@@ -32,9 +32,7 @@ from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .places import located, offsets_around, offsets_within
 from .plan import LedgerSlice, Range, TopicLedger, missing, portions, slices
-from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
-from .values import decoded
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -69,7 +67,7 @@ class OffsetsPiece(InputPartition):
 class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 
-    def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         options.check_batch()
         self._options = options
         self._columns = columns
@@ -122,18 +120,17 @@ class FilteredTopicReader(TopicReader):
 
 
 def read_partition(
-    partition: TopicPiece | OffsetsPiece, options: ReadOptions, columns: RowColumns
+    partition: TopicPiece | OffsetsPiece, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """In a task."""
     if isinstance(partition, OffsetsPiece):
         of = partition
-        return offset_rows(columns.names, of.topic, of.partition, of.first, of.end)
-    rows = read_slices(partition.slices, partition.lease, options, columns.of_topic)
-    return decoded(rows, columns, partition.slices[0].topic)
+        return offset_rows(columns, of.topic, of.partition, of.first, of.end)
+    return read_slices(partition.slices, partition.lease, options, columns)
 
 
 async def pieces_of(
-    wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions, columns: RowColumns
+    wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions, columns: Sequence[str]
 ) -> list[InputPartition]:
     """What ranges of topics have, in their order: a large ledger is several tasks, many small ones are one. MessageLost."""
     if _offsets_suffice(columns):
@@ -148,8 +145,8 @@ async def pieces_of(
     return pieces
 
 
-def _offsets_suffice(columns: RowColumns) -> bool:
-    return OFFSET_COLUMNS.issuperset(columns.of_topic)
+def _offsets_suffice(columns: Sequence[str]) -> bool:
+    return OFFSET_COLUMNS.issuperset(columns)
 
 
 async def _offsets_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .batch_source import OffsetsPiece, TopicReader
 from .options import ReadOptions
-from .schema import RowColumns
 
 
 def count_messages(service_url: str, topic: str = "", **options: str) -> int:
@@ -16,7 +15,5 @@ def count_messages(service_url: str, topic: str = "", **options: str) -> int:
     the range begins or ends within a ledger.
     """
     named = {"topic": topic} if topic else {}
-    reader = TopicReader(
-        ReadOptions.parse({"service_url": service_url, **named, **options}), RowColumns(("offset",))
-    )
+    reader = TopicReader(ReadOptions.parse({"service_url": service_url, **named, **options}), ("offset",))
     return sum(piece.end - piece.first for piece in reader.partitions() if isinstance(piece, OffsetsPiece))

@@ -34,12 +34,13 @@ class MagnetarDataSource(DataSource):
     def schema(self) -> StructType:
         """All columns; `.schema("value binary, offset bigint")` reads a few of them for less."""
         from .options import ReadOptions
-        from .schema import read_schema
+        from .schema import topic_schema
         from .tables import is_new_table, table_schema
 
         if is_new_table(self.options):
             return table_schema(self.options)
-        return read_schema(ReadOptions.parse(self.options))
+        ReadOptions.parse(self.options)  # an option that is wrong is said now, not by the first action
+        return topic_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
@@ -51,7 +52,7 @@ class MagnetarDataSource(DataSource):
 
         reader = FilteredTopicReader if hands_filters_down() else TopicReader
         options = ReadOptions.parse(read_options(self.options, schema))
-        return reader(options, chosen_columns(schema, options))
+        return reader(options, chosen_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
@@ -61,7 +62,7 @@ class MagnetarDataSource(DataSource):
         from .tables import read_options
 
         options = ReadOptions.parse(read_options(self.options, schema))
-        return TopicStreamReader(options, chosen_columns(schema, options))
+        return TopicStreamReader(options, chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`; a topic can only be appended to."""

@@ -13,12 +13,6 @@ min_partitions         tasks are made smaller until there are so many, about (0)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
 timeout_s              for what the service or a bookie is asked (30)
-value_format           binary, json, msgpack or avro: with any but binary the fields of the value are columns too, those of
-value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or the JSON of `df.schema.json()`; for avro the
-                       writer's schema in Avro's JSON); json and msgpack need none where `.schema(...)` names the columns;
-                       what each type is in each format stands in `value_types` and `avro`
-value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
-on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
 fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that was deleted (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
@@ -42,10 +36,6 @@ staged_ttl_s           for how long what tasks wrote waits for the commit while 
                        a task that still runs does not know the topics of the others)
 repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
                        otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
-value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
-                       fields of the value (binary: the column `value` is written as it is)
-value_schema           avro: the schema to write with, in Avro's JSON
-value_prefix           only columns whose names begin with it are the value's; its fields are called as they go on
 """
 
 from __future__ import annotations
@@ -66,7 +56,6 @@ from .aliases import translated
 
 READ_OPTIONS: Final = (
     "service_url", "topic", "topics", "topics_pattern", "path", "start", "end", "partition_bytes", "lease_s", "timeout_s",
-    "value_format", "value_schema", "value_prefix", "on_bad_value",
     "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s",
     "min_partitions", "subscription",
 )  # fmt: skip
@@ -74,8 +63,6 @@ STREAM_OPTIONS: Final = (
     "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s", "subscription",
 )  # fmt: skip
 PLACES: Final = (("start", "earliest"), ("end", "latest"))  # with their defaults
-VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
-ON_BAD_VALUE: Final = ("fail", "null")
 
 
 class AtOffset(NamedTuple):
@@ -103,10 +90,6 @@ class ReadOptions:
     partition_bytes: int = 64 << 20
     lease_s: float = 600.0
     timeout_s: float = 30.0
-    value_format: str = "binary"
-    value_schema: str = ""
-    value_prefix: str = ""
-    on_bad_value: str = "fail"
     fail_on_data_loss: bool = True
     max_rows_per_batch: int = 0  # 0: no bound
     max_bytes_per_batch: int = 0
@@ -122,8 +105,6 @@ class ReadOptions:
         given = translated(options)
         _check_names(given, READ_OPTIONS)
         topics, pattern = _topics(given)
-        value_format, value_schema, value_prefix = _value(given)
-        on_bad_value = _one_of("on_bad_value", given.get("on_bad_value", "fail"), ON_BAD_VALUE)
         places = {name: _places(name, given.get(name, default)) for name, default in PLACES}
         for name, of_topics in places.items():
             for other in of_topics.keys() - {"", *topics} if topics else ():
@@ -138,10 +119,6 @@ class ReadOptions:
             partition_bytes=_size("partition_bytes", given.get("partition_bytes", "64m"), 1),
             lease_s=_seconds("lease_s", given.get("lease_s", "600")),
             timeout_s=_seconds("timeout_s", given.get("timeout_s", "30")),
-            value_format=value_format,
-            value_schema=value_schema,
-            value_prefix=value_prefix,
-            on_bad_value=on_bad_value,
             fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
             max_rows_per_batch=_size("max_rows_per_batch", given.get("max_rows_per_batch", "0"), 0),
             max_bytes_per_batch=_size("max_bytes_per_batch", given.get("max_bytes_per_batch", "0"), 0),
@@ -182,7 +159,6 @@ WRITE_OPTIONS: Final = (
     "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
     "staged_ttl_s", "key_batches",
     "checkpointlocation", "queryname",  # Spark's own, which it hands on
-    "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 ROUTED_TTL_S: Final = 24 * 3600.0  # more than the broker grants by default
@@ -203,9 +179,6 @@ class WriteOptions:
     repeated_batch: str = "compare"
     staged_ttl_s: float = 0.0  # 0: the broker's
     key_batches: bool = False
-    value_format: str = "binary"
-    value_schema: str = ""
-    value_prefix: str = ""
 
     @property
     def kept_s(self) -> float:
@@ -221,11 +194,6 @@ class WriteOptions:
         given = translated(options)
         _check_names(given, WRITE_OPTIONS)
         compression = _one_of("compression", given.get("compression", "none"), COMPRESSIONS)
-        value_format, value_schema, value_prefix = _value(given)
-        if value_schema and value_format != "avro":
-            raise InvalidArgument(
-                f"option value_schema is for avro; with {value_format} the rows' own types are written: leave it out"
-            )
         routed = not given.get("topic") and not given.get("path")
         return cls(
             service_url=_service(given.get("service_url", "")),
@@ -238,9 +206,6 @@ class WriteOptions:
             repeated_batch=_one_of("repeated_batch", given.get("repeated_batch", "compare"), REPEATED_BATCH),
             key_batches=_flag("key_batches", given.get("key_batches", "false")),
             staged_ttl_s=_size("staged_ttl_s", given.get("staged_ttl_s", "0"), 0),
-            value_format=value_format,
-            value_schema=value_schema,
-            value_prefix=value_prefix,
         )
 
 
@@ -274,17 +239,6 @@ def _batch(given: Mapping[str, str]) -> int:
     if not given.get("query"):
         raise InvalidArgument("option batch is the number of a batch of a query; the option query names that")
     return int(text)
-
-
-def _value(given: Mapping[str, str]) -> tuple[str, str, str]:
-    """The options value_format, value_schema and value_prefix."""
-    value_format = _one_of("value_format", given.get("value_format", "binary"), VALUE_FORMATS)
-    for option in ("value_schema", "value_prefix", "on_bad_value"):
-        if value_format == "binary" and given.get(option):
-            raise InvalidArgument(
-                f"option {option} says something of the value's columns, which only value_format json, msgpack or avro makes"
-            )
-    return value_format, given.get("value_schema", "").strip(), given.get("value_prefix", "")
 
 
 def _service(url: str) -> str:

@@ -4,15 +4,12 @@ Columns of a row to write: `value` (binary or string, required), `key` (binary o
 `event_time` (timestamp). Other columns of a topic (offset, message_id, ...) are the topic's to give and may stand there:
 they are passed over, so that what was read can be written as it is.
 
-With the option `value_format` the value is made of all columns but these (with `value_prefix`: of those whose names begin
-with it). `value` is passed over as well, but for a row in which it is null as all of those are: that is written as a null
-value (a tombstone), and so comes back as it was read.
+A value is bytes: a row of several columns becomes one in Spark, `to_json(struct("*"))` for example.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,11 +25,8 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.message_rules import checked_properties, checked_time_ms, properties_bytes
 
-from .avro import derived
 from .options import WriteOptions
 from .schema import COLUMNS
-from .values import ColumnEncoder, ValueEncoder, value_columns
-from .versions import arrow_schema
 
 _BYTES: tuple[DataType, ...] = (BinaryType(), StringType())
 WRITTEN: dict[str, tuple[DataType, ...]] = {
@@ -56,68 +50,29 @@ _NO_BYTES, _ROW_BYTES = pa.scalar(0, pa.int64()), pa.scalar(ROW_BYTES, pa.int64(
 def check_written(schema: StructType, options: WriteOptions) -> None:
     """Raises InvalidArgument, which names the column and the cure."""
     given = {field.name: field.dataType for field in schema.fields}
-    encoded = options.value_format != "binary"
     if not options.topic and given.get("topic") != StringType():
         raise InvalidArgument(
             "the rows to write have no column 'topic' of type string that says where each goes; add one, or set the option "
             "topic"
         )
-    if not encoded and "value" not in given:
+    if "value" not in given:
         raise InvalidArgument(
-            f"the rows to write have no column 'value', but {', '.join(given)}; name the one with the message so, "
-            "or encode them all: option('value_format', 'json')"
+            f"the rows to write have no column 'value', but {', '.join(given)}; name the one with the message so, or make "
+            "it of them all: select(to_json(struct('*')).alias('value'))"
         )
     for name, data_type in given.items():
-        if name in WRITTEN and not (encoded and name == "value"):
+        if name in WRITTEN:
             # Whether values may be null in a map does not show in the messages.
             wanted = [one.simpleString() for one in WRITTEN[name]]
             if data_type.simpleString() not in wanted:
                 raise InvalidArgument(
                     f"column {name!r} is of type {data_type.simpleString()}; cast it to {' or '.join(wanted)}"
                 )
-        elif name not in COLUMNS and not encoded:
+        elif name not in COLUMNS:
             raise InvalidArgument(
-                f"a message has no column {name!r}: drop it, or encode it into the value: option('value_format', 'json')"
+                f"a message has no column {name!r}: drop it, or make it part of the value: "
+                f"to_json(struct('value', {name!r}))"
             )
-    if encoded:
-        _check_encoded(schema, options)
-
-
-def _check_encoded(schema: StructType, options: WriteOptions) -> None:
-    prefix, of_value = options.value_prefix, value_columns(schema.fieldNames(), options.value_prefix)
-    for field in schema.fields:
-        # One of the user's own that is called so would be lost without a word; at least its type tells.
-        passed_over = field.name in COLUMNS and (field.name not in WRITTEN or field.name == "value")
-        if passed_over and field.dataType != COLUMNS[field.name][0]:
-            raise InvalidArgument(
-                f"column {field.name!r} is the topic's to give, and would not be written; rename this one of type "
-                f"{field.dataType.simpleString()}, or have a value_prefix before the names of all that are the value's"
-            )
-        if field.name not in COLUMNS and field.name not in of_value:
-            raise InvalidArgument(
-                f"column {field.name!r} is neither the message's own nor, as the option value_prefix is {prefix!r}, the "
-                "value's; drop or rename it"
-            )
-        if field.name in of_value and field.name[len(prefix) :] == "":
-            raise InvalidArgument(f"column {field.name!r} has no name but the option value_prefix; rename it")
-        if field.name.lower() in COLUMNS and field.name not in COLUMNS:
-            raise InvalidArgument(
-                f"column {field.name!r} is called as {field.name.lower()!r} but for case, and would go into the value; "
-                "rename it so, or otherwise"
-            )
-    if not of_value:
-        raise InvalidArgument(
-            f"the rows to write have no columns to encode into the value, only {', '.join(schema.fieldNames())}; "
-            "leave out the option value_format to write the column 'value' as it is"
-        )
-    given = arrow_schema(StructType([one for one in schema.fields if one.name in of_value]))
-    fields = pa.struct([one.with_name(one.name[len(prefix) :]) for one in given])
-    if options.value_format == "avro" and not options.value_schema:
-        raise InvalidArgument(
-            "option value_format is 'avro', which needs the option value_schema: what readers are to read by; for these "
-            f"columns it may be {json.dumps(derived(fields))}"
-        )
-    ValueEncoder(options.value_format, options.value_schema, fields)
 
 
 class PackedEntry(NamedTuple):
@@ -133,7 +88,6 @@ class Packer:
     def __init__(self, producer: str, options: WriteOptions, max_message_bytes: int) -> None:
         """`max_message_bytes`: what the topic takes."""
         self._producer = producer
-        self._encoder = None if options.value_format == "binary" else ColumnEncoder(options)
         self._compression = Compression.parse(options.compression)
         self._max_message_bytes = min(options.max_message_bytes, max_message_bytes)
         self._key_batches = options.key_batches
@@ -152,8 +106,6 @@ class Packer:
 
     def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:
         """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
-        if self._encoder is not None:
-            rows = self._encoder.with_value(rows)
         if self._key_batches and (keys := _keys(rows)) is not None:
             rows = rows.take(pc.array_sort_indices(keys))  # which keeps the order of rows with one key
         values, keys = rows.column("value"), _keys(rows)

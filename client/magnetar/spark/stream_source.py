@@ -45,7 +45,6 @@ from .leases import Keeper, keep, plan_of_topic
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
 from .plan import Range, missing
-from .schema import RowColumns
 from .service import LEDGERS_PER_REQUEST, TopicPlan, asking, ledgers_of_topic, topic_names
 from .versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -78,7 +77,7 @@ Marks = dict[str, Mark]
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; copies of it read in the tasks."""
 
-    def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         options.check_stream()
         self._options = options
         self._columns = columns

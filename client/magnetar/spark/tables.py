@@ -22,7 +22,7 @@ from magnetar.proto.errors import InvalidArgument
 
 from .aliases import translated
 from .options import ReadOptions
-from .schema import read_schema
+from .schema import topic_schema
 
 _METADATA: Final = "magnetar.options"
 # What Spark puts before the names in `OPTIONS (...)`; the same without it, and table properties, stand beside them.
@@ -43,7 +43,8 @@ def table_schema(options: Mapping[str, str]) -> StructType:
             "a table needs to know its topic: CREATE TABLE orders USING magnetar OPTIONS (service_url "
             "'magnetar://host:port', topic 'orders')"
         )
-    first, *others = read_schema(ReadOptions.parse(given)).fields
+    ReadOptions.parse(given)
+    first, *others = topic_schema().fields
     metadata = {_METADATA: json.dumps(translated(given))}
     return StructType([StructField(first.name, first.dataType, True, metadata), *others])
 

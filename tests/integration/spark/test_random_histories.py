@@ -17,7 +17,6 @@ from magnetar.proto.ids import MessageId
 from magnetar.spark.batch_source import TopicPiece, TopicReader
 from magnetar.spark.options import ReadOptions, WriteOptions
 from magnetar.spark.plan import LedgerSlice
-from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
@@ -121,12 +120,12 @@ class History:
         )
         expected = model[first:last]
         options = self.options(start=json.dumps({name: start}), end=json.dumps({name: end}))
-        assert rows_of(TopicReader(options, RowColumns(COLUMNS))).get(name, []) == expected, (start, end)
+        assert rows_of(TopicReader(options, tuple(COLUMNS))).get(name, []) == expected, (start, end)
         assert offsets_of(options, name) == [row.offset for row in expected], (start, end)
 
     def stored(self) -> dict[str, list[Stored]]:
         """All there is, which must be what was confirmed, in its order."""
-        found = rows_of(TopicReader(self.options(), RowColumns(COLUMNS)))
+        found = rows_of(TopicReader(self.options(), tuple(COLUMNS)))
         for name in self.names:
             found.setdefault(name, [])
             assert [row.value for row in found[name]] == self.values[name]
@@ -153,7 +152,7 @@ def rows_of(reader: Any, *offsets: Any) -> dict[str, list[Stored]]:
 
 def offsets_of(options: ReadOptions, topic: str) -> list[int]:
     """What the list of ledgers says of a range of a topic: no task asks a bookie."""
-    reader = TopicReader(options, RowColumns(("partition", "topic", "offset")))
+    reader = TopicReader(options, ("partition", "topic", "offset"))
     partitions = reader.partitions()
     assert not any(isinstance(one, TopicPiece) for one in partitions)
     batches = [batch for one in partitions for batch in reader.read(one)]
@@ -175,7 +174,7 @@ class Query:
         self.seen: dict[str, list[Stored]] = {name: [] for name in history.names}
 
     def restart(self) -> None:
-        self.reader = TopicStreamReader(self.history.options(), RowColumns(COLUMNS))
+        self.reader = TopicStreamReader(self.history.options(), tuple(COLUMNS))
 
     def limit(self) -> ReadLimit:
         rng = self.history.rng
@@ -218,7 +217,7 @@ def test_batches_and_ranges_have_exactly_the_rows_between_their_places(
 def test_a_batch_of_a_stream_asks_for_its_own_entries_only(service: Service, topics: Topics) -> None:
     topics.produce("own-entries", [b"%d" % n for n in range(8)], per_entry=2)
     options = ReadOptions.parse({"service_url": service.url, "topic": "own-entries"})
-    reader = TopicStreamReader(options, RowColumns(COLUMNS))
+    reader = TopicStreamReader(options, tuple(COLUMNS))
     offset, asked = reader.initialOffset(), []
     for _ in range(4):
         end = reader.latestOffset(offset, ReadMaxRows(2))

@@ -25,7 +25,6 @@ from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.count import count_messages
 from magnetar.spark.jobs import archive
 from magnetar.spark.options import ReadOptions, WriteOptions
-from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows
@@ -74,7 +73,7 @@ class World:
             "lease_s": f"{LEASE_S}",
             "fail_on_data_loss": "false" if forgiving else "true",
         }
-        self.reader = TopicStreamReader(ReadOptions.parse(given), RowColumns(("topic", "value")))
+        self.reader = TopicStreamReader(ReadOptions.parse(given), ("topic", "value"))
 
     def values(self) -> list[bytes]:
         """New ones."""
@@ -193,9 +192,7 @@ class World:
         """A batch read of a topic has all of it, wherever its ledgers are, or what is left of one that was trimmed."""
         for name in self.rng.sample(sorted(self.there), min(1, len(self.there))):
             given = {"service_url": self.service.url, "topic": name, "lease_s": f"{LEASE_S}"}
-            reader = TopicReader(
-                ReadOptions.parse(given | {"fail_on_data_loss": "false"}), RowColumns(("value",))
-            )
+            reader = TopicReader(ReadOptions.parse(given | {"fail_on_data_loss": "false"}), ("value",))
             values = [
                 value
                 for partition in reader.partitions()

@@ -14,7 +14,7 @@ import pytest
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
 from magnetar.spark.options import ReadOptions
-from magnetar.spark.schema import COLUMNS, RowColumns
+from magnetar.spark.schema import COLUMNS
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import STREAMS_ARE_BOUNDED, ReadAllAvailable
 from support.service import Service
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_source_is_one_clear_error(
 def test_where_a_query_begins_is_asked_twice_and_answered_alike(topics: Topics, service: Service) -> None:
     topics.produce("begun", numbers(0, 10))
     options = ReadOptions.parse({"service_url": service.url, "topic": "begun", "start": "latest"})
-    reader = TopicStreamReader(options, RowColumns(tuple(COLUMNS)))
+    reader = TopicStreamReader(options, tuple(COLUMNS))
     begin = reader.initialOffset()
     topics.produce("begun", numbers(10, 20))
     assert reader.initialOffset() == begin
@@ -217,7 +217,7 @@ def test_a_query_holds_what_it_needs_by_a_lease_that_goes_on_while_it_waits(
     options = ReadOptions.parse(
         {"service_url": service.url, "topic": "held-back", "max_rows_per_batch": "10", "lease_s": "3"}
     )
-    reader = TopicStreamReader(options, RowColumns(("value",)))
+    reader = TopicStreamReader(options, ("value",))
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
     reader.commit(end)
@@ -243,7 +243,7 @@ def test_a_topic_that_a_pattern_finds_has_its_place_from_then_on(topics: Topics,
     """It may be trimmed before its first batch is planned, or while the batch is asked for again."""
     topics.produce("seen-a", numbers(0, 4), per_entry=2)
     options = ReadOptions.parse({"service_url": service.url, "topics_pattern": "seen-.*", "lease_s": "0.2"})
-    reader = TopicStreamReader(options, RowColumns(("value",)))
+    reader = TopicStreamReader(options, ("value",))
     begin = reader.initialOffset()
     topics.produce("seen-b", numbers(0, 40), per_entry=2)
     end = reader.latestOffset(begin, ReadAllAvailable())

@@ -12,7 +12,6 @@ import pytest
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.options import ReadOptions, WriteOptions
-from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from support.service import Service
 from support.spark_topics import Topics
@@ -78,7 +77,7 @@ def test_a_writer_says_how_long_its_ledgers_wait_for_the_commit(service: Service
 
 
 def test_rows_go_to_the_topics_that_they_name_each_once(service: Service, topics: Topics) -> None:
-    options = WriteOptions.parse({"service_url": service.url, "value_format": "binary"})
+    options = WriteOptions.parse({"service_url": service.url})
     for name in ("one", "two"):
         topics.create(name)
     names = ["one", "persistent://public/default/two", "one", "two"]
@@ -124,7 +123,7 @@ def test_many_small_ledgers_are_read_by_one_task(service: Service, topics: Topic
         tasks = [write_task(options, "q", number, iter([batch(b"%d-%d" % (number, n))])) for n in range(3)]
         assert attach(options, tasks)
     reader = TopicReader(
-        ReadOptions.parse({"service_url": service.url, "topic": "many"}), RowColumns(("offset", "value"))
+        ReadOptions.parse({"service_url": service.url, "topic": "many"}), ("offset", "value")
     )
     partitions = reader.partitions()
     assert len(topics.ledgers("many")) == 60
@@ -132,4 +131,4 @@ def test_many_small_ledgers_are_read_by_one_task(service: Service, topics: Topic
     rows = [row for one in partitions for found in reader.read(one) for row in found.to_pylist()]
     assert rows == [{"offset": n, "value": b"%d-%d" % divmod(n, 3)} for n in range(60)]
     spread = ReadOptions.parse({"service_url": service.url, "topic": "many", "min_partitions": "10"})
-    assert 10 <= len(TopicReader(spread, RowColumns(("offset",))).partitions()) <= 60
+    assert 10 <= len(TopicReader(spread, ("offset",)).partitions()) <= 60

@@ -9,7 +9,6 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType, T
 
 from magnetar.spark import versions
 from magnetar.spark.options import ReadOptions
-from magnetar.spark.schema import RowColumns
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import arrow_batches, arrow_schema
 
@@ -41,7 +40,7 @@ def test_times_are_utc_before_spark_can_be_asked_for_it(monkeypatch: pytest.Monk
 
 def test_a_batch_waits_for_rows_and_not_for_ever() -> None:
     options = ReadOptions.parse({**GOOD, "min_rows_per_batch": "10", "max_trigger_delay_s": "0.05"})
-    reader = TopicStreamReader(options, RowColumns(("value",)))
+    reader = TopicStreamReader(options, ("value",))
     waits = [reader._waits(9) for _ in range(2)]
     assert waits == [True, True]
     assert not reader._waits(10)
