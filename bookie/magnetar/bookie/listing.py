@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
+from magnetar.proto.ranges import RangeSet
 
 from .index import LedgerRecord, LocationIndex
 from .index.walks import locations_of_ledger
@@ -111,21 +111,21 @@ class Listing:
         count = min(max(count, 1), _MAX_RANGES)
         cached = [number for number in self._cache.entry_ids(ledger_id) if number >= first]
         cached.reverse()  # ascending from the end
-        found_ids = EntryIds()
+        found_ids = RangeSet()
         after, scanned = first - 1, 0
         while True:
             found = self._index.list_locations(ledger_id, after, _SLICE)
             scanned += len(found)
             whole = len(found) < _SLICE
             for number, _ in found:
-                found_ids.add(number)
+                found_ids.add(number, number)
             after = found[-1][0] if found else after
             while cached and (whole or cached[-1] <= after):
-                found_ids.add(cached.pop())
-            if whole or found_ids.range_count > count or scanned >= _MAX_SCANNED:
+                found_ids.add(cached[-1], cached.pop())
+            if whole or len(found_ids) > count or scanned >= _MAX_SCANNED:
                 break
             await asyncio.sleep(0)
-        ranges = [EntryRange(*ends) for ends in found_ids.ranges()]
+        ranges = [EntryRange(*ends) for ends in found_ids]
         if len(ranges) > count:
             return ranges[:count], ranges[count].first
         return ranges, -1 if whole else after + 1
@@ -139,19 +139,19 @@ class Listing:
 
     async def summary(self, ledger_id: int) -> LedgerSummary:
         """All that is here of a ledger, a deleted one as well. LedgerNotFound when nothing is known of it."""
-        ids, size, logs = EntryIds(), 0, dict[int, None]()
+        ids, size, logs = RangeSet(), 0, dict[int, None]()
         for number, (entry_id, location) in enumerate(locations_of_ledger(self._index, ledger_id), 1):
-            ids.add(entry_id)
+            ids.add(entry_id, entry_id)
             size += location.length
             logs[location.log_id] = None
             if not number % _SLICE:
                 await asyncio.sleep(0)
-        entries, cached_bytes = len(ids), 0
+        entries, cached_bytes = ids.members, 0
         for entry_id in self._cache.entry_ids(ledger_id):
-            if ids.add(entry_id):
+            if ids.add(entry_id, entry_id):
                 cached_bytes += len(self._cache.get(ledger_id, entry_id) or b"")
         state = self._ledgers.by_id.get(ledger_id) or LedgerDescriptor(self._index.get_ledger(ledger_id))
-        if not state.known and not len(ids):
+        if not state.known and not ids:
             raise LedgerNotFound(
                 f"nothing is known of ledger {ledger_id} here; `magnetar bookie ledgers` lists what is",
                 ledger_id=ledger_id,
@@ -168,8 +168,8 @@ class Listing:
             known.explicit_lac,
             entries,
             size,
-            len(ids) - entries,
+            ids.members - entries,
             cached_bytes,
             sorted(logs),
-            ids.ranges(),
+            list(ids),
         )

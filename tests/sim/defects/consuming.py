@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.cursors.core.acks import INDEX_BITS, AckState, Position
-from magnetar.broker.cursors.core.ranges import Range, RangesOfLedger
+from magnetar.broker.cursors.core.range_blocks import RangesOfLedger
 from magnetar.client.letters import Letters
 from magnetar.client.messages import Message
 from magnetar.client.topic.acknowledger import Acknowledger
 from magnetar.client.topic.consumer import TopicConsumer
 from magnetar.client.topic.window import Window
+from magnetar.proto.ranges import Range
 from sim.defects.registry import standalone_defect
 from support.dispatch_defects import PLANTS
 

@@ -7,7 +7,6 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.listing import LedgerSummary
-from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import LedgerNotFound
 from support.bookie_kit import add, add_all, entry, open_inline
 from support.index_model import ModelStorage
@@ -141,17 +140,3 @@ async def test_every_ledger_is_summed_up_with_all_that_is_known(bookie: Bookie) 
     assert found[7].deleted_at_ms
     with pytest.raises(LedgerNotFound):
         await bookie.listing.summary(99)
-
-
-def test_entry_ids_against_a_set() -> None:
-    ids, model = EntryIds(), set[int]()
-    for number in range(400):
-        entry_id = number * 7919 % 97
-        assert ids.add(entry_id) == (entry_id not in model)
-        model.add(entry_id)
-        assert (entry_id in ids, len(ids)) == (True, len(model))
-        flat = [one for first, last in ids.ranges() for one in range(first, last + 1)]
-        assert flat == sorted(model)
-        assert all(
-            last + 1 < first for (_, last), (first, _) in zip(ids.ranges(), ids.ranges()[1:], strict=False)
-        )

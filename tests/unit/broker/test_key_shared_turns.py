@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from magnetar.broker.cursors.core.ranges import DeliveredRanges
+from magnetar.broker.cursors.core.redeliveries import DeliveredRanges
 from magnetar.broker.dispatch.core.consumer import Consumer
 from magnetar.broker.dispatch.core.selection.entry_slots import EntrySlots
 from magnetar.broker.dispatch.core.selection.hash_ranges import Owners

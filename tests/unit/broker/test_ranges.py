@@ -7,17 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.cursors.core.acks import AckState, Position
-from magnetar.broker.cursors.core.ranges import (
-    DeliveredRanges,
-    IndexRanges,
-    LedgerRanges,
-    RangeBlocks,
-    RangesOfLedger,
-    complement,
-    intersection,
-    intersects,
-)
-from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from magnetar.broker.cursors.core.range_blocks import LedgerRanges, RangeBlocks, RangesOfLedger
+from magnetar.broker.cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
+from magnetar.proto.ranges import RangeSet, complement, intersection, intersects
 from support.dispatch_kit import read_back
 
 small = st.integers(0, 40)
@@ -26,7 +18,7 @@ spans = st.tuples(small, small).map(lambda pair: (min(pair), max(pair)))
 
 @given(st.lists(st.tuples(st.booleans(), spans), max_size=30), spans)
 def test_ranges_behave_like_sets(steps: list[tuple[bool, tuple[int, int]]], probe: tuple[int, int]) -> None:
-    ranges, model = IndexRanges(), set[int]()
+    ranges, model = RangeSet(), set[int]()
     for adding, (first, last) in steps:
         touched = set(range(first, last + 1))
         if adding:
@@ -53,8 +45,8 @@ def test_blocks_of_ranges_behave_like_one(
     steps: list[tuple[str, tuple[int, int]]], probe: tuple[int, int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("magnetar.broker.cursors.core.ranges.BLOCK_RANGES", 2)
-        blocks, model = RangeBlocks(), IndexRanges()
+        patch.setattr("magnetar.broker.cursors.core.range_blocks.BLOCK_RANGES", 2)
+        blocks, model = RangeBlocks(), RangeSet()
         for what, (first, last) in steps:
             if what == "add":
                 assert blocks.add(first, last) == model.add(first, last)
@@ -85,9 +77,9 @@ def disjoint(numbers: set[int]) -> tuple[list[int], list[int]]:
 @given(st.lists(st.tuples(st.booleans(), st.sets(small, min_size=1)), max_size=12))
 def test_many_ranges_at_once_are_as_one_after_the_other(steps: list[tuple[bool, set[int]]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("magnetar.broker.cursors.core.ranges.BLOCK_RANGES", 2)
-        patch.setattr("magnetar.broker.cursors.core.ranges.BULK_RANGES", 2)
-        ranges, model = IndexRanges(), set[int]()
+        patch.setattr("magnetar.broker.cursors.core.range_blocks.BLOCK_RANGES", 2)
+        patch.setattr("magnetar.proto.ranges.BULK_RANGES", 2)
+        ranges, model = RangeSet(), set[int]()
         blocks, grown = LedgerRanges(), set[int]()
         delivered = DeliveredRanges()
         for adding, numbers in steps:
@@ -96,7 +88,7 @@ def test_many_ranges_at_once_are_as_one_after_the_other(steps: list[tuple[bool, 
             if adding:
                 assert blocks.add_all(7, firsts, lasts) == len(touched - grown)
                 grown |= touched
-                assert list(blocks.by_ledger[7]) == list(IndexRanges((n, n) for n in grown))
+                assert list(blocks.by_ledger[7]) == list(RangeSet((n, n) for n in grown))
                 blocks.check()
                 if not touched & model:
                     delivered.add_all(firsts, lasts, 0)
@@ -116,11 +108,11 @@ def test_many_ranges_at_once_are_as_one_after_the_other(steps: list[tuple[bool, 
                         ranges.remove(first, last)
                 model -= touched
             ranges.check()
-            assert ranges == IndexRanges((n, n) for n in model)
+            assert ranges == RangeSet((n, n) for n in model)
             assert delivered.members == len(model)
 
 
-def members(ranges: IndexRanges) -> set[int]:
+def members(ranges: RangeSet) -> set[int]:
     """Its numbers."""
     ranges.check()
     return {number for first, last in ranges for number in range(first, last + 1)}
@@ -128,7 +120,7 @@ def members(ranges: IndexRanges) -> set[int]:
 
 @given(st.sets(small), st.sets(small), small)
 def test_what_two_sets_of_ranges_share(one: set[int], other: set[int], number: int) -> None:
-    left, right = IndexRanges((n, n) for n in one), IndexRanges((n, n) for n in other)
+    left, right = RangeSet((n, n) for n in one), RangeSet((n, n) for n in other)
     both = intersection(left, right)
     assert members(both) == one & other
     assert intersects(left, right) == bool(one & other)
@@ -142,7 +134,7 @@ def test_what_two_sets_of_ranges_share(one: set[int], other: set[int], number: i
 @given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 11), min_size=1)), max_size=12))
 def test_many_ranges_of_an_entry_are_acknowledged_at_once(steps: list[tuple[int, set[int]]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("magnetar.broker.cursors.core.ranges.BULK_RANGES", 2)
+        patch.setattr("magnetar.proto.ranges.BULK_RANGES", 2)
         state, model = AckState(Ledgers(), (4, 0, 0)), AckState(Ledgers(), (4, 0, 0))
         for entry, numbers in steps:
             firsts, lasts = disjoint(numbers)

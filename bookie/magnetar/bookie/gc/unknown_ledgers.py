@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from magnetar.proto.entry_ids import EntryIds
+from magnetar.proto.ranges import RangeSet
 
 from ..fencing import Fencing
 from ..index import ALL_LEDGERS
@@ -84,11 +84,11 @@ class UnknownLedgers:
         """What is not in the index yet counts as missing: the next round finds it."""
         if not assigned.closed:
             return False
-        entries = EntryIds()
+        entries = RangeSet()
         after = -1
         while rows := self._parts.index.list_locations(assigned.ledger_id, after):
             for entry_id, _ in rows:
-                entries.add(entry_id)
+                entries.add(entry_id, entry_id)
             after = rows[-1][0]
             await asyncio.sleep(0)
-        return assigned.whole(entries.ranges()) and not self._parts.damage.has_any(assigned.ledger_id)
+        return assigned.whole(list(entries)) and not self._parts.damage.has_any(assigned.ledger_id)

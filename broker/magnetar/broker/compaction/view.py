@@ -27,9 +27,9 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryDamaged, MagnetarError, MessageLost
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.ranges import Range, complement
 
 from ..cursors.core.acks import AckState, EntryKey, Position
-from ..cursors.core.ranges import Range, complement
 from ..cursors.snapshot_ledger import is_damage
 from ..log.positions import Start, first_published
 from ..log.records import CompactedLedger

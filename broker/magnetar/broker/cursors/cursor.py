@@ -42,7 +42,7 @@ from ..log.moments import own_moment
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology, number_of, numbers_of
-from .core.ranges import LedgerRanges
+from .core.range_blocks import LedgerRanges
 from .core.redeliveries import RedeliveryCounts, RedeliveryRow
 from .entries import MAX_ROWS_PER_ENTRY, encode_acks, encode_redeliveries, encode_rewinds, replay
 from .snapshot_ledger import SnapshotLedger, resolve

@@ -16,7 +16,7 @@ from magnetar.proto.compression import Compression, compress, decompress
 from magnetar.proto.errors import DataDirectoryError, MalformedFrame
 
 from .core.acks import INDEX_BITS, AckState, Position
-from .core.ranges import RangesOfLedger
+from .core.range_blocks import RangesOfLedger
 from .core.redeliveries import RedeliveryCounts, RedeliveryRow
 
 # Ranges or rows of one entry: encoding or replaying it takes a few milliseconds of a turn of the loop.

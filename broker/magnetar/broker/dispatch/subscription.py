@@ -30,11 +30,11 @@ from magnetar.proto.errors import (
     TopicBusy,
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, check_subscription_name
+from magnetar.proto.ranges import Range
 from magnetar.runtime.tasks import begin
 
 from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
 from ..cursors.core.acks import EntryKey, Position
-from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
 from .core.consumer import Consumer, ConsumerPort

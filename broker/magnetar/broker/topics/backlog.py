@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryNotFound, MagnetarError
+from magnetar.proto.ranges import Range, RangeSet, complement
 
 from ..cursors.core.acks import INDEX_BITS, AckState, EntryKey, Position
-from ..cursors.core.ranges import IndexRanges, Range, RangeBlocks, complement
+from ..cursors.core.range_blocks import RangeBlocks
 from ..cursors.core.redeliveries import RedeliveryCounts
 from ..dispatch.subscription import Subscription
 from ..log.ledger_list import LedgerList
@@ -162,7 +163,7 @@ class _GapCounter:
 
     def gaps(self, first: int) -> list[Range]:
         """Runs of entries from `first` on that are not acknowledged as a whole, both ends included."""
-        whole = IndexRanges()
+        whole = RangeSet()
         for start, end in self._acked:
             first_whole, behind = (start + _LAST_INDEX) >> INDEX_BITS, (end + 1) >> INDEX_BITS
             if first_whole < behind:

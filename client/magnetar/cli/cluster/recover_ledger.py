@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
 from magnetar.ledger.recovery_survey import EndSurvey
-from magnetar.proto.entry_ids import EntryIds
 from magnetar.proto.errors import InvalidArgument, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
+from magnetar.proto.ranges import Range, RangeSet
 
 from ..terminal.session import EXIT_FAILED, confirm, fail, print_json
 from ..terminal.tables import print_table
@@ -123,15 +123,15 @@ def _show(ledger_id: int, survey: EndSurvey, reason: str, *, as_json: bool) -> N
                 "last_add_confirmed": survey.last_add_confirmed,
                 "last_entry_proved": survey.last_entry,
                 "end_is_proved": survey.proved,
-                "undecided": EntryIds(survey.undecided).ranges(),
+                "undecided": _ranges(survey.undecided),
                 "bookies": [
                     {
                         "id": bookie.bookie,
                         "error": bookie.error,
                         "last_add_confirmed": bookie.last_add_confirmed,
-                        "found": EntryIds(bookie.found).ranges(),
-                        "denied": EntryIds(bookie.denied).ranges(),
-                        "unknown": EntryIds(bookie.unknown).ranges(),
+                        "found": _ranges(bookie.found),
+                        "denied": _ranges(bookie.denied),
+                        "unknown": _ranges(bookie.unknown),
                     }
                     for bookie in survey.bookies
                 ],
@@ -186,6 +186,8 @@ def _show_closed(ledger_id: int, closed: LedgerMetadata, *, as_json: bool) -> No
 
 def _text(entries: Any) -> str:
     """`3-7, 9`."""
-    return ", ".join(
-        str(first) if first == last else f"{first}-{last}" for first, last in EntryIds(entries).ranges()
-    )
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _ranges(entries))
+
+
+def _ranges(entries: Iterable[int]) -> list[Range]:
+    return list(RangeSet((entry_id, entry_id) for entry_id in entries))

@@ -9,8 +9,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
+from magnetar.proto.ranges import Range
+
 from ...cursors.core.acks import EntryKey
-from ...cursors.core.ranges import Range
 from .rows import TableRow, pairs
 
 

@@ -37,8 +37,7 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import DataDirectoryError, MalformedFrame
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
-
-from ...cursors.core.ranges import Range
+from magnetar.proto.ranges import Range
 
 CHUNK, INDEX_PAGE = 1, 2  # first byte of an entry of a compacted ledger
 _CHUNK_HEAD = struct.Struct(">BI")  # kind, bytes of the table

@@ -30,8 +30,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ranges import Range
 
-from .ranges import LedgerRanges, Range, RangesOfLedger
+from .range_blocks import LedgerRanges, RangesOfLedger
 
 Position = tuple[int, int, int]
 EntryKey = tuple[int, int]

@@ -19,11 +19,12 @@ count one delivery less than it had.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from magnetar.proto.ranges import Range, RangeSet
+
 from .acks import EntryKey, Position
-from .ranges import CountedRange, DeliveredRanges, Range
 
 # Read positions from which an exclusive subscription went back. A consumer that nacks all it has more often without
 # acknowledging gets redelivery counts that are too low; nothing else depends on them.
@@ -34,7 +35,106 @@ MAX_ROWS = 50_000
 MAX_LOOKED_AT = 100  # entries, by `most`
 _EVERYTHING = 1 << 32  # more messages than an entry has
 
+CountedRange = tuple[int, int, int]  # first, last, how often they were delivered before
 RedeliveryRow = tuple[int, int, int, int, int]  # ledger, entry, first, last, count beyond `rewinds`
+
+
+class DeliveredRanges:
+    """Messages of one entry that were delivered or wait for redelivery, by how often they were delivered before.
+
+    A message is in at most one range, so that it is owed to one consumer only.
+    """
+
+    __slots__ = ("by_count",)
+
+    def __init__(self) -> None:
+        # Redelivery count -> messages. One key in practice: a nack makes a second.
+        self.by_count: dict[int, RangeSet] = {}
+
+    @classmethod
+    def of(cls, rows: Iterable[CountedRange]) -> DeliveredRanges:
+        """Of rows that are sorted and disjoint."""
+        found = cls()
+        for first, last, count in rows:
+            found.by_count.setdefault(count, RangeSet()).add(first, last)
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self.by_count)
+
+    def add(self, first: int, last: int, count: int) -> None:
+        """Records first..last, whatever was recorded of them before."""
+        if self.by_count:
+            self.take(first, last)
+        self.by_count.setdefault(count, RangeSet()).add(first, last)
+
+    def take(self, first: int, last: int) -> list[CountedRange]:
+        """Takes out what is recorded of first..last, as (first, last, count)."""
+        taken: list[CountedRange] = []
+        for count in list(self.by_count):
+            ranges = self.by_count[count]
+            found = ranges.within(first, last)
+            if found:
+                ranges.remove(first, last)
+                taken += [(start, end, count) for start, end in found]
+                if not ranges:
+                    del self.by_count[count]
+        return taken
+
+    def add_all(self, firsts: Sequence[int], lasts: Sequence[int], count: int) -> None:
+        """`add` for ranges that are sorted and disjoint, of messages that are not recorded."""
+        ranges = self.by_count.get(count)
+        if ranges is None:
+            ranges = self.by_count[count] = RangeSet()
+        ranges.add_all(firsts, lasts)
+
+    def take_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """`take` for many ranges, sorted and disjoint; where what was recorded starts and ends, in any order."""
+        if all(ranges.ends[-1] < firsts[0] for ranges in self.by_count.values()):
+            return [], []
+        for count, ranges in self.by_count.items():
+            if ranges.remove_if_there(firsts, lasts):
+                if not ranges:
+                    del self.by_count[count]
+                return firsts, lasts
+        taken = [part for first, last in zip(firsts, lasts) for part in self.take(first, last)]
+        return [first for first, _, _ in taken], [last for _, last, _ in taken]
+
+    def rows(self) -> list[CountedRange]:
+        """Everything that is recorded, as (first, last, count), sorted."""
+        return sorted((start, end, count) for count, ranges in self.by_count.items() for start, end in ranges)
+
+    @property
+    def span(self) -> Range:
+        """The lowest and the highest message."""
+        starts = [ranges.starts[0] for ranges in self.by_count.values()]
+        return min(starts), max([ranges.ends[-1] for ranges in self.by_count.values()])
+
+    def lowest(self) -> tuple[int, RangeSet]:
+        """The count, and its ranges, that hold the lowest message."""
+        return min(self.by_count.items(), key=lambda item: item[1].starts[0])
+
+    def at(self, member: int) -> tuple[int, int | None]:
+        """The count of a message, 0 if it is not recorded, and the last one for which that holds; None: all that follow."""
+        following: int | None = None
+        for count, ranges in self.by_count.items():
+            end = ranges.end_of(member)
+            if end is not None:
+                return count, end
+            at = bisect_right(ranges.starts, member)
+            if at < len(ranges) and (following is None or ranges.starts[at] < following):
+                following = ranges.starts[at]
+        return 0, None if following is None else following - 1
+
+    @property
+    def members(self) -> int:
+        """How many messages are recorded."""
+        return sum(ranges.members for ranges in self.by_count.values())
+
+    @property
+    def range_count(self) -> int:
+        """In how many ranges they are."""
+        return sum(map(len, self.by_count.values()))
 
 
 class RedeliveryCounts:

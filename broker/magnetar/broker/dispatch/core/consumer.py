@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import EntryKey
-from ...cursors.core.ranges import DeliveredRanges, Range
+from ...cursors.core.redeliveries import DeliveredRanges
 
 # What a consumer that grants no bytes may have: as much as its message permits allow.
 UNLIMITED_BYTES = 1 << 62

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ranges import Range, RangeSet, complement
 
 from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import DeliveredRanges, IndexRanges, Range, complement
-from ...cursors.core.redeliveries import RedeliveryCounts
+from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
@@ -509,7 +509,7 @@ class DispatchCore:
         first, last = self.tracker.replay[key].span
         wanted = self._state.unacked(*key, first, min(last, message_count - 1))
         if wanted != [(first, last)]:
-            self.tracker.drop_acked(key, IndexRanges.of(complement(wanted, first, last)))
+            self.tracker.drop_acked(key, RangeSet.of(complement(wanted, first, last)))
         return self.tracker.replay.get(key)
 
     def _share_out(

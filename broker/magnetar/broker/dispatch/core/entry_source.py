@@ -32,9 +32,9 @@ from magnetar.proto.errors import (
     MessageLost,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import Range
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from .consumer import Consumer

@@ -27,17 +27,10 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, pairwise
 from typing import Protocol
 
+from magnetar.proto.ranges import Range, RangeSet, complement, count_members, intersection
+
 from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import (
-    CountedRange,
-    DeliveredRanges,
-    IndexRanges,
-    Range,
-    complement,
-    count_members,
-    intersection,
-)
-from ...cursors.core.redeliveries import RedeliveryCounts
+from ...cursors.core.redeliveries import CountedRange, DeliveredRanges, RedeliveryCounts
 from .consumer import Consumer
 
 _EVERYTHING = 1 << 32  # more messages than an entry has
@@ -283,7 +276,7 @@ class RedeliveryTracker:
             self.observer.on_unqueued(key, starts, ends)
         return messages
 
-    def drop_acked(self, key: EntryKey, acked: IndexRanges) -> None:
+    def drop_acked(self, key: EntryKey, acked: RangeSet) -> None:
         """Takes what was acknowledged out of the queue."""
         for members in list(self.replay[key].by_count.values()):
             lingering = intersection(members, acked)

@@ -10,8 +10,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
-
-from ...cursors.core.ranges import Range
+from magnetar.proto.ranges import Range
 
 
 class Cut(NamedTuple):

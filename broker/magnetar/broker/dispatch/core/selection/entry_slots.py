@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from magnetar.proto.batch import entry_key_hashes
 from magnetar.proto.entry import Entry
+from magnetar.proto.ranges import RangeSet
 
-from ....cursors.core.ranges import CountedRange, IndexRanges
+from ....cursors.core.redeliveries import CountedRange
 from ..consumer import Consumer
 from .hash_ranges import SLOT_SHIFT, Owners
 
@@ -18,7 +19,7 @@ from .hash_ranges import SLOT_SHIFT, Owners
 class Group(NamedTuple):
     """What an entry has for one owner: all of it, whatever was delivered or acknowledged meanwhile."""
 
-    ranges: IndexRanges
+    ranges: RangeSet
     slots: dict[int, None]
 
 
@@ -70,7 +71,7 @@ class EntrySlots:
             owner = owners[slot]
             group = groups.get(owner)
             if group is None:
-                group = groups[owner] = Group(IndexRanges(), {})
+                group = groups[owner] = Group(RangeSet(), {})
             group.slots[slot] = None
         first, last_owner, last_ends = 0, None, list[int]()
         for end, owner in zip(self.ends, map(owners.__getitem__, self.slots)):
@@ -89,14 +90,14 @@ class EntrySlots:
         """True if nothing has changed since `groups` was asked for."""
         return self._owners == owners.version
 
-    def run_count(self, ranges: IndexRanges) -> int:
+    def run_count(self, ranges: RangeSet) -> int:
         """In how many runs the messages are."""
         if self._single:
             return ranges.members
         ends = self.ends
         return sum([bisect_right(ends, last) - bisect_right(ends, first) + 1 for first, last in ranges])
 
-    def first_messages(self, ranges: IndexRanges, messages: int) -> IndexRanges:
+    def first_messages(self, ranges: RangeSet, messages: int) -> RangeSet:
         """So many messages of the ranges, and what they have of the run in which the last of these lies."""
         sums = list(accumulate([last - first + 1 for first, last in ranges]))
         at = bisect_left(sums, messages)
@@ -105,7 +106,7 @@ class EntrySlots:
         last = ranges.ends[at] - (sums[at] - messages)
         return self._up_to(ranges, at, last)
 
-    def first_runs(self, ranges: IndexRanges, runs: int) -> IndexRanges:
+    def first_runs(self, ranges: RangeSet, runs: int) -> RangeSet:
         """What the ranges have of the first so many runs in which they have something."""
         if self._single:
             return self.first_messages(ranges, runs)
@@ -120,10 +121,10 @@ class EntrySlots:
             runs -= count
         return ranges
 
-    def _up_to(self, ranges: IndexRanges, at: int, last: int) -> IndexRanges:
+    def _up_to(self, ranges: RangeSet, at: int, last: int) -> RangeSet:
         """The ranges up to the end of the run of message `last`, which is in range `at`."""
         last = min(self.ends[bisect_right(self.ends, last)] - 1, ranges.ends[at])
-        found = IndexRanges()
+        found = RangeSet()
         found.starts, found.ends = ranges.starts[: at + 1], ranges.ends[:at]
         found.ends.append(last)
         return found

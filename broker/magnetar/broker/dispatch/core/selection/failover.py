@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ranges import Range
 
-from ....cursors.core.ranges import Range
 from ..consumer import Consumer
 from .protocol import Choice, Selector
 

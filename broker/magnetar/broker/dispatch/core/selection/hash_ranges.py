@@ -14,8 +14,8 @@ from itertools import pairwise
 from xxhash import xxh3_64_intdigest
 
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument
+from magnetar.proto.ranges import Range
 
-from ....cursors.core.ranges import Range
 from ..consumer import Consumer
 
 SLOTS = 65_536

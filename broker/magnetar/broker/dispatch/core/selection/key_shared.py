@@ -33,17 +33,10 @@ from collections.abc import Set as AbstractSet
 from typing import ClassVar, NamedTuple
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ranges import Range, RangeSet, count_members, intersection, intersects
 
 from ....cursors.core.acks import EntryKey
-from ....cursors.core.ranges import (
-    CountedRange,
-    DeliveredRanges,
-    IndexRanges,
-    Range,
-    count_members,
-    intersection,
-    intersects,
-)
+from ....cursors.core.redeliveries import CountedRange, DeliveredRanges
 from ..consumer import Consumer
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
@@ -62,7 +55,7 @@ class Share(NamedTuple):
     """What one consumer gets of an entry: messages that were delivered equally often before."""
 
     consumer: Consumer
-    wanted: IndexRanges
+    wanted: RangeSet
     redelivery_count: int
 
 
@@ -245,19 +238,19 @@ class KeySharedSelector(Selector):
         return shares, left_over, following
 
     def _groups_for(
-        self, slots: EntrySlots, ranges: IndexRanges, queued: AbstractSet[int]
-    ) -> tuple[dict[Consumer, IndexRanges], bool]:
+        self, slots: EntrySlots, ranges: RangeSet, queued: AbstractSet[int]
+    ) -> tuple[dict[Consumer, RangeSet], bool]:
         """What each consumer that is ready can have of the ranges, up to its permits; True if they all have as much as that.
 
         What the rest waits for is in `_waits_for`.
         """
         groups = slots.groups(self._owners)
         ready = dict.fromkeys([consumer for consumer in self._candidates if consumer.ready])
-        found: dict[Consumer, IndexRanges] = {}
+        found: dict[Consumer, RangeSet] = {}
         everybody_full = True
         for consumer in ready:
             group = groups.get(consumer)
-            mine = IndexRanges() if group is None else intersection(group.ranges, ranges)
+            mine = RangeSet() if group is None else intersection(group.ranges, ranges)
             if group is not None and mine and self._blocked(group, consumer, queued):
                 mine = self._unblocked(slots, mine, consumer, queued)
             if mine.members < consumer.available_permits:
@@ -286,10 +279,10 @@ class KeySharedSelector(Selector):
         return False
 
     def _unblocked(
-        self, slots: EntrySlots, mine: IndexRanges, consumer: Consumer, queued: AbstractSet[int]
-    ) -> IndexRanges:
+        self, slots: EntrySlots, mine: RangeSet, consumer: Consumer, queued: AbstractSet[int]
+    ) -> RangeSet:
         """What of it need not wait: 0.5 us a run."""
-        found, in_flight = IndexRanges(), self._in_flight
+        found, in_flight = RangeSet(), self._in_flight
         for row_first, row_last in mine:
             for first, last, slot in slots.runs(row_first, row_last):
                 self.looks += 1
@@ -302,12 +295,10 @@ class KeySharedSelector(Selector):
                     found.add(first, last)
         return found
 
-    def _first_runs(
-        self, slots: EntrySlots, found: dict[Consumer, IndexRanges]
-    ) -> dict[Consumer, IndexRanges]:
+    def _first_runs(self, slots: EntrySlots, found: dict[Consumer, RangeSet]) -> dict[Consumer, RangeSet]:
         """What of it is shared out in one step; the rest waits for its turn in the replay queue."""
         room = MAX_SHARED_OUT
-        kept: dict[Consumer, IndexRanges] = {}
+        kept: dict[Consumer, RangeSet] = {}
         for consumer, mine in found.items():
             if not room:
                 self._wait_in_turn = True
@@ -348,7 +339,7 @@ class KeySharedSelector(Selector):
                 else:
                     share = current.get(owner)
                     if share is None or share.redelivery_count != count:
-                        share = current[owner] = Share(owner, IndexRanges(), count)
+                        share = current[owner] = Share(owner, RangeSet(), count)
                         shares.append(share)
                     share.wanted.add(first, last)
                     room -= 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ranges import Range
 
-from ....cursors.core.ranges import Range
 from ..consumer import Consumer
 
 # Who gets some of an entry; what of it: all that is wanted, the same list, or exactly its first messages, a new one; and how

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ranges import Range, first_members
 
-from ....cursors.core.ranges import Range, first_members
 from ..consumer import Consumer
 from .protocol import Choice, Selector
 
