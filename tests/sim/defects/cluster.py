@@ -15,6 +15,7 @@ from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import DRAINED, DRAINING, READY, STOPPING, owner_path, transfer_path
 from magnetar.broker.ownership.transfers import Transfers
 from magnetar.broker.topics.registry import Broker
+from magnetar.broker.topics.registry import State as LoadState
 from magnetar.broker.topics.topic import Topic
 from magnetar.client.connection.core.search import Search
 from magnetar.client.connection.lookups import Lookups
@@ -194,7 +195,8 @@ def ownership_is_not_checked_after_a_load() -> None:
     check = ClusterOwnership.check
 
     def once(self: Any, name: Any) -> None:
-        if str(name) not in self.host._loading:
+        held = self.host._held.get(str(name))
+        if held is None or held.state is not LoadState.LOADING:
             check(self, name)
 
     ClusterOwnership.check = once  # type: ignore[method-assign]
@@ -218,8 +220,8 @@ def unload_does_not_wait() -> None:
     """The bundle is given away while its topics still confirm what is queued."""
 
     async def unload(self: Any, name: Any, error: MagnetarError) -> None:
-        if (topic := self.topics.get(str(name))) is not None:
-            self._begin_closing(topic, error)
+        if (held := self._held.get(str(name))) is not None:
+            self._unload(held, error)
 
     Broker.unload = unload  # type: ignore[method-assign]
 

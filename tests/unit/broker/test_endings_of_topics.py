@@ -8,6 +8,8 @@ from magnetar.proto import commands as c
 from magnetar.proto.errors import TopicNotFound, TopicNotServed
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
+from support.virtual_time import in_virtual_time
 
 
 async def test_a_closing_topic_does_not_admit_a_producer_that_waited_for_its_predecessor() -> None:
@@ -81,12 +83,64 @@ async def test_a_topic_that_fences_itself_just_before_it_is_deleted_is_closed_al
         await FakeClient(broker).producer()
         fenced = broker.topics[str(TOPIC)]
         deleting = asyncio.create_task(broker.delete_topic(TOPIC, force=True))
-        while not broker.has(TOPIC) or not broker._ending:
+        while broker.topics:
             await asyncio.sleep(0)
         fenced.fence(TopicNotServed("another owner"))
         with pytest.raises(TopicNotServed):
             await deleting
         assert await broker.topic(TOPIC, create=False) is not fenced
+
+
+class SlowMetadata(MemoryMetadataStore):
+    """Each change takes 20 ms, and those of cursors are counted."""
+
+    def __init__(self, disk: ModelKeyValue) -> None:
+        super().__init__(disk)
+        self.log: list[str] = []
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        await asyncio.sleep(0.02)
+        self.log.append(path)
+        return await super().put(path, value, version=version)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_topic_with_100_subscriptions_is_handed_over_within_a_second_and_no_ack_is_lost(
+    fenced: bool,
+) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        ledgers, disk = FakeLedgers(), ModelKeyValue()
+        metadata = SlowMetadata(disk)
+        async with running_broker(ledgers, metadata, cursor_flush_interval_ms=60_000) as broker:
+            client = FakeClient(broker)
+            await client.producer()
+            for number in range(100):
+                await client.consumer(number, f"s{number}")
+            client.publish(b"a", b"b")
+            await client.received(200)
+            for number in range(100):  # without a receipt: none of it is written yet
+                client.frame(c.Ack(0, number), c.encode_rows(c.ACK_ROW, [client.messages[2 * number].row()]))
+            await settle()
+            metadata.log.clear()
+            began = asyncio.get_running_loop().time()
+            if fenced:
+                broker.fence(TopicNotServed("another owner"))
+            await broker.unload(TOPIC, TopicNotServed("it moves"))
+            seconds = asyncio.get_running_loop().time() - began
+            assert seconds < (0.2 if fenced else 1.0), f"{seconds} s"
+            cursors = [path for path in metadata.log if "cursors" in path]
+            assert len(cursors) == (0 if fenced else 100), "what another owner has is not written"
+            assert metadata.log[: len(cursors)] == cursors, (
+                "cursors are durable before the ledger list is given up"
+            )
+        async with running_broker(ledgers, MemoryMetadataStore(disk)) as broker:
+            client = FakeClient(broker)
+            for number in range(100):
+                await client.consumer(number, f"s{number}")
+            assert await client.received(200 if fenced else 100) == ([b"a", b"b"] if fenced else [b"b"]) * 100
+
+    run()
 
 
 async def _wait(gate: asyncio.Event) -> None:

@@ -19,6 +19,7 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     TopicBusy,
     TopicNotFound,
+    TopicNotServed,
 )
 from magnetar.proto.policies import Policies
 from support.archives import MemoryArchives
@@ -205,7 +206,7 @@ async def test_an_unload_on_the_way_is_told_and_the_next_owner_expires() -> None
         await published(client, clock, [1_000, 2_000])
         topic = topic_of(broker)
         subscription = topic.subscribing.get("s", durable=True)
-        closing = asyncio.ensure_future(topic.close())
+        closing = asyncio.ensure_future(broker.unload(TOPIC, TopicNotServed("it moves")))
         await settle()
         with pytest.raises(MagnetarError) as refused:
             await topic.expiry.expire(subscription, 9_000)

@@ -278,8 +278,7 @@ async def test_a_start_at_what_was_trimmed_says_so_and_only_that(reloaded: bool)
         clock.now = 4
         assert await trimmed(topic) == 1
         if reloaded:
-            await topic.close()
-            del broker.topics[str(TOPIC)]
+            await broker.unload(TOPIC, TopicNotServed("loaded anew"))
         gone, there = ids[0], [ids[1], 0, 0]
         cases = [
             (at(gone, 0, 0), there),

@@ -1,18 +1,36 @@
-"""The topics of this process: loaded once however many ask, made when first used, listed, deleted, closed."""
+"""The topics of this process: loaded once however many ask, made when first used, unloaded, deleted.
+
+There is one record for each topic name that this broker has to do with, and its state says what happens:
+
+    (nothing)  --first use-->                            LOADING
+    LOADING    --its list and each cursor were read-->   SERVED
+    LOADING    --that failed-->                          FAILED     --0.1 s--> (nothing)
+    SERVED     --nobody uses it, or its bundle moves-->  UNLOADING  --cursors and list are written--> (nothing)
+    SERVED     --another owner, or no session-->         FENCED     --its cursors and its ledger are let go--> (nothing)
+    SERVED     --`delete_topic`-->                       DELETING   --cursors, ledgers, the list are deleted--> (nothing)
+
+Whoever asks for a topic that is LOADING, or on its way to (nothing), waits for the end of that and looks again; so two
+instances of a topic never run side by side, and nothing that arrives is lost. FAILED has no topic, only an error, which
+whoever asks gets at once: a storm of clients does not make one load after another. A topic that is UNLOADING can still be
+fenced: then it writes no more.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     InvalidArgument,
     InvalidTopicName,
     MagnetarError,
+    ServiceNotReady,
     TopicBusy,
     TopicNotFound,
     TopicNotServed,
@@ -20,7 +38,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask, awaited, begin
+from magnetar.runtime.tasks import LongTask, begin
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
@@ -46,15 +64,45 @@ _UNLOADS_AT_ONCE = 16
 _LOOK_S = 2.0
 _MAX_PROBLEMS = 20  # that a broker names
 _TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
-# Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
-# one load after another.
 _FAILURE_MEMORY_S = 0.1
 
 
-class _Load(NamedTuple):
-    name: TopicName
-    task: asyncio.Task[Topic]
-    create: bool
+class State(enum.Enum):
+    """Of a topic name at this broker; see the module docstring."""
+
+    LOADING = "loading"
+    FAILED = "failed"
+    SERVED = "served"
+    UNLOADING = "unloading"
+    DELETING = "deleting"
+    FENCED = "fenced"
+
+
+class Held:
+    """A topic name at this broker."""
+
+    __slots__ = ("create", "error", "name", "state", "topic", "work")
+
+    def __init__(self, name: TopicName, *, create: bool) -> None:
+        self.name = name
+        self.state = State.LOADING
+        self.create = create  # LOADING: the topic is made if it does not exist
+        self.topic: Topic | None = None  # except LOADING and FAILED
+        self.error: MagnetarError | None = None  # why it could not be loaded; FAILED only
+        self.work: asyncio.Task[None] | None = None  # that will end this state; except SERVED and FAILED
+
+    @property
+    def served(self) -> Topic | None:
+        """The topic, if it is SERVED."""
+        return self.topic if self.state is State.SERVED else None
+
+
+async def _ends_of(held: Iterable[Held]) -> bool:
+    """Returns when the state that each is in has ended, if it ends by itself: True if there was any such."""
+    works = [one.work for one in held if one.work is not None]
+    if works:
+        await asyncio.wait(works)
+    return bool(works)
 
 
 class Broker:
@@ -90,14 +138,9 @@ class Broker:
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
             asyncio.Semaphore(settings.max_compactions), self.ownership,
         )  # fmt: skip
-        self.topics: dict[str, Topic] = {}
+        self._held: dict[str, Held] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
-        self._loading: dict[str, _Load] = {}
-        self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
-        # By topic that is being deleted or unloaded, or that fenced itself and lets go: whoever asks for it waits.
-        self._ending: dict[str, asyncio.Task[None]] = {}
-        self._closing_topics: dict[str, Topic] = {}  # those of `_ending` that are not deleted
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._rounds: list[LongTask] = []
         self._jobs = Jobs("broker")
@@ -124,77 +167,103 @@ class Broker:
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """Those that are SERVED, by name."""
+        return {key: topic for key, held in self._held.items() if (topic := held.served) is not None}
+
     async def topic(self, name: TopicName, *, create: bool) -> Topic:
         """The loaded topic. Concurrent calls share one load, and its failure if it fails.
 
         Raises TopicNotFound, TopicBusy, Unsupported, or what the load met.
         """
-        key = str(name)
         if not self.has(name) and not self.ownership.serves(name):
             if create:
                 await self.ownership.claim(name)
             elif not await self.exists(name):
                 raise TopicNotFound(f"topic {name} does not exist")
         while True:
-            if key in self._ending:
-                await asyncio.wait([self._ending[key]])
-                continue
-            topic = self.topics.get(key)
-            if topic is not None:
+            held = self._held.get(str(name)) or self._begin_load(name, create=create)
+            if (topic := held.served) is not None:
                 topic.used_at = asyncio.get_running_loop().time()
                 return topic
-            if self._closing:
-                raise TopicNotServed("the broker is stopping; look the topic up again")
-            if name.domain != "persistent":
-                raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
-            if (error := self._failed_loads.get(key)) is not None:
-                raise _copy_of(error)
-            load = self._loading.get(key)
-            if load is None:
-                self.ownership.check(name)
-                # Whoever waits has the failure; nobody does when all of them have given up.
-                loading = self._load(name, create=create)
-                task = begin(
-                    loading, f"load of topic {name}", lambda done: done.cancelled() or done.exception()
-                )
-                load = self._loading[key] = _Load(name, task, create)
-            try:
-                # Shielded: a caller who gives up does not stop the load for the others.
-                return await asyncio.shield(load.task)
-            except TopicNotFound as failure:
-                if load.create or not create:
-                    raise _copy_of(failure) from None
-            except MagnetarError as failure:
-                raise _copy_of(failure) from None
+            await _ends_of([held])  # a caller who gives up does not stop it for the others
+            if held.error is not None:
+                if create and not held.create and isinstance(held.error, TopicNotFound):
+                    continue
+                # A copy for each who waited: raising an error adds a traceback to it.
+                raise type(held.error)(held.error.message, **held.error.details)
 
-    async def _load(self, name: TopicName, *, create: bool) -> Topic:
-        key = str(name)
+    def _begin_load(self, name: TopicName, *, create: bool) -> Held:
+        if self._closing:
+            raise TopicNotServed("the broker is stopping; look the topic up again")
+        if name.domain != "persistent":
+            raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
+        self.ownership.check(name)
+        held = self._held[str(name)] = Held(name, create=create)
+        held.work = begin(self._load(held), f"load of topic {name}")
+        return held
+
+    async def _load(self, held: Held) -> None:
         try:
             async with self._load_slots:
-                topic = Topic(name, self._components, self._fenced)
-                try:
-                    made = await topic.load(create=create)
-                    self.ownership.check(name)  # it may have moved meanwhile
-                except BaseException:
-                    await topic.abandon()
-                    raise
-                self.topics[key] = topic
-                if made:
-                    self.watches.changed(name, exists=True)
-                return topic
-        except TopicNotFound:  # it may be made in the next moment, and to find that out costs one look
-            raise
+                held.topic = await self._load_topic(held.name, create=held.create)
+            held.state = State.SERVED
         except MagnetarError as error:
-            self._failed_loads[key] = error
-            asyncio.get_running_loop().call_later(_FAILURE_MEMORY_S, self._failed_loads.pop, key, None)
+            held.error = error
+        except Exception as error:
+            _log.exception("loading topic %s failed", held.name)
+            held.error = ServiceNotReady(f"loading topic {held.name} failed here: {error!r}")
+        held.work = None
+        if isinstance(
+            held.error, TopicNotFound
+        ):  # it may be made in the next moment: finding that out costs one look
+            self._forget(held)
+        elif held.error is not None:
+            held.state = State.FAILED
+            asyncio.get_running_loop().call_later(_FAILURE_MEMORY_S, self._forget, held)
+
+    async def _load_topic(self, name: TopicName, *, create: bool) -> Topic:
+        topic = Topic(name, self._components, self._fenced)
+        try:
+            made = await topic.load(create=create)
+            self.ownership.check(name)  # it may have moved meanwhile
+        except BaseException:
+            topic.fence(TopicBusy(f"topic {name} could not be loaded"))
+            await topic.end()
             raise
-        finally:
-            del self._loading[key]
+        if made:
+            self.watches.changed(name, exists=True)
+        return topic
+
+    def _end(self, held: Held, state: State, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The one way out of SERVED: nothing of the topic is left here when `ending` is over, whatever became of it."""
+
+        async def end() -> None:
+            try:
+                await ending
+            finally:
+                self._forget(held)
+
+        held.state = state
+        held.work = begin(end(), f"end of topic {held.name}, {state.value}")
+        return held.work
+
+    def _unload(self, held: Held, error: MagnetarError | None = None, drain_s: float = 5.0) -> None:
+        """Begins that if the topic is SERVED."""
+        if (topic := held.served) is not None:
+            error = error or TopicNotServed(f"topic {held.name} is being closed here; look it up again")
+            self._end(held, State.UNLOADING, topic.end(error, drain_s=drain_s))
 
     def _fenced(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
-        if self.topics.get(str(topic.name)) is topic:
-            self._begin_closing(topic)
+        held = self._held.get(str(topic.name))
+        if held is not None and held.served is topic:
+            self._end(held, State.FENCED, topic.end())
+
+    def _forget(self, held: Held) -> None:
+        if self._held.get(str(held.name)) is held:
+            del self._held[str(held.name)]
 
     # --- for ownership: see Host -------------------------------------------------------------------------------------
 
@@ -228,20 +297,25 @@ class Broker:
         self._problems = found
 
     def loaded(self) -> list[TopicName]:
-        """Those that are being closed, loaded, or being loaded; whoever uses one last comes last."""
-        topics = sorted(self.topics.values(), key=lambda topic: topic.used_at)
-        closing = [TopicName.parse(key) for key in self._ending if key not in self.topics]
-        return closing + [topic.name for topic in topics] + [load.name for load in self._loading.values()]
+        """Those that end here, those that are served (whoever was used last comes last), those that are being loaded."""
+
+        def used_at(held: Held) -> float:
+            if held.served is not None:
+                return held.served.used_at
+            return math.inf if held.state is State.LOADING else -math.inf
+
+        held = [one for one in self._held.values() if one.state is not State.FAILED]
+        return [one.name for one in sorted(held, key=used_at)]
 
     def has(self, name: TopicName) -> bool:
         """True for one of `loaded`."""
-        key = str(name)
-        return key in self.topics or key in self._loading or key in self._ending
+        held = self._held.get(str(name))
+        return held is not None and held.state is not State.FAILED
 
     def in_use(self, name: TopicName) -> bool:
         """True for a topic with clients, or with work under way."""
-        topic = self.topics.get(str(name))
-        return topic is not None and topic.in_use
+        held = self._held.get(str(name))
+        return held is not None and held.served is not None and held.served.in_use
 
     def counters(self) -> list[TopicCounters]:
         """Of all topics that are loaded."""
@@ -258,19 +332,18 @@ class Broker:
 
     async def unload(self, name: TopicName, error: MagnetarError) -> None:
         """Closes a topic: what is queued is confirmed, its users get `error`. Returns when nothing of it is left."""
-        key = str(name)
-        if (load := self._loading.get(key)) is not None:
-            await asyncio.wait([load.task])
-        # One that is being deleted or unloaded ends by that.
-        if key not in self._ending and (topic := self.topics.get(key)) is not None:
-            self._begin_closing(topic, error)
-        if (ending := self._ending.get(key)) is not None:
-            await asyncio.wait([ending])
+        held = self._held.get(str(name))
+        if held is not None:
+            if held.state is State.LOADING:
+                await _ends_of([held])
+            self._unload(held, error)  # one that ends already ends by that
+            await _ends_of([held])
 
     def fence(self, error: MagnetarError) -> None:
         """Nothing of any topic is confirmed any more when this returns; they let go afterwards."""
-        for topic in [*self.topics.values(), *self._closing_topics.values()]:
-            topic.fence(error)
+        for held in list(self._held.values()):
+            if held.topic is not None:
+                held.topic.fence(error)
 
     def serves(self, name: TopicName) -> bool:
         """True if the topic may be loaded here now."""
@@ -280,7 +353,8 @@ class Broker:
 
     async def exists(self, name: TopicName) -> bool:
         """True if the topic is loaded or recorded."""
-        if str(name) in self.topics:
+        held = self._held.get(str(name))
+        if held is not None and held.topic is not None:
             return True
         stored = await self._metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
@@ -332,23 +406,18 @@ class Broker:
         topic = await self.topic(name, create=False)
         if not force:
             await topic.probe_users()
-        key = str(name)
-        if key in self._ending:
-            raise TopicBusy(f"topic {name} is being deleted; try again")
+        held = self._held.get(str(name))
+        if held is None or held.served is not topic:
+            raise TopicBusy(f"topic {name} is being closed or deleted; try again")
+        if not force:
+            topic.check_unused()
 
         async def delete() -> None:
-            try:
-                await topic.delete(force=force)
-                self.watches.changed(name, exists=False)
-            finally:
-                if self._ending.get(key) is asyncio.current_task():  # else it fenced itself just before
-                    del self._ending[key]
-                if topic.not_served is not None and self.topics.get(key) is topic:
-                    del self.topics[key]
+            await topic.delete()
+            self.watches.changed(name, exists=False)
 
         # A task of its own: it goes on when the caller gives up.
-        self._ending[key] = awaited(delete(), f"deletion of topic {name}")
-        await asyncio.shield(self._ending[key])
+        await asyncio.shield(self._end(held, State.DELETING, delete()))
 
     async def find(self, name: TopicName) -> Topic:
         """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
@@ -372,19 +441,12 @@ class Broker:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
                 self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self._metadata))
             if idle := await self._round():
-                self._jobs.begin("unloading idle topics", partial(self._unload, idle))
+                self._jobs.begin("unloading idle topics", partial(self._unload_idle, idle))
 
-    async def _round(self) -> list[Topic]:
+    async def _round(self) -> list[Held]:
         """Every topic has its round. Returns those that nobody uses."""
-        idle: list[Topic] = []
-
-        def maintain(topic: Topic) -> None:
-            topic.maintain()
-            if self._is_idle(topic):
-                idle.append(topic)
-
-        await self._for_all_topics("maintenance", maintain)
-        return idle
+        await self._for_all_topics("maintenance", lambda topic: topic.maintain())
+        return [held for held in self._held.values() if self._is_idle(held)]
 
     async def _expire(self) -> None:
         while True:
@@ -406,36 +468,19 @@ class Broker:
             if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _is_idle(self, topic: Topic) -> bool:
-        limit_ms = self.settings.topic_idle_unload_ms
-        idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
-        if not 0 < limit_ms <= idle_ms or topic.in_use or topic.not_served is not None:
+    def _is_idle(self, held: Held) -> bool:
+        limit_ms, topic = self.settings.topic_idle_unload_ms, held.served
+        if topic is None or not limit_ms:
             return False
-        return not topic.maintenance.waits_for_time
+        idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
+        return idle_ms >= limit_ms and not topic.in_use and not topic.maintenance.waits_for_time
 
-    async def _unload(self, idle: list[Topic]) -> None:
+    async def _unload_idle(self, idle: list[Held]) -> None:
         for first in range(0, len(idle), _UNLOADS_AT_ONCE):
-            for topic in filter(self._is_idle, idle[first : first + _UNLOADS_AT_ONCE]):
-                self._begin_closing(topic)
-            if self._ending:
-                await asyncio.wait(list(self._ending.values()))
-
-    def _begin_closing(
-        self, topic: Topic, error: MagnetarError | None = None, drain_seconds: float = 5.0
-    ) -> None:
-        """`_ending` has the task; until its end the topic is one of those that `fence` reaches."""
-        key = str(topic.name)
-        del self.topics[key]
-        self._closing_topics[key] = topic
-        self._ending[key] = begin(self._close(topic, error, drain_seconds), f"close of topic {key}")
-
-    async def _close(self, topic: Topic, error: MagnetarError | None, drain_seconds: float) -> None:
-        try:
-            await topic.close(error, drain_seconds=drain_seconds)
-        except Exception:  # a defect in one topic must not keep the others loaded
-            _log.exception("closing topic %s failed", topic.name)
-        finally:
-            del self._closing_topics[str(topic.name)], self._ending[str(topic.name)]
+            now = [held for held in idle[first : first + _UNLOADS_AT_ONCE] if self._is_idle(held)]
+            for held in now:
+                self._unload(held)
+            await _ends_of(now)
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
@@ -446,12 +491,11 @@ class Broker:
         await self._jobs.cancel()
         await self.namespaces.close()
         self.watches.close()
-        if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
-            await asyncio.wait(busy)
-        for topic in list(self.topics.values()):
-            self._begin_closing(topic, drain_seconds=drain_seconds)
-        if self._ending:
-            await asyncio.wait(list(self._ending.values()))
+        busy = True
+        while busy:  # what is being loaded is closed afterwards
+            for held in self._held.values():
+                self._unload(held, drain_s=drain_seconds)
+            busy = await _ends_of(self._held.values())
         await self.ownership.close()
 
     async def _hand_over(self, seconds: float) -> None:
@@ -495,8 +539,3 @@ class Broker:
             **self._components.archives.figures(),
             **self.ownership.figures(),
         }
-
-
-def _copy_of(error: MagnetarError) -> MagnetarError:
-    """For each who waited: raising an error adds a traceback to it."""
-    return type(error)(error.message, **error.details)

@@ -5,7 +5,8 @@
 
 Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
 (`cursors.recovery`). A topic that meets another owner fences itself: nothing is confirmed, everybody is sent to look the
-topic up again, and the registry forgets it.
+topic up again, and the registry forgets it. `end` lets go of a topic in one order, whatever ended it: what is queued,
+cursors, the work of the background, ledger and list, then those who are told.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     MagnetarError,
-    TopicBusy,
     TopicInUse,
     TopicNotFound,
-    TopicNotServed,
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.runtime.tasks import TaskSet, awaited
+from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import EntryKey, Position
@@ -55,6 +54,8 @@ from .retention import Retention
 from .subscribing import Subscribing
 
 _log = logging.getLogger(__name__)
+
+_CURSORS_AT_ONCE = 32  # that are closed
 
 
 class Topic:
@@ -110,8 +111,7 @@ class Topic:
         # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
-        self._fenced = False
-        self._ending: asyncio.Task[None] | None = None
+        self._fenced = False  # nothing may be written any more
         self._tasks = TaskSet(f"topic {name}")
         self._drained: asyncio.Future[None] | None = None
         self.messages_in = 0
@@ -391,16 +391,16 @@ class Topic:
             raise self.not_served
 
     def fence(self, error: MagnetarError) -> None:
-        """Another owner: fail what is queued, send everybody away. One that is being closed waits for nothing more."""
+        """Nothing is confirmed any more when this returns, and nothing is written: `end` follows.
+
+        The first reason counts: one that is being unloaded waits for nothing more, and is told where the topic goes.
+        """
         self._fenced = True
-        if self._drained is not None and not self._drained.done():
-            self._fail_queued(error)
-        if self.not_served is None:
-            self.not_served = error
-            self._on_fenced(self)
-            self._fail_queued(error)
+        served, self.not_served = self.not_served is None, self.not_served or error
+        self._fail_queued(error)
+        if served:
             self.producers.close_all(error)
-            self._ending = awaited(self._end_fenced(error))
+            self._on_fenced(self)
 
     def _delayed(self, error: MagnetarError) -> None:
         """Nothing can be stored for now: those who wait learn why, and may give up knowing it."""
@@ -430,66 +430,55 @@ class Topic:
         self._release(released)
         self.producers.sweep()
 
-    async def _end_fenced(self, error: MagnetarError) -> None:
-        await self._end_subscriptions(error, fenced=True)
+    async def end(self, error: MagnetarError | None = None, *, drain_s: float = 0.0) -> None:
+        """Whatever ends a topic, this lets go of it, once: nothing of it is left, or under way, when it returns.
 
-    async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> list[Consumer]:
-        """Returns consumers that are to be told when nothing is written any more."""
-        await self.recovery.stop()
-        consumers: list[Consumer] = []
-        subscriptions = list(self.subscriptions.values())
-        self.subscriptions.clear()
-        for subscription in subscriptions:
-            consumers += await subscription.close(error, fenced=fenced)
-        self._cache.clear()
-        return consumers
-
-    async def close(self, error: MagnetarError | None = None, *, drain_seconds: float = 5.0) -> None:
-        """Waits for what is queued (at most so long), sends everybody away, writes cursors and the ledger list.
-
-        `error` says why, and by its detail `url` where the topic goes. It is told when nothing is written here any more: the
-        next owner, whom everybody asks then, would shut this one out.
+        Unless it was fenced before, `error` says why, and by its detail `url` where the topic goes. What is queued is
+        waited for, at most so long; cursors are written, side by side, and then the ledger list. Everybody is told when
+        nothing is written here any more: the next owner, whom they ask then, would shut this one out.
         """
-        already = self.not_served
-        consumers: list[Consumer] = []
-        if already is None:
-            error = error or TopicNotServed(f"topic {self.name} is being closed here; look it up again")
+        if self.not_served is None and error is not None:
             self.not_served = error
             self.producers.stop(error)
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
-                await asyncio.wait([self._drained], timeout=drain_seconds)
+                await asyncio.wait([self._drained], timeout=drain_s)
             self._fail_queued(error)
-            consumers = await self._end_subscriptions(error, fenced=self._fenced)
-        if self._ending is not None:
-            await self._ending
-        await self._tasks.wait()
         assert self.not_served is not None
+        consumers: list[Consumer] = []
         try:
-            await self._stop(self.not_served)
+            consumers = await self._close_subscriptions(self.not_served)
+            await self._tasks.wait()
+            self.policies.stop()
+            if self._export is not None:
+                await self._export.stop(self.not_served)
+            await self.compaction.stop()
+            await self.ledger.close()
+            if self._export is not None:
+                await self._export.attachments.stop()
+            await self.maintenance.stop()
         finally:
             self.producers.close_all(self.not_served)
             tell_closed(consumers, self.not_served)
 
-    async def _stop(self, error: MagnetarError) -> None:
-        """Ends what changes the log, and closes it."""
-        export = self._export
-        self.policies.stop()
-        if export is not None:
-            await export.stop(error)
-        await self.compaction.stop()
-        await self.ledger.close()
-        if export is not None:
-            await export.attachments.stop()
-        await self.maintenance.stop()
+    async def _close_subscriptions(self, error: MagnetarError) -> list[Consumer]:
+        """Returns consumers that are to be told when nothing is written any more. A defect in one costs itself only."""
+        slots = asyncio.Semaphore(_CURSORS_AT_ONCE)
 
-    async def abandon(self) -> None:
-        """Loading failed: lets go of what was begun, writes nothing."""
-        self.not_served = self.not_served or TopicBusy(f"topic {self.name} could not be loaded")
-        await self._end_subscriptions(self.not_served, fenced=True)
-        self.policies.stop()
-        await self.compaction.stop()
-        await self.ledger.close()
+        async def close(subscription: Subscription) -> list[Consumer]:
+            try:
+                async with slots:
+                    return await subscription.close(error, fenced=self._fenced)
+            except Exception:
+                _log.exception("topic %s: closing subscription %r failed", self.name, subscription.name)
+                return []
+
+        await self.recovery.stop()
+        subscriptions = list(self.subscriptions.values())
+        self.subscriptions.clear()
+        closed = await asyncio.gather(*map(close, subscriptions))
+        self._cache.clear()
+        return [consumer for consumers in closed for consumer in consumers]
 
     async def probe_users(self) -> None:
         """Those who are not there any more have left when this returns."""
@@ -498,21 +487,23 @@ class Topic:
             peers += [consumer.port.peer for consumer in subscription.consumers]
         await probe(peers)
 
-    async def delete(self, *, force: bool) -> None:
-        """Deletes the topic with all it holds. Refused while producers or consumers are connected, unless `force`."""
-        self.check_served()
+    def check_unused(self) -> None:
+        """Raises TopicInUse while producers or consumers are connected."""
         consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
-        if not force and (len(self.producers) or consumers):
+        if len(self.producers) or consumers:
             raise TopicInUse(
                 f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
                 "close them or use force"
             )
+
+    async def delete(self) -> None:
+        """Ends the topic, and deletes all that it holds. Raises TopicNotServed if it was fenced just before."""
+        if self.not_served is not None:
+            await self.end()
+            raise self.not_served
         export = self.export
-        self.not_served = error = TopicNotFound(f"topic {self.name} was deleted")
-        self._fail_queued(error)
-        self.producers.close_all(error)
-        await self._end_subscriptions(error, fenced=True)
-        await self._stop(error)
+        self.fence(TopicNotFound(f"topic {self.name} was deleted"))
+        await self.end()
         await self.ledger.mark_deleting()
         await self._delete_rest(export)
 

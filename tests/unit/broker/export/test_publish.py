@@ -16,6 +16,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     TooManyRequests,
+    TopicNotServed,
 )
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, FakeClock, settle
@@ -212,7 +213,10 @@ async def test_a_topic_that_is_closed_or_deleted_meanwhile(bookies: Bookies, led
             await settle(5)
             attempts = [job.attach(0, rows[0]), job.attach(0, rows[1], query="r")]
             await settle(50)
-            work = loaded(broker).close() if ending == "close" else loaded(broker).delete(force=True)
+            moved = TopicNotServed("it moves")
+            work = (
+                broker.unload(TOPIC, moved) if ending == "close" else broker.delete_topic(TOPIC, force=True)
+            )
             ended = asyncio.ensure_future(work)
             await settle(5)
             for bookie in bookies.values():
