@@ -100,7 +100,8 @@ async def test_an_argument_of_a_wrong_type_disturbs_nobody_else(
     producer = await client.create_producer("t")
     (handler,) = broker.handlers
     with pytest.raises(InvalidArgument, match=text):
-        await getattr(client.admin, method)(*arguments, **options)
+        call = getattr(client, method, None) or getattr(client.admin, method)
+        await call(*arguments, **options)
     await producer.send(b"0")
     assert broker.handlers == [handler]
 
