@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from magnetar.proto.commands import Command
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, RequestTimeout
+from magnetar.runtime.timeouts import TimeLimit
 
 from .core.outstanding_adds import AddCallback
 from .local_bookie import LocalBookie
@@ -86,13 +87,9 @@ class LocalTransport(BookieTransport):
             raise BookieUnavailable(
                 f"bookie {bookie} is not one of this process ({', '.join(self._bookies)})"
             )
-        try:
-            async with asyncio.timeout(self._read_timeout_s + longer_s):
-                return Answer(*await target.answer(command))
-        except TimeoutError:
-            raise RequestTimeout(
-                f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
-            ) from None
+        late = f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
+        async with TimeLimit(self._read_timeout_s + longer_s, lambda: RequestTimeout(late)):
+            return Answer(*await target.answer(command))
 
     async def close(self) -> None:
         """Refuses further calls; the bookies stay open."""

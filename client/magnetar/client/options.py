@@ -278,7 +278,7 @@ def parse_time(text: str) -> int:
     """
     try:
         return time_in_ms(int(text) if _MILLISECONDS.fullmatch(text) else datetime.fromisoformat(text))
-    except (ValueError, InvalidArgument):
+    except ValueError:
         raise InvalidArgument(f"not a time: {text!r} (want {TIME_FORMS})") from None
 
 

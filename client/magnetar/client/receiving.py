@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
 from magnetar.proto.ids import MessageId
+from magnetar.runtime.timeouts import TimeLimit
 
 from .member import Member
 from .messages import Message, MessageBatch, SeekTarget, Taking
@@ -64,12 +65,11 @@ class Receiving(Member):
                 return
             if not source.stopped:
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
-        try:
-            async with asyncio.timeout(timeout):
-                if await self.refill():
-                    return
-        except TimeoutError:
-            raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
+        async with TimeLimit(
+            timeout, lambda: ReceiveTimeout(f"{source.what}: no message within {timeout:g} s")
+        ):
+            if await self.refill():
+                return
         raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")
 
     async def batches(self) -> AsyncIterator[MessageBatch]:

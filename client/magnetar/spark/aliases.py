@@ -46,6 +46,8 @@ def _json(text: str, place_of: Callable[[int], str | int]) -> str:
         return json.dumps(
             {topic: place_of(_whole(_of_partition(one))) for topic, one in json.loads(text).items()}
         )
+    except InvalidArgument:
+        raise
     except ValueError as error:
         raise InvalidArgument(f"{text!r} is not JSON: {error}") from None
 

@@ -16,6 +16,11 @@
             StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
             NodeNotEmpty, EntriesNotForced, EntryUnreadable
 
+Where Python has a word for it, an error is that as well: RequestTimeout and ReceiveTimeout are TimeoutErrors,
+ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting and MessageTooLarge are ValueErrors;
+NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound and SubscriptionNotFound are LookupErrors. So
+`except MagnetarError` stands before one of these, and `runtime.timeouts.TimeLimit` in place of `except TimeoutError`.
+
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
 """
@@ -102,11 +107,11 @@ class TopicBusy(RetryableError, code=24):
     """The topic is being loaded, closed or deleted."""
 
 
-class RequestTimeout(RetryableError, code=25):
+class RequestTimeout(RetryableError, TimeoutError, code=25):
     """No answer arrived in time; the outcome is not known."""
 
 
-class ConnectionLost(RetryableError, code=26):
+class ConnectionLost(RetryableError, ConnectionError, code=26):
     """The connection broke; the outcome of what was in flight is not known."""
 
 
@@ -118,7 +123,7 @@ class QuorumLost(RetryableError, code=29):
     """Too few bookies answered for the outcome to be known; try again."""
 
 
-class ReceiveTimeout(RetryableError, code=36):
+class ReceiveTimeout(RetryableError, TimeoutError, code=36):
     """No message arrived in the time given to receive."""
 
 
@@ -138,11 +143,11 @@ class TopicNotServed(LookupAgainError, code=40):
     """This broker does not own the topic."""
 
 
-class InvalidTopicName(InvalidCallError, code=60):
+class InvalidTopicName(InvalidCallError, ValueError, code=60):
     """The topic name is not one."""
 
 
-class InvalidArgument(InvalidCallError, code=61):
+class InvalidArgument(InvalidCallError, ValueError, code=61):
     """An argument has a value that is not allowed."""
 
 
@@ -170,23 +175,23 @@ class ChecksumMismatch(InvalidCallError, code=67):
     """The bytes do not match their checksum."""
 
 
-class MessageTooLarge(InvalidCallError, code=68):
+class MessageTooLarge(InvalidCallError, ValueError, code=68):
     """A message is larger than the connection allows."""
 
 
-class NotAuthorized(InvalidCallError, code=69):
+class NotAuthorized(InvalidCallError, PermissionError, code=69):
     """The principal may not do this."""
 
 
-class AuthenticationFailed(InvalidCallError, code=70):
+class AuthenticationFailed(InvalidCallError, PermissionError, code=70):
     """The credentials were not accepted."""
 
 
-class InvalidSetting(InvalidCallError, code=71):
+class InvalidSetting(InvalidCallError, ValueError, code=71):
     """A setting has a value that is not allowed."""
 
 
-class TopicNotFound(FinalError, code=80):
+class TopicNotFound(FinalError, LookupError, code=80):
     """The topic does not exist."""
 
 
@@ -194,7 +199,7 @@ class TopicInUse(FinalError, code=102):
     """The topic has producers or consumers."""
 
 
-class SubscriptionNotFound(FinalError, code=81):
+class SubscriptionNotFound(FinalError, LookupError, code=81):
     """The subscription does not exist."""
 
 

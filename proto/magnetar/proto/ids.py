@@ -65,7 +65,7 @@ class MessageId(NamedTuple):
         try:
             parsed = cls(*(int(part) for part in text.split(":")))
             parsed.to_bytes()
-        except (ValueError, TypeError, InvalidArgument):
+        except (ValueError, TypeError):
             raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
         return parsed
 

@@ -133,15 +133,16 @@ class Daemon:
         code = 0
         while self._stops:
             name, stop = self._stops.pop()
+            limit = asyncio.timeout(max(deadline - loop.time(), 0.1))
             try:
-                async with asyncio.timeout(max(deadline - loop.time(), 0.1)):
+                async with limit:
                     await stop()
-            except TimeoutError:
-                _log.error("%s did not stop within the drain time of %g s", name, self.drain_seconds)
-                code = EXIT_STOP_FAILED
             except Exception:
-                _log.exception("stopping %s failed", name)
                 code = EXIT_STOP_FAILED
+                if limit.expired():
+                    _log.error("%s did not stop within the drain time of %g s", name, self.drain_seconds)
+                else:
+                    _log.exception("stopping %s failed", name)
         return code
 
     def _signalled(self, number: signal.Signals) -> None:

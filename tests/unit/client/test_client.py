@@ -36,13 +36,16 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "Admin AlreadyClosed AlreadyExists AutoFailover Client ConnectionLost Consumer ConsumerBusy"
-        " DeadLetterPolicy EntryUnreadable FinalError FoundPolicies InvalidArgument InvalidCallError"
-        " LookupAgainError MagnetarError Message MessageBatch MessageId MessageLost MessageTooLarge Policies"
-        " PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt ReceiveTimeout"
-        " RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView"
-        " TopicInUse TopicNotFound"
-        " connect".split()
+        "Action Admin AlreadyClosed AlreadyExists AuthenticationFailed AutoFailover "
+        "ChecksumMismatch Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy DiskFull "
+        "EntryDamaged EntryUnreadable FinalError FoundPolicies FrameTooLarge InvalidArgument "
+        "InvalidCallError InvalidTopicName LookupAgainError MagnetarError MalformedFrame Message "
+        "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies Policies "
+        "PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
+        "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout ServiceNotReady "
+        "StorageFailed SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "
+        "TopicNotFound Unsupported UnsupportedVersion VersionConflict "
+        "connect".split()
     )
     for name in magnetar.client.__all__:
         assert getattr(magnetar.client, name).__doc__, name

@@ -99,8 +99,8 @@ async def test_an_argument_of_a_wrong_type_disturbs_nobody_else(
     """A request whose header cannot be decoded would end the connection that everything shares."""
     producer = await client.create_producer("t")
     (handler,) = broker.handlers
+    call = getattr(client, method, None) or getattr(client.admin, method)
     with pytest.raises(InvalidArgument, match=text):
-        call = getattr(client, method, None) or getattr(client.admin, method)
         await call(*arguments, **options)
     await producer.send(b"0")
     assert broker.handlers == [handler]

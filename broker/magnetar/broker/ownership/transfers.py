@@ -14,6 +14,7 @@ A bundle moves like this:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Coroutine
@@ -222,10 +223,10 @@ class Transfers:
         try:
             await self._bundles.host.unload(name, error)
             changed.clear()  # until now it was changed here
-            async with asyncio.timeout_at(min(latest, asyncio.get_running_loop().time() + _LOADED_WITHIN_S)):
-                await changed.wait()
-        except TimeoutError:
-            pass
+            until = min(latest, asyncio.get_running_loop().time() + _LOADED_WITHIN_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await changed.wait()
         finally:
             watch.close()
 

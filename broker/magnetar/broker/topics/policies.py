@@ -23,7 +23,6 @@ from magnetar.metadata.store import Watch
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
-    InvalidTopicName,
     MagnetarError,
     NotEnoughBookies,
     ServiceNotReady,
@@ -319,6 +318,6 @@ def check_namespace(namespace: str) -> str:
     try:
         tenant, name = namespace.split("/")
         TopicName.parse(f"persistent://{tenant}/{name}/any")
-    except (ValueError, InvalidTopicName):
+    except ValueError:
         raise InvalidArgument(f"not a namespace: {namespace[:80]!r} (want tenant/namespace)") from None
     return namespace

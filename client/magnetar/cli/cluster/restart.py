@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidArgument, ServiceNotReady
+from magnetar.runtime.timeouts import TimeLimit
 
 from ..wiring.cluster_facts import ledgers_to_repair
 from .members import Group, Member, obstacles, read_members, refusals
@@ -129,15 +130,10 @@ async def _until_nothing_owned(
 ) -> None:
     from magnetar.broker.ownership.draining import bundles_of
 
-    try:
-        async with asyncio.timeout(timeout_s):
-            while await bundles_of(store, brokers):  # noqa: ASYNC110 - of metadata, once
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise ServiceNotReady(
-            f"{otherwise}: {', '.join(brokers)} did not hand over all topics in {timeout_s:g} s; "
-            "the log of the broker says why"
-        ) from None
+    late = f"{', '.join(brokers)} did not hand over all topics in {timeout_s:g} s; the log of the broker says why"
+    async with TimeLimit(timeout_s, lambda: ServiceNotReady(f"{otherwise}: {late}")):
+        while await bundles_of(store, brokers):  # noqa: ASYNC110 - of metadata, once
+            await asyncio.sleep(_POLL_S)
 
 
 async def _until_well(
@@ -145,32 +141,28 @@ async def _until_well(
 ) -> None:
     """`group`: that is to be stopped next."""
     found: list[str] = []
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                members = await read_members(store)
-                found = obstacles(members, expected, await ledgers_to_repair(store))
-                if not found and group is not None:
-                    found = await refusals(store, members, [group])
-                if not found:
-                    return
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise ServiceNotReady(
+
+    def late() -> ServiceNotReady:
+        return ServiceNotReady(
             f"{otherwise}: {'; '.join(found)}, for {timeout_s:g} s; mend that, then begin again (--only names the rest)"
-        ) from None
+        )
+
+    async with TimeLimit(timeout_s, late):
+        while True:
+            members = await read_members(store)
+            found = obstacles(members, expected, await ledgers_to_repair(store))
+            if not found and group is not None:
+                found = await refusals(store, members, [group])
+            if not found:
+                return
+            await asyncio.sleep(_POLL_S)
 
 
 async def _until_back(store: MetadataStore, member: Member, commands: Commands, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await _is_back(store, member, commands):  # noqa: ASYNC110 - a command cannot be watched
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        raise ServiceNotReady(
-            f"{member} was restarted and is not ready after {timeout_s:g} s; look at its log. The others "
-            "were left alone"
-        ) from None
+    late = f"{member} was restarted and is not ready after {timeout_s:g} s; look at its log. The others were left alone"
+    async with TimeLimit(timeout_s, lambda: ServiceNotReady(late)):
+        while not await _is_back(store, member, commands):  # noqa: ASYNC110 - a command cannot be watched
+            await asyncio.sleep(_POLL_S)
 
 
 async def _is_back(store: MetadataStore, member: Member, commands: Commands) -> bool:
@@ -183,13 +175,9 @@ async def _is_back(store: MetadataStore, member: Member, commands: Commands) -> 
 
 
 async def _run(command: str, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            code = await _exit_code(command)
-    except TimeoutError:
-        raise ServiceNotReady(
-            f"`{command}` did not end within {timeout_s:g} s; nothing else was restarted"
-        ) from None
+    late = f"`{command}` did not end within {timeout_s:g} s; nothing else was restarted"
+    async with TimeLimit(timeout_s, lambda: ServiceNotReady(late)):
+        code = await _exit_code(command)
     if code:
         raise ServiceNotReady(f"`{command}` ended with code {code}; nothing else was restarted")
 

@@ -20,8 +20,9 @@ import math
 from functools import partial
 from typing import Protocol
 
-from magnetar.proto.errors import FinalError, LookupAgainError, MagnetarError, RetryableError
+from magnetar.proto.errors import FinalError, LookupAgainError, MagnetarError, RequestTimeout, RetryableError
 from magnetar.runtime.tasks import begin, report
+from magnetar.runtime.timeouts import TimeLimit
 
 from .broker_connection import BrokerConnection
 from .pool import ConnectionPool
@@ -142,13 +143,13 @@ class Attachment:
         """
         self._attaching, self._lost_again = True, False
         try:
-            async with asyncio.timeout(self._pool.options.operation_timeout):
+            async with self._in_time():
                 connection = await self._pool.to_topic(self._topic)
             if self._cluster != self._pool.cluster:
                 self._cluster = self._pool.cluster
                 self._owner.cluster_switched()
             try:
-                async with asyncio.timeout(self._pool.options.operation_timeout):
+                async with self._in_time():
                     await self._owner.attach(connection)
             except LookupAgainError as error:
                 self._pool.moved(self._topic, error)
@@ -162,9 +163,12 @@ class Attachment:
         finally:
             self._attaching = False
 
+    def _in_time(self) -> TimeLimit:
+        seconds = self._pool.options.operation_timeout
+        return TimeLimit(seconds, lambda: RequestTimeout(f"no answer within {seconds:g} s"))
+
     async def _attach_again(self, follow: bool) -> None:
         """`follow`: the first attempt is made at once."""
-        options = self._pool.options
         while not self._closed:
             self._pause = next(self._pauses)
             if not follow:
@@ -174,9 +178,6 @@ class Attachment:
                 if await self._attach_once():
                     log.info("%s: attached again", self._what)
                     return
-            except TimeoutError:
-                self._reason = f"no answer within {options.operation_timeout:g} s"
-                log.info("%s: %s", self._what, self._reason)
             except MagnetarError as error:
                 if not error.retryable:
                     log.warning("%s: gave up: %s", self._what, error)

@@ -29,6 +29,7 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, error_from_wire
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 from magnetar.runtime.connection.addresses import format_address
+from magnetar.runtime.timeouts import TimeLimit
 
 from .calls import first_success
 from .resolving import addresses_of
@@ -126,19 +127,15 @@ class BrokerConnection:
             opened._connection = await open_connection(address, port, opened, options, server_name=host)
             return opened
 
-        try:
-            async with asyncio.timeout(connect_timeout):
-                addresses = await addresses_of(host, port)
-                rng.shuffle(addresses)
-                return await first_success(
-                    [partial(connect, address) for address in addresses],
-                    HEAD_START_S,
-                    discard=lambda late: late.connection.abort(),
-                )
-        except TimeoutError:
-            raise ConnectionLost(
-                f"no connection to {name} within connect_timeout={connect_timeout:g} s; check the address"
-            ) from None
+        late = f"no connection to {name} within connect_timeout={connect_timeout:g} s; check the address"
+        async with TimeLimit(connect_timeout, lambda: ConnectionLost(late)):
+            addresses = await addresses_of(host, port)
+            rng.shuffle(addresses)
+            return await first_success(
+                [partial(connect, address) for address in addresses],
+                HEAD_START_S,
+                discard=lambda late: late.connection.abort(),
+            )
 
     @property
     def connection(self) -> Connection:

@@ -10,6 +10,7 @@ from typing import Any
 from magnetar.proto.errors import AlreadyClosed, ConnectionLost, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 from magnetar.runtime.connection.addresses import format_address
+from magnetar.runtime.timeouts import TimeLimit
 
 from ..options import ClientOptions
 from ..receipts import copy_of
@@ -78,12 +79,12 @@ class BrokerConnections:
         async def connect(host: Address) -> None:
             await (await self._open_connection(host)).close(CLOSE_TIMEOUT_S)
 
+        seconds = self._options.connect_timeout
+        late = f"{service} did not answer within {seconds:g} s"
         try:
-            async with asyncio.timeout(self._options.connect_timeout):
-                hosts = await hosts_of(service, self._rng, self._options.connect_timeout)
+            async with TimeLimit(seconds, lambda: ConnectionLost(late)):
+                hosts = await hosts_of(service, self._rng, seconds)
                 await first_success([partial(connect, host) for host in hosts], HEAD_START_S)
-        except TimeoutError:
-            return ConnectionLost(f"{service} did not answer within {self._options.connect_timeout:g} s")
         except MagnetarError as error:
             return error
         return None

@@ -54,6 +54,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MessageId
 from magnetar.proto.message_rules import checked_properties
+from magnetar.runtime.timeouts import TimeLimit
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
@@ -399,16 +400,16 @@ class TopicProducer:
         self._waiting += 1
         self._other_room = self._open_room
         self._plain_room = self._keyed_room = -1
+
+        def late() -> SendTimeout:
+            no_room = f"no room came free within send_timeout={self.options.send_timeout:g} s"
+            return SendTimeout(f"{no_room}: {self._queue_full().message}{self._outbox.why_delayed}")
+
         try:
-            async with self._blocked, asyncio.timeout(self.options.send_timeout):
+            async with self._blocked, TimeLimit(self.options.send_timeout, late):
                 while not self._fits(size) and not self._closed and self._failure is None:
                     self._room.clear()
                     await self._room.wait()
-        except TimeoutError:
-            raise SendTimeout(
-                f"no room came free within send_timeout={self.options.send_timeout:g} s: {self._queue_full().message}"
-                + self._outbox.why_delayed
-            ) from None
         finally:
             self._waiting -= 1
 

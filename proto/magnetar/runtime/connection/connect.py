@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from magnetar.proto.errors import ConnectionLost
+from magnetar.proto.errors import ConnectionLost, MagnetarError
 
 from .addresses import format_address
 from .connection import Connection, ConnectionHandler
@@ -49,6 +49,8 @@ async def open_connection(
         return connection
     except BaseException as error:
         transport.abort()
+        if isinstance(error, MagnetarError):
+            raise
         if isinstance(error, TimeoutError):
             reason = f"did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
             raise ConnectionLost(f"{peer} {reason}") from None

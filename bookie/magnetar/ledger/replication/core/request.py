@@ -72,6 +72,8 @@ class Request:
                 )
             bookies = {str(bookie): Reason(reason) for bookie, reason in fields["bookies"].items()}
             return cls(bookies, bool(fields["placement"]), int(fields["since_ms"]), str(fields["note"]))
+        except InvalidArgument:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise InvalidArgument(
                 f"a request of the repair queue cannot be read ({error!r}); delete its node and run a full check"
