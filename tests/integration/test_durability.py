@@ -114,7 +114,7 @@ async def test_two_of_three_step_around_a_bookie_that_hangs(
         )
         assert p99(times) < HELD_UP_S
         assert topic.ledger.list.ledgers == [info], "the same ledger"
-        opened = topic.ledger.open_ledger
+        opened = topic.ledger.appending.open_ledger
         assert opened is not None
         assert len(opened.writer.metadata.ensembles) == 1, "on the same bookies"
         (link,) = [channel._link for name, channel in links._channels.items() if name == "b2"]

@@ -70,7 +70,7 @@ async def archive_ledgers(broker: Broker, path: Path, count: int, topic: str = "
     for row in rows:
         entries: list[bytes] = []
         while len(entries) < row[3]:
-            entries += await log.read(row[0], len(entries), max_bytes=1 << 20)
+            entries += await log.reading.read(row[0], len(entries), max_bytes=1 << 20)
         write_archive(path, str(log.name), TopicLedger(*row), entries)
     payload = msgpack.packb([[row[0], row[1], row[3], row[4]] for row in rows])
     answer = await client.ask(c.ArchiveLedgers, topic, ArchiveFolder(str(path)).location, payload=payload)

@@ -18,7 +18,7 @@ AT = "memory://archive"
 
 
 class MemoryArchives:
-    """`magnetar.broker.log.archives.ArchiveReader`. `archive` fills it.
+    """`magnetar.broker.log.reading.ArchiveReader`. `archive` fills it.
 
     `failing`: errors that reads raise, by ledger, as long as they are there. `gate`: reads wait for it.
     """
@@ -77,7 +77,7 @@ class MemoryArchives:
         for row in rows:
             entries: list[bytes] = []
             while len(entries) < row[3]:
-                entries += await log.read(row[0], len(entries), max_bytes=1 << 20)
+                entries += await log.reading.read(row[0], len(entries), max_bytes=1 << 20)
             self._entries[at, str(log.name), row[0]] = [
                 entry[LEDGER_ENTRY_HEADER_BYTES:] for entry in entries
             ]

@@ -129,7 +129,7 @@ async def test_an_idle_topic_returns_to_full_ledgers_with_the_rounds_of_maintena
         topic.maintain()
         await settle()
         assert broker.figures()["degraded_topics"] == 0
-        assert topic.ledger.state.value == "idle", "its next message opens a full ledger"
+        assert topic.ledger.appending.state.value == "idle", "its next message opens a full ledger"
         client.publish(b"2", first=2)
         await client.confirmed(3)
         last = topic.ledger.list.ledgers[-1]
@@ -183,8 +183,10 @@ async def test_a_degraded_ledger_that_does_not_say_so_is_found() -> None:
             client = FakeClient(broker)
             await degraded_topic(party, client)
             (topic,) = broker.topics.values()
-            assert topic.ledger.open_ledger is not None
-            assert topic.ledger.open_ledger.writer.metadata.properties.get("degraded_from") is None, "planted"
+            assert topic.ledger.appending.open_ledger is not None
+            assert (
+                topic.ledger.appending.open_ledger.writer.metadata.properties.get("degraded_from") is None
+            ), "planted"
             assert topic.degraded
             assert (await client.ask(c.TopicStats, "orders"))["degraded"] is True
             assert broker.figures()["degraded_topics"] == 1

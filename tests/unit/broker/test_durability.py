@@ -14,7 +14,7 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.log.durability import Durability
-from magnetar.broker.log.moments import own_moment
+from magnetar.broker.log.open_ledger import own_moment
 from magnetar.broker.log.records import namespace_path
 from magnetar.ledger import BookieFacts
 from magnetar.ledger.core.degrade import describe
@@ -49,7 +49,9 @@ async def set_policies(
 
 def flush(broker: Broker) -> None:
     """The interval is over."""
-    broker.topics[str(TOPIC)].ledger._flusher.force()
+    opened = broker.topics[str(TOPIC)].ledger.appending.open_ledger
+    assert opened is not None
+    opened.flusher.force()
 
 
 async def crash(broker: Broker) -> None:
@@ -83,7 +85,7 @@ async def test_async_receipts_come_before_the_sync_and_messages_are_delivered_af
         assert not any(bookie.forces for bookie in bookies.values())
         topic = broker.topics[str(TOPIC)]
         assert topic.publish_budget.used, "what is not durable counts until it is"
-        assert topic.ledger.accepting, "and holds up nobody"
+        assert topic.ledger.appending.accepting, "and holds up nobody"
         flush(broker)
         assert await client.received(20) == [b"%d" % number for number in range(20)]
         await settle()
@@ -137,7 +139,7 @@ async def test_a_bookie_that_loses_its_memory_takes_nothing_with_it() -> None:
             bookies[name].fail(None)
         async with asyncio.timeout(10):
             while len(client.values) < 6:
-                flush(broker) if broker.topics[str(TOPIC)].ledger.state.value == "writing" else None
+                flush(broker) if broker.topics[str(TOPIC)].ledger.appending.state.value == "writing" else None
                 await asyncio.sleep(0.001)
         assert client.values == [b"%d" % number for number in range(6)]
         assert sorted(row[0] for row in client.receipts) == list(range(6)), "one each"
@@ -257,8 +259,8 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         await publish(client, 3)
         assert await stripings(bookies, broker) == ["1/1/1", "2/2/2", "2/2/2"]
         ledger = broker.topics[str(TOPIC)].ledger
-        assert ledger.open_ledger is not None
-        assert isinstance(ledger.open_ledger.writer, DeferredLedgerWriter)
+        assert ledger.appending.open_ledger is not None
+        assert isinstance(ledger.appending.open_ledger.writer, DeferredLedgerWriter)
         await set_policies(client, 2, topic="orders")
         await publish(client, 4)
         assert (await stripings(bookies, broker))[3:] == ["3/3/2"]

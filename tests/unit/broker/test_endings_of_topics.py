@@ -54,13 +54,13 @@ async def test_who_asks_for_a_topic_while_it_is_being_deleted_waits() -> None:
         await FakeClient(broker).producer()
         deleted = broker.topics[str(TOPIC)]
         gate = asyncio.Event()
-        mark_deleting = deleted.ledger.mark_deleting
+        mark_deleting = deleted.ledger.changes.mark_deleting
 
         async def gated() -> None:
             await gate.wait()
             await mark_deleting()
 
-        deleted.ledger.mark_deleting = gated  # type: ignore[method-assign]
+        deleted.ledger.changes.mark_deleting = gated  # type: ignore[method-assign]
         deleting = asyncio.create_task(broker.delete_topic(TOPIC, force=True))
         await settle()
         producer = asyncio.create_task(FakeClient(broker).producer())

@@ -254,7 +254,7 @@ async def test_an_archived_ledger_expires_as_a_whole_and_is_not_read() -> None:
 async def set_ttl(client: FakeClient, ttl_ms: int | None, **by_name: int) -> None:
     topic = client.broker.topics[str(TOPIC)]
     policies = Policies(message_ttl_ms=ttl_ms, subscription_ttl_ms=by_name)
-    await topic.policies.set(policies, topic.ledger.list.record.policies_version)
+    await topic.set_policies(policies, topic.ledger.list.record.policies_version)
 
 
 async def test_each_subscription_has_its_ttl() -> None:

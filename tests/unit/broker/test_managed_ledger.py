@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, BrokerSettings, Topic
+from magnetar.broker.log.appending import State
 from magnetar.broker.log.ledger_list import LedgerList
-from magnetar.broker.log.managed_ledger import State
 from magnetar.broker.log.records import LedgerInfo, TopicRecord, topic_path
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
@@ -60,7 +60,7 @@ async def test_an_idle_topic_has_no_ledger() -> None:
         await FakeClient(broker).producer()
         await FakeClient(broker).consumer()
         assert not ledgers.ledgers
-        assert loaded(broker).ledger.state is State.IDLE
+        assert loaded(broker).ledger.appending.state is State.IDLE
 
 
 async def test_rule_23_a_take_over_whose_request_was_lost_has_not_fenced_the_former_owner() -> None:
@@ -113,7 +113,7 @@ async def test_rule_23_a_version_conflict_fences_for_good() -> None:
         await new.topic(TOPIC, create=False)  # an idle topic: there is no ledger that could be fenced
         client.publish(b"a")
         await client.until(lambda: client.failures)
-        assert topic.ledger.state is State.FENCED
+        assert topic.ledger.appending.state is State.FENCED
         assert isinstance(client.frames[-1][0], c.CloseProducer)
         assert ledgers.topic_ledgers() == []  # the one that lost the race is deleted
         await settle()
@@ -259,7 +259,7 @@ async def test_a_wall_clock_that_was_wrong_for_a_moment_rolls_no_ledger_over(jum
             clock.now += {1: jump_ms, 2: -jump_ms}.get(number, 10)
             client.publish(b"%d" % number, first=number)
             await client.confirmed(number + 1)
-            assert not loaded(broker).ledger.roll_if_due()
+            assert not loaded(broker).ledger.appending.roll_if_due()
         assert ledgers.topic_ledgers() == [0]
         times = [Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms for data in ledgers.ledgers[0].entries]
         assert times == sorted(times)
@@ -294,7 +294,7 @@ async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -
         assert [len(ledgers.ledgers[number].entries) for number in (0, 1)] == [3, 1]
         assert await read_all(broker, 4) == [b"0", b"1", b"2", b"3"]
         ledgers.writers[1].replaceable = True  # nobody publishes: the maintenance round sees to it
-        assert loaded(broker).ledger.roll_if_due()
+        assert loaded(broker).ledger.appending.roll_if_due()
         await settle()
         assert ledgers.ledgers[1].closed
         assert ledgers.topic_ledgers() == [0, 1]
@@ -377,14 +377,14 @@ async def test_a_topic_that_is_fenced_while_it_rolls_over_stays_fenced() -> None
         await client.confirmed(1)
         ledger = loaded(broker).ledger
         ledgers.close_gate = asyncio.Event()
-        editing = asyncio.ensure_future(ledger.edit(ledger.list.commit, closed=True))
+        editing = asyncio.ensure_future(ledger.appending.edit_closed(ledger.list.commit))
         await settle()
-        assert ledger.state is State.ROLLING
+        assert ledger.appending.state is State.ROLLING
         ledger.fence(TopicNotServed("by a cursor"))
         ledgers.close_gate.set()
         with pytest.raises(TopicNotServed):
             await editing
-        assert ledger.state in (State.FENCED, State.CLOSED)
+        assert ledger.appending.state in (State.FENCED, State.CLOSED)
 
 
 async def test_closing_a_ledger_does_not_swallow_the_cancellation_of_its_caller() -> None:
@@ -397,7 +397,7 @@ async def test_closing_a_ledger_does_not_swallow_the_cancellation_of_its_caller(
         ledger = loaded(broker).ledger
         ledgers.writers[0].replaceable = True
         ledgers.close_gate = asyncio.Event()
-        assert ledger.roll_if_due()
+        assert ledger.appending.roll_if_due()
         await settle()
         closing = asyncio.ensure_future(ledger.close())
         await asyncio.sleep(0)
@@ -440,7 +440,7 @@ async def test_an_edit_that_has_begun_is_done_though_its_caller_leaves() -> None
             await go_on.wait()
             await ledger.list.commit(properties={"edited": "yes"})
 
-        editing = asyncio.ensure_future(ledger.edit(change))
+        editing = asyncio.ensure_future(ledger.changes.edit(change))
         await begun.wait()
         for _ in range(2):
             editing.cancel()
@@ -640,7 +640,7 @@ async def test_an_entry_that_no_bookie_takes_does_not_roll_ledgers_for_ever() ->
         client.publish(b"too large for bookies")
         await settle(200)
         assert len([line for line in ledgers.log if line.startswith("create")]) <= 2
-        assert topic.ledger.state in (State.FENCED, State.CLOSED)
+        assert topic.ledger.appending.state in (State.FENCED, State.CLOSED)
         assert not client.receipts
 
 

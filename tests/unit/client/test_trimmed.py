@@ -53,7 +53,7 @@ class World:
     async def trim_all(self) -> None:
         """All that is closed is old; what nobody needs of it goes."""
         topic = self.broker.topics[NAME]
-        await topic.policies.set(Policies(retention_ms=1), topic.ledger.list.record.policies_version)
+        await topic.set_policies(Policies(retention_ms=1), topic.ledger.list.record.policies_version)
         self.clock.now += 1_000
         topic.maintain()
         await topic.maintenance.trimmed()

@@ -112,7 +112,7 @@ class TopicCompaction:
         if pointer is None:
             return
         try:
-            view = await CompactedView.open(pointer, self._ledger.read_stored)
+            view = await CompactedView.open(pointer, self._ledger.reading.read_stored)
         except MagnetarError as error:
             if self._pointer is not pointer:
                 return  # another compaction was done meanwhile: that one is to be opened
@@ -141,7 +141,7 @@ class TopicCompaction:
 
     def begin(self) -> None:
         """Begins a compaction, unless one is under way. Raises TopicNotServed."""
-        self._ledger.check_served()
+        self._ledger.changes.check_served()
         if self._task is None and not self._stopped:
             self._task = begin(self._run(), f"compaction of topic {self._ledger.name}")
 
@@ -214,7 +214,7 @@ class TopicCompaction:
         end = ledgers.end
         old, start = self.view, ledgers.start
         if rebuild and pointer is not None:
-            old, lost = await CompactedView.salvage(pointer, self._ledger.read_stored)
+            old, lost = await CompactedView.salvage(pointer, self._ledger.reading.read_stored)
             _log.warning(
                 "topic %s is compacted from its beginning; %d of %d chunks of the last compaction are lost",
                 self._ledger.name, lost, pointer.chunks,
@@ -227,7 +227,7 @@ class TopicCompaction:
         await self._name_unfinished(ledger_id)
         writer = CompactedWriter(lambda: self._create(ledger_id))
         compactor = Compactor(
-            self._ledger,
+            self._ledger.reading,
             ledgers.normalise,
             self._settings,
             self._now_ms,
@@ -262,11 +262,11 @@ class TopicCompaction:
             before = ledgers.record.compacting
             await ledgers.commit(delete=[before] if before >= 0 else [], compacting=ledger_id)
 
-        await self._ledger.edit(change)
+        await self._ledger.changes.edit(change)
 
     async def _switch(self, done: CompactedLedger) -> None:
         """From here on `done` is what readers see; the ledger before it is deleted. It is read back before."""
-        view = await CompactedView.open(done, self._ledger.read_stored)
+        view = await CompactedView.open(done, self._ledger.reading.read_stored)
         ledgers = self._ledger.list
 
         async def change() -> None:
@@ -275,7 +275,7 @@ class TopicCompaction:
             await ledgers.commit(delete=old, compaction=done, compacting=-1)
             self.view, self._damaged = view, False
 
-        await self._ledger.edit(change)
+        await self._ledger.changes.edit(change)
         self._switched()
 
     async def remove(self) -> None:
@@ -287,7 +287,7 @@ class TopicCompaction:
             await ledgers.commit(delete=ledgers.record.compacted_ledgers(), compaction=None, compacting=-1)
             self.view, self._damaged, self._error = None, False, ""
 
-        await self._ledger.edit(change)
+        await self._ledger.changes.edit(change)
         self._switched()
 
     def stats(self) -> CompactionStats:

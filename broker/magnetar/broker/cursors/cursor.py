@@ -38,7 +38,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.tasks import begin
 
-from ..log.moments import own_moment
+from ..log.open_ledger import own_moment
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology, number_of, numbers_of

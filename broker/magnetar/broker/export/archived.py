@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from magnetar.proto.errors import InvalidArgument
 
 from ..cursors.core.acks import Position
-from ..log.managed_ledger import MAX_LEDGERS_PER_TRIMMING, ManagedLedger
+from ..log.list_changes import MAX_LEDGERS_PER_TRIMMING
+from ..log.managed_ledger import ManagedLedger
 from ..log.records import Archive, LedgerInfo
 from .names import decode_rows
 
@@ -99,7 +100,7 @@ class Archiving:
             async with self._deciding:
                 return await self._commit(wanted)
 
-        return await self._ledger.edit(work)
+        return await self._ledger.changes.edit(work)
 
     async def decided(self) -> None:
         """What was under way, and may not heed a new lease, is over."""

@@ -28,7 +28,7 @@ from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFram
 from magnetar.runtime.tasks import TaskSet, awaited
 
 from ..log.managed_ledger import ManagedLedger
-from ..log.open_ledger import measure
+from ..log.reading import measure
 from ..log.records import AttachedQuery, LedgerInfo
 from ..topics.components import Components
 from .names import check_text, decode_rows
@@ -158,7 +158,8 @@ class Attachments:
             async def work() -> dict[str, Any] | None:
                 return await self._commit(batch, infos, ids)
 
-            answer = await self._ledger.edit(work, closed=bool(ids))
+            edit = self._ledger.appending.edit_closed if ids else self._ledger.changes.edit
+            answer = await edit(work)
         return await self._done_before(rows) if answer is None else answer
 
     async def _done_before(self, rows: list[Row]) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class Attachments:
         filled = [info for info in infos if info.entries]
         if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
             ids[:] = await self._draw(len(filled))
-        next_index, committed_ms = record.next_index, self._ledger.now_ms()
+        next_index, committed_ms = record.next_index, self._ledger.appending.now_ms()
         for info, ledger_id in zip(filled, ids, strict=True):
             info.ledger_id, info.first_index = ledger_id, next_index
             info.first_append_ms = info.last_append_ms = (

@@ -135,10 +135,12 @@ class SmallBatches:
             return await self._record(batch, infos, staged)
 
         async with self._one:
-            state = await self._ledger.edit(record)
+            state = await self._ledger.changes.edit(record)
             if state is None:
                 return None
-            place = await self._ledger.append_in_turn(staged.encode, sum(staged.counts), GatheredEntry())
+            place = await self._ledger.appending.append_in_turn(
+                staged.encode, sum(staged.counts), GatheredEntry()
+            )
             state.ledger_id, state.entry_id = place
             state.confirmed = True
         self._components.published.published_batches += 1
@@ -156,7 +158,7 @@ class SmallBatches:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
         now = self._components.clock.now_ms()
         attached, publishing = remembered(ledgers.record, batch.query, now, settings)
-        position, digest = self._ledger.next_position, digest_of(staged.encode(0, 0))
+        position, digest = self._ledger.appending.next_position, digest_of(staged.encode(0, 0))
         expires_ms = expiry(batch, now, settings)
         state = PublishedBatch(batch.number, now, expires_ms, *position, digest, content=batch.content)
         await ledgers.commit(attached=attached, publishing={**publishing, batch.query: state})
@@ -177,7 +179,7 @@ class SmallBatches:
             found = {query: state for query, state in ledgers.record.publishing.items() if state.confirmed}
             await ledgers.commit(publishing=found)
 
-        await self._ledger.edit(settle)
+        await self._ledger.changes.edit(settle)
 
     async def _look_for(self, query: str, state: PublishedBatch) -> None:
         """Sets `confirmed`, and the place. An entry that is lost may be the batch, so it counts as published then."""
@@ -188,7 +190,7 @@ class SmallBatches:
             entry_id = recorded[1] if info.ledger_id == recorded[0] else 0
             while entry_id < info.entries:
                 try:
-                    found = await self._ledger.read(info.ledger_id, entry_id, max_bytes=_READ_BYTES)
+                    found = await self._ledger.reading.read(info.ledger_id, entry_id, max_bytes=_READ_BYTES)
                 except FinalError as error:
                     _log.warning(
                         "topic %s: batch %d of %s counts as published, since an entry that may hold it is lost: %s",

@@ -296,7 +296,7 @@ class Staging:
             self.unregister(staged)
             return gone
 
-        return len(await self._ledger.edit(work))
+        return len(await self._ledger.changes.edit(work))
 
     async def drop_or_leave(self, stored_ids: Iterable[int]) -> None:
         """As `drop`, for ledgers whose messages were published otherwise: a failure is logged, and left to the sweep."""

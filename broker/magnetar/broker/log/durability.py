@@ -4,8 +4,8 @@
     async   an entry is receipted when ack_quorum bookies have it in memory, and confirmed when they have it on disk: only
             then it is delivered, read, trimmed. Until then it also stays in the broker's memory, under the publish budget
 
-With async the topic's `Flusher` has the bookies sync `flush_interval_ms` after the first entry that was receipted and is not
-durable, or as soon as they are many bytes:
+With async the `Flusher` of the open ledger has the bookies sync `flush_interval_ms` after the first entry that was receipted
+and is not durable, or as soon as they are many bytes:
 
     IDLE --receipted--> TIMED --flush_interval_ms, or many bytes--> FORCING --durable--> IDLE, or TIMED if more was receipted
 
@@ -17,13 +17,13 @@ owner finds the entry in the bookies' memory. Consumers never see an entry that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.tasks import begin, end_all
 
 from ..resources.stores import Writer
+from .pending import PendingEntries
 
 
 class Durability(NamedTuple):
@@ -44,28 +44,26 @@ class Durability(NamedTuple):
 
 
 class Flusher:
-    """Of one topic; see the module docstring. `stop` in the end."""
+    """Of one open ledger; see the module docstring. `stop` in the end."""
+
+    __slots__ = ("_ended", "_interval_s", "_most_bytes", "_pending", "_task", "_timer", "_writer")
 
     def __init__(
-        self,
-        interval_ms: int,
-        most_bytes: int,
-        unforced_bytes: Callable[[], int],
-        current: Callable[[], Writer | None],
+        self, writer: Writer, pending: PendingEntries[Any], interval_ms: int, most_bytes: int
     ) -> None:
-        """`unforced_bytes`: of what was receipted and is not durable. `current`: the ledger that is written to."""
+        self._writer = writer
+        self._pending = pending
         self._interval_s = interval_ms / 1000
         self._most_bytes = most_bytes
-        self._unforced_bytes = unforced_bytes
-        self._current = current
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ended = False
 
     def receipted(self) -> None:
         """Entries were receipted."""
-        if self._task is not None:
+        if self._task is not None or self._ended:
             return
-        if self._unforced_bytes() >= self._most_bytes:
+        if self._pending.receipted_bytes >= self._most_bytes:
             self.force()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.force)
@@ -73,19 +71,23 @@ class Flusher:
     def force(self) -> None:
         """Now; what is under way goes on."""
         self._cancel_timer()
-        writer = self._current()
-        if self._task is None and writer is not None and self._unforced_bytes():
-            self._task = begin(self._force(writer), "forcing of entries")
+        if self._task is None and self._pending.receipted_bytes:
+            self._task = begin(self._force(), "forcing of entries")
 
-    async def _force(self, writer: Writer) -> None:
+    async def _force(self) -> None:
         try:
-            await writer.force()
+            await self._writer.force()
         except MagnetarError:
             return  # the entries fail, too, and go to the next ledger, which receipts them
         finally:
             self._task = None
-        if self._unforced_bytes():
+        if self._pending.receipted_bytes:
             self.receipted()
+
+    def end(self) -> None:
+        """The ledger is being closed, which forces all of it."""
+        self._ended = True
+        self._cancel_timer()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -94,6 +96,6 @@ class Flusher:
 
     async def stop(self) -> None:
         """Nothing is forced any more."""
-        self._cancel_timer()
+        self.end()
         if self._task is not None:
             await end_all([self._task])

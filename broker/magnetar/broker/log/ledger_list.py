@@ -180,6 +180,12 @@ class LedgerList:
                 if segment not in head.segments:
                     await self._delete_segment(segment.number)
 
+    def end_last(self, entries: int) -> None:
+        """The last ledger is closed, and has so many entries; the next `commit` says so."""
+        info = self.ledgers[-1]
+        info.entries, info.closed = entries, True
+        self.record.next_index = info.first_index + info.messages
+
     def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
         """Ledgers `first` to `last` are trimmed: they were the first ones at the bookies."""
         ranges = head.trimmed_ranges

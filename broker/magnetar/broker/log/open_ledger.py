@@ -1,67 +1,52 @@
-"""The parts of a managed ledger: its states, what the topic hears of it, the open ledger."""
+"""The ledger that a topic is written to: how it was asked for, when it is left for the next one, how it is closed.
+
+A ledger is left at `max_ledger_age_ms`; and when `max_ledger_entries` or `max_ledger_bytes` are reached, but not before
+`min_ledger_age_ms`, unless it holds HARD_LEDGER_LIMIT times as much. Each ledger costs metadata for as long as it exists, so
+a fast publisher makes few large ones; a trickle makes one every four hours.
+
+It is left, too, for one that suits better: bookies are back for more copies, one of its bookies is drained, or policies have
+changed. Not at once, because what outdates one ledger outdates thousands: each topic has its own moment within
+`ledger_change_spread_ms`. It is noticed with the next entry (bookies), with the change (policies), or in the next round of
+maintenance at the latest.
+
+    SUITS --noticed--> LEAVING --own moment--> left, or SUITS again if that has changed back meanwhile
+"""
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from zlib import crc32
 
-from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
-from ..resources.stores import Ledgers, Reads, Writer
-from .durability import Durability
+from ..resources.stores import Ledgers, Writer
+from ..settings import HARD_LEDGER_LIMIT, BrokerSettings
+from .durability import Durability, Flusher
 from .records import LedgerInfo
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 EntryDone = Callable[["OpenLedger", int, bytes | None, MagnetarError | None], None]
 
 
-class State(enum.Enum):
-    """See `managed_ledger`."""
+def own_moment(name: str, spread_ms: int) -> float:
+    """Seconds, less than the spread: of thousands of topics or cursors each has its own, and always the same.
 
-    IDLE = "idle"
-    ROLLING = "rolling"
-    WRITING = "writing"
-    FENCED = "fenced"
-    CLOSED = "closed"
-
-
-class LedgerEvents(NamedTuple, Generic[T]):
-    """What the topic hears. `confirmed` gets (ledger, entry, stored bytes or None, what was given to `append`)."""
-
-    confirmed: Callable[[int, int, bytes | None, T], None]
-    # With flush=async, before `confirmed`: (ledger, entry, what was given to `append`). Another ledger may confirm it.
-    accepted: Callable[[int, int, T], None]
-    ready: Callable[[], None]  # appending is possible (again)
-    rolled: Callable[[], None]  # the ledger list changed
-    fenced: Callable[[MagnetarError], None]
-    delayed: Callable[[MagnetarError], None]  # what is pending waits for the next ledger, and why
-
-
-async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
-    """What a ledger holds, from its first and last entry."""
-    if last >= 0:
-        data = (await reader.read(last, last))[0]
-        entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
-        info.size = decode_ledger_entry_header(data).length
-        info.messages = entry.first_index + entry.message_count
-        info.last_append_ms = entry.append_time_ms
-        data = (await reader.read(0, 0))[0]
-        info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
+    >>> 0 <= own_moment("persistent://public/default/orders", 30_000) < 30
+    True
+    """
+    return crc32(name.encode()) % max(spread_ms, 1) / 1000
 
 
 class OpenLedger:
-    """The open ledger. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
+    """See the module docstring. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
 
     __slots__ = (
         "_done",
         "_recovering",
         "durability",
+        "flusher",
         "info",
         "leaving",
         "live",
@@ -71,16 +56,22 @@ class OpenLedger:
     )
 
     def __init__(
-        self, writer: Writer, info: LedgerInfo, durability: Durability, opened_at: float, done: EntryDone
+        self,
+        writer: Writer,
+        info: LedgerInfo,
+        durability: Durability,
+        flusher: Flusher,
+        opened_at: float,
+        done: EntryDone,
     ) -> None:
         self._done = done
         self._recovering = False
         self.writer = writer
         self.info = info
         self.durability = durability  # that it was asked for with; `writer.metadata` has what it is
-        self.opened_at = (
-            opened_at  # of the loop's clock, in seconds: a wall clock that was wrong must not roll it over
-        )
+        self.flusher = flusher
+        # Of the loop's clock, in seconds: a wall clock that was wrong must not roll it over.
+        self.opened_at = opened_at
         self.leaving = False  # its end is set, because another ledger would suit better
         self.live = True
         self.next_message = 0  # index in the ledger of the next message appended
@@ -90,6 +81,24 @@ class OpenLedger:
         """It has fewer bookies or copies than it was asked for, as its metadata says."""
         wanted = self.durability
         return self.writer.metadata.sizes != (wanted.ensemble_size, wanted.write_quorum, wanted.ack_quorum)
+
+    def is_due(self, settings: BrokerSettings, pending: int, now: float) -> bool:
+        """True if it is full or old; `pending`: entries that are not confirmed. `now`: loop time in seconds."""
+        entries, size = self.info.entries + pending, self.writer.length
+        age_ms = (now - self.opened_at) * 1000
+        full = max(entries / settings.max_ledger_entries, size / settings.max_ledger_bytes)
+        return (
+            age_ms >= settings.max_ledger_age_ms
+            or (full >= 1 and age_ms >= settings.min_ledger_age_ms)
+            or full >= HARD_LEDGER_LIMIT
+        )
+
+    def suits(self, durability: Callable[[], Durability]) -> bool:
+        """False if one that were made now would be better; `durability` of that one."""
+        try:
+            return not self.writer.replaceable and self.durability == durability()
+        except MagnetarError:  # the policies are not known now
+            return True
 
     def confirmed(self, entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
         """`ConfirmCallback` of every append."""
@@ -102,6 +111,7 @@ class OpenLedger:
         What its writer cannot close is recovered, the way a new owner would do it, in later attempts as well: that fences
         the writer, which would then take this very recovery for another owner's.
         """
+        self.flusher.end()
         if not self._recovering:
             try:
                 await self.writer.close()

@@ -208,7 +208,7 @@ class BrokerService:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
         topic = await self._broker.known(name)
         await self._check_possible(await topic.policies.read(), policies.check_topic())
-        return await topic.policies.set(policies, version)
+        return await topic.set_policies(policies, version)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:

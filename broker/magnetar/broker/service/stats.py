@@ -13,7 +13,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
-from ..log.managed_ledger import ManagedLedger
+from ..log.appending import Appending
 from ..log.records import LedgerInfo
 from ..topics.backlog import AcknowledgedBeyond, CountingReads
 from ..topics.producers import SessionState
@@ -42,7 +42,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
     offsets = TopicOffsets(topic)
     return TopicStats(
         topic=str(topic.name),
-        state=topic.ledger.state.value,
+        state=topic.ledger.appending.state.value,
         messages_in=topic.messages_in,
         bytes_in=topic.bytes_in,
         stored_messages=total - (kept[0].first_index if kept else total),
@@ -54,7 +54,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         archive_locations=list(dict.fromkeys(one.location for one in ledger.record.archives)),
         trimmed_until=list(retained.position),
         retained_by=retained.reason,
-        open_ledger=_open_ledger_stats(topic.ledger),
+        open_ledger=_open_ledger_stats(topic.ledger.appending),
         degraded=topic.degraded,
         queued_bytes=topic.publish_budget.used,
         staged_ledgers=len(topic.export.staging),
@@ -85,8 +85,8 @@ async def topic_stats(topic: Topic) -> TopicStats:
     )
 
 
-def _open_ledger_stats(ledger: ManagedLedger[Any]) -> OpenLedgerStats | None:
-    opened = ledger.open_ledger
+def _open_ledger_stats(appending: Appending[Any]) -> OpenLedgerStats | None:
+    opened = appending.open_ledger
     if opened is None:
         return None
     metadata = opened.writer.metadata
@@ -98,7 +98,7 @@ def _open_ledger_stats(ledger: ManagedLedger[Any]) -> OpenLedgerStats | None:
         ack_quorum=metadata.ack_quorum,
         degraded=opened.degraded,
         flush=opened.durability.flush,
-        unflushed_bytes=ledger.unflushed_bytes,
+        unflushed_bytes=appending.unflushed_bytes,
     )
 
 
@@ -220,7 +220,7 @@ class TopicOffsets:
         else:
             took_ms = info.last_append_ms - info.first_append_ms
             stored_ms = info.first_append_ms + took_ms * entry_id // info.entries
-        return max(self._topic.ledger.now_ms() - int(stored_ms), 0)
+        return max(self._topic.ledger.appending.now_ms() - int(stored_ms), 0)
 
     def _find(self, ledger_id: int) -> tuple[int, LedgerInfo | None]:
         """Its place in the list; None: it is not there."""

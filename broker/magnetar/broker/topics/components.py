@@ -10,7 +10,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
-from ..log.archives import ArchiveReader
+from ..log.reading import ArchiveReader
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership

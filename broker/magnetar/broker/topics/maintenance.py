@@ -10,7 +10,6 @@ from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
-from ..log.trimming import trim, trimmable
 from ..resources.tasks import Jobs
 from .expiry import Expiry
 from .retention import Retention
@@ -30,9 +29,10 @@ class Maintenance:
 
     def round(self, staging: Staging | None) -> None:
         """Begins a round; what is still under way from the last one is left to it. `staging` None: nothing is staged."""
-        self._ledger.roll_if_due()
-        if trimmable(self._ledger, self._limit):
-            self._jobs.begin("trimming", lambda: trim(self._ledger, self._limit))
+        self._ledger.appending.roll_if_due()
+        changes = self._ledger.changes
+        if changes.trimmable(self._limit):
+            self._jobs.begin("trimming", lambda: changes.trim(self._limit))
         self._compaction.round()
         if staging is not None and len(staging):
             self._jobs.begin("sweeping staged ledgers", staging.sweep)

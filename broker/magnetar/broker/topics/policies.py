@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
@@ -32,7 +32,8 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
 
 from ..log.durability import Durability
-from ..log.managed_ledger import ManagedLedger
+from ..log.ledger_list import LedgerList
+from ..log.list_changes import ListChanges
 from ..log.records import NamespaceRecord, namespace_path, replace
 from ..resources.stores import Ledgers
 from ..resources.tasks import Jobs
@@ -128,24 +129,30 @@ class TopicPolicies:
     def __init__(
         self,
         name: TopicName,
-        ledger: ManagedLedger[Any],
+        ledgers: LedgerList,
         namespaces: NamespacePolicies,
         settings: BrokerSettings,
     ) -> None:
         self._name = name
         self._namespace = name.full_namespace
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._namespaces = namespaces
         self._settings = settings
+        self._changed: Callable[[], None] | None = None
 
-    async def learn(self) -> None:
-        """Returns when those of its namespace were read, if that is possible. `stop` in the end."""
-        self._namespaces.listen(self._namespace, self._ledger.durability_changed)
+    async def learn(self, changed: Callable[[], None]) -> None:
+        """Returns when those of its namespace were read, if that is possible. `changed` is called when they change.
+
+        `stop` in the end.
+        """
+        self._changed = changed
+        self._namespaces.listen(self._namespace, changed)
         await self._namespaces.learn(self._namespace)
 
     def stop(self) -> None:
         """Changes of the namespace do not matter here any more."""
-        self._namespaces.ignore(self._namespace, self._ledger.durability_changed)
+        if self._changed is not None:
+            self._namespaces.ignore(self._namespace, self._changed)
 
     def durability(self) -> Durability:
         """Of the topic's next ledger. ServiceNotReady: another level's policy would perhaps store fewer copies."""
@@ -168,23 +175,22 @@ class TopicPolicies:
         return self._resolved(of_namespace)
 
     def _resolved(self, of_namespace: Policies) -> Resolved:
-        own = self._ledger.list.record.policies
+        own = self._ledgers.record.policies
         return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
 
-    async def set(self, policies: Policies, version: int) -> int:
+    async def set(self, changes: ListChanges, policies: Policies, version: int) -> int:
         """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
 
         async def change() -> int | None:
-            record = self._ledger.list.record
+            record = self._ledgers.record
             if record.policies_version != version:
                 return record.policies_version if record.policies == policies else None
-            await self._ledger.list.commit(policies=policies, policies_version=version + 1)
+            await self._ledgers.commit(policies=policies, policies_version=version + 1)
             return version + 1
 
-        changed = await self._ledger.edit(change)
+        changed = await changes.edit(change)
         if changed is None:  # raised here: within an edit it would mean another owner
             raise _conflict(f"topic {self._name}")
-        self._ledger.look_at_durability()
         return changed
 
 

@@ -42,7 +42,7 @@ from magnetar.runtime.tasks import LongTask, begin
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
-from ..log.archives import ArchiveReader, NoArchives
+from ..log.reading import ArchiveReader, NoArchives
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache

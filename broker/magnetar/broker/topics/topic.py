@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
@@ -38,7 +39,9 @@ from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
-from ..log.managed_ledger import LedgerEvents, ManagedLedger
+from ..log.appending import LedgerEvents
+from ..log.ledger_list import LedgerList
+from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, find_position
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
@@ -73,17 +76,18 @@ class Topic:
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self._cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self._readers = Readers(self._drop_before)
+        ledgers = LedgerList(name, components.metadata)
+        self.policies = TopicPolicies(name, ledgers, components.namespaces, settings)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
-            name, components.metadata, components.ledgers, components.archives, components.shared_reads, settings,
+            ledgers, components.metadata, components.ledgers, components.archives, components.shared_reads, settings,
             components.clock,
             LedgerEvents(
                 self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed
             ),
-            lambda: self.policies.durability(),
+            self.policies.durability,
         )  # fmt: skip
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self.attach, settings)
         self._leases = Leases(settings, self._loop.time)
-        self.policies = TopicPolicies(name, self.ledger, components.namespaces, settings)
         self.retention = Retention(
             self.ledger.list,
             self.subscriptions,
@@ -130,7 +134,7 @@ class Topic:
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
         metadata = self._components.metadata
-        await self.policies.learn()
+        await self.policies.learn(self.ledger.appending.durability_changed)
         if existed:
             self._leases.taken_over()
             staged = await metadata.children(staged_path(self.name), limit=1)
@@ -139,6 +143,12 @@ class Topic:
         await self.recovery.run(await metadata.children(cursors_path(self.name)))
         self.check_served()  # a cursor may have met another owner
         return not existed
+
+    async def set_policies(self, policies: Policies, version: int) -> int:
+        """Compare-and-set of its own policies; the new version. Raises VersionConflict, unless it has just these."""
+        version = await self.policies.set(self.ledger.changes, policies, version)
+        self.ledger.appending.look_at_durability()
+        return version
 
     def attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
@@ -214,7 +224,7 @@ class Topic:
         self._append_scheduled = False
         if self._confirmed_entries:
             self._send_receipts()
-        ledger, coalescer = self.ledger, self._coalescer
+        ledger, coalescer = self.ledger.appending, self._coalescer
         while coalescer:
             if not ledger.accepting:
                 ledger.wake()
@@ -296,7 +306,7 @@ class Topic:
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost."""
-        return await self.ledger.read(ledger_id, first, max_bytes=max_bytes)
+        return await self.ledger.reading.read(ledger_id, first, max_bytes=max_bytes)
 
     def _drop_before(self, slowest: EntryKey | None) -> None:
         """Drops from the cache what no reader will ask for again."""
@@ -320,7 +330,7 @@ class Topic:
         entry = self._cache.get(key)
         if entry is not None:
             return entry
-        found = await self.ledger.read(*key, max_bytes=1)
+        found = await self.ledger.reading.read(*key, max_bytes=1)
         return Entry(found[0], LEDGER_ENTRY_HEADER_BYTES)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
@@ -364,7 +374,8 @@ class Topic:
     @property
     def degraded(self) -> bool:
         """Its open ledger has fewer copies than the policies say, because there were too few bookies for it."""
-        return self.ledger.open_ledger is not None and self.ledger.open_ledger.degraded
+        opened = self.ledger.appending.open_ledger
+        return opened is not None and opened.degraded
 
     def expire(self) -> None:
         """The regular round of expiry."""
@@ -413,7 +424,7 @@ class Topic:
             self._send_receipts()
         unsent, self._confirmed_entries = self._confirmed_entries, []
         entries = [entry for *_, entry, is_confirmed in unsent if is_confirmed]
-        entries += self.ledger.abandon() + self._coalescer.clear()
+        entries += self.ledger.appending.abandon() + self._coalescer.clear()
         released = sum(entry.size for entry in entries)
         if receipted := [entry for entry in entries if entry.receipted]:
             _log.warning(
@@ -504,7 +515,7 @@ class Topic:
         export = self.export
         self.fence(TopicNotFound(f"topic {self.name} was deleted"))
         await self.end()
-        await self.ledger.mark_deleting()
+        await self.ledger.changes.mark_deleting()
         await self._delete_rest(export)
 
     async def _delete_rest(self, export: TopicExport) -> None:
@@ -512,4 +523,4 @@ class Topic:
         for name in await metadata.children(cursors_path(self.name)):
             await self.ledger.cursor(name).delete()
         await export.staging.delete_all()
-        await self.ledger.delete()
+        await self.ledger.changes.delete()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.bookie.components import BookieComponents, os_components
 from magnetar.broker import BrokerSettings
-from magnetar.broker.log.archives import ArchiveReader
+from magnetar.broker.log.reading import ArchiveReader
 from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import OsFiles

@@ -27,7 +27,7 @@ from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
 from magnetar.bookie.server.in_process import InProcessBookie
 from magnetar.broker import Broker, BrokerSettings, listener
-from magnetar.broker.log.archives import ArchiveReader, NoArchives
+from magnetar.broker.log.reading import ArchiveReader, NoArchives
 from magnetar.broker.ownership.ownership import Ownership
 from magnetar.ledger import (
     BookieDirectory,

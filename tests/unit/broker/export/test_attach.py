@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from magnetar.broker.log.open_ledger import State
+from magnetar.broker.log.appending import State
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -264,7 +264,7 @@ async def test_an_idle_topic_gets_no_ledger_of_its_own(bookies: Bookies, ledgers
     async with export_broker(bookies, ledgers) as broker:
         job = Job(bookies, broker)
         await job.attach(0, await job.stage([b"a"]))
-        assert loaded(broker).ledger.state is State.IDLE
+        assert loaded(broker).ledger.appending.state is State.IDLE
         assert len((await record_of(bookies)).ledgers) == 1
         client = await published(broker, b"b")
         assert await read_all(broker, 2) == [b"a", b"b"]
@@ -378,7 +378,7 @@ async def test_rule_23_a_conflict_while_attaching_fences(bookies: Bookies, ledge
         with pytest.raises(MagnetarError) as caught:
             await job.attach(0, row)
         assert caught.value.retryable
-        assert old_topic.ledger.state in (State.FENCED, State.CLOSED)
+        assert old_topic.ledger.appending.state in (State.FENCED, State.CLOSED)
         assert topic.ledger.list.ledgers == []
         # The new owner knows the staged ledger, although it was there before it was asked.
         driver = Job(bookies, new)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.open_ledger import State
+from magnetar.broker.log.appending import State
 from magnetar.ledger import LedgerClient
 from magnetar.metadata.store import Delete, Operation
 from magnetar.proto import commands as c
@@ -204,7 +204,7 @@ async def test_rule_24_what_failed_before_an_attachment_is_appended_behind_it(
         await client.confirmed(3)
         values = await read_all(broker, 4)
         assert [value for value in values if value != b"x"] == [b"0", b"1", b"2"]
-        assert loaded(broker).ledger.outstanding_bytes == 0
+        assert loaded(broker).ledger.appending.outstanding_bytes == 0
 
 
 async def test_an_attachment_that_comes_while_the_next_ledger_is_made(
@@ -244,7 +244,7 @@ async def test_a_fence_answers_who_waits_for_the_ledger_to_be_closed(
         await settle(100)
         ledger = loaded(broker).ledger
         assert not attaching.done(), "in line, behind what is pending"
-        assert ledger.state is State.WRITING
+        assert ledger.appending.state is State.WRITING
         ledger.fence(TopicNotServed("lost"))
         with pytest.raises(TopicNotServed, match="lost"):
             await asyncio.wait_for(attaching, 5)
@@ -339,7 +339,7 @@ async def test_a_lease_that_comes_while_a_trimming_waits_is_heeded(
         client = await consumed(broker, 4)
         topic = loaded(broker)
         ids = [info.ledger_id for info in topic.ledger.list.ledgers]
-        async with topic.ledger._list_lock:
+        async with topic.ledger.changes.lock:
             topic.maintain()
             await settle()
             asked = client.ask(c.KeepLedgers, "orders", "", 60_000)

@@ -137,7 +137,7 @@ async def test_discarding_before_the_batch_is_recorded_wins(bookies: Bookies, le
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
-        async with loaded(broker).ledger._list_lock:
+        async with loaded(broker).ledger.changes.lock:
             discarding = job.client.ask(c.DiscardStaged, "orders", "t")
             await settle(5)
             attaching = job.attach(0, row)

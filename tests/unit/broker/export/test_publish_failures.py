@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.managed_ledger import ManagedLedger
-from magnetar.broker.log.open_ledger import State
+from magnetar.broker.log.appending import State
+from magnetar.broker.log.reading import LedgerReading
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -118,13 +118,13 @@ async def test_a_ledger_that_fails_in_the_middle(
         for bookie in bookies.values():
             bookie.forget_held()
         # The writer gives up, as when no bookie is left for an ensemble change, and cannot close the ledger either.
-        segment = loaded(broker).ledger.open_ledger
+        segment = loaded(broker).ledger.appending.open_ledger
 
         async def close() -> None:
             raise BookieUnavailable("gone")
 
         monkeypatch.setattr(segment, "writer", Closing(segment.writer, close))
-        loaded(broker).ledger._entry_done(segment, 1, None, BookieUnavailable("gone"))
+        loaded(broker).ledger.appending._entry_done(segment, 1, None, BookieUnavailable("gone"))
         assert (await attaching)["attached"]
         await client.confirmed(3)
         state = loaded(broker).ledger.list.record.publishing["q"]
@@ -219,9 +219,9 @@ async def test_a_roll_over_while_the_batch_is_recorded(bookies: Bookies, ledgers
         async def roll() -> None:
             store.on_put = None
             rolled.set()
-            assert ledger.open_ledger is not None
-            ledger.open_ledger.opened_at -= 3600
-            assert ledger.roll_if_due()
+            assert ledger.appending.open_ledger is not None
+            ledger.appending.open_ledger.opened_at -= 3600
+            assert ledger.appending.roll_if_due()
             await settle(5)
 
         store.armed, store.on_put = "roll", roll
@@ -276,14 +276,14 @@ async def test_an_entry_that_is_lost_where_a_batch_is_looked_for_may_be_the_batc
         client.publish(b"b", first=1)
         await client.confirmed(2)
         await crash(broker)
-    read = ManagedLedger.read
+    read = LedgerReading.read
 
-    async def read_damaged(ledger: Any, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+    async def read_damaged(reading: Any, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         if (ledger_id, first) == (opened, 1):
             raise EntryDamaged("no copy is whole")
-        return await read(ledger, ledger_id, first, max_bytes=max_bytes)
+        return await read(reading, ledger_id, first, max_bytes=max_bytes)
 
-    monkeypatch.setattr(ManagedLedger, "read", read_damaged)
+    monkeypatch.setattr(LedgerReading, "read", read_damaged)
     again = bookies.client()
     async with small_broker(bookies, again) as broker:
         row = await Job(bookies, broker).stage([b"x"])
@@ -343,7 +343,7 @@ async def test_rule_23_another_owner_comes_while_the_place_is_recorded(
         with pytest.raises(MagnetarError) as caught:
             await job.attach(0, row)
         assert caught.value.retryable
-        assert old_topic.ledger.state in (State.FENCED, State.CLOSED)
+        assert old_topic.ledger.appending.state in (State.FENCED, State.CLOSED)
         driver = Job(bookies, new)
         assert (await driver.attach(0, row))["attached"]
         assert await read_all(new, 2) == [b"a", b"x"]

@@ -1,0 +1,148 @@
+"""Reading a topic's confirmed entries, wherever they are.
+
+    read(ledger, first) --the open ledger--> its writer
+            |--a closed one at the bookies--> a handle: a few are open, and those who want the same one share its opening
+            `--an archived one--> ArchiveReader: somebody else knows its files and makes entries of them again
+
+Of what is at the bookies readers of the same region share the reads (`shared_reads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import ArchiveUnavailable, MessageLost
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
+from magnetar.runtime.tasks import awaited, end_all
+
+from ..resources.stores import Ledgers, Reader, Reads, Writer
+from .ledger_list import LedgerList
+from .records import ArchivedLedger, LedgerInfo
+from .shared_reads import SharedReads
+
+MAX_OPEN_HANDLES = 8
+MAX_ENTRIES_PER_READ = 1024
+
+
+class ArchiveReader(Protocol):
+    """Implemented by `magnetar.archive.reader` over Parquet files, and in memory for tests."""
+
+    async def read(
+        self, topic: str, archived: ArchivedLedger, first: int, last: int, *, max_bytes: int
+    ) -> list[bytes]:
+        """Ledger entries as the bookies had them, from entry `first` on: at least one, else as many as fit in `max_bytes`.
+
+        Entry ids, indexes of messages and what stands in messages are as before; the ledger entry header (40 bytes) is made
+        anew. Raises EntryDamaged for files that are missing or are not what was written, ArchiveUnavailable for what may
+        pass. May take seconds: what waits for it must be able to.
+        """
+
+    def figures(self) -> Mapping[str, int]:
+        """What was read and what failed, for /metrics."""
+
+    async def close(self) -> None:
+        """Nothing is read any more; whoever waits gets ArchiveUnavailable."""
+
+
+class NoArchives:
+    """Of a broker that was put together without a reader."""
+
+    async def read(
+        self, topic: str, archived: ArchivedLedger, first: int, last: int, *, max_bytes: int
+    ) -> list[bytes]:
+        """Raises ArchiveUnavailable."""
+        raise ArchiveUnavailable(
+            f"ledger {archived.info.ledger_id} of {topic} is archived at {archived.location}, and this broker has no reader "
+            "of archives"
+        )
+
+    def figures(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class LedgerReading:
+    """Of one topic. `close` when done."""
+
+    def __init__(
+        self, ledger_list: LedgerList, ledgers: Ledgers, archives: ArchiveReader, shared_reads: SharedReads
+    ) -> None:
+        self._list = ledger_list
+        self._ledgers = ledgers
+        self._archives = archives
+        self._shared_reads = shared_reads
+        self.writer: Writer | None = None  # of the open ledger: it alone knows what is confirmed there
+        self._handles: dict[int, Reader] = {}  # by stored id, in the order of opening
+        self._opening: dict[int, asyncio.Task[Reader]] = {}
+
+    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed.
+
+        Those of an archived ledger come from its files, and fail as `ArchiveReader.read` says.
+        """
+        info = self._list.info(ledger_id)
+        if info is None or first >= info.entries:
+            raise MessageLost(
+                f"entry {first} of ledger {ledger_id} does not belong to topic {self._list.name} any more"
+            )
+        last = min(info.entries, first + MAX_ENTRIES_PER_READ) - 1
+        archived = self._list.archived(ledger_id)
+        if archived is not None:
+            return await self._archives.read(str(self._list.name), archived, first, last, max_bytes=max_bytes)
+
+        async def fetch(first: int, last: int) -> list[bytes]:
+            handle = await self._handle(info.stored_id)
+            return await handle.read(first, last, max_bytes=max_bytes)
+
+        return await self._shared_reads.read(
+            info.stored_id, first, last, fetch, max_bytes=max_bytes, entry_bytes=info.size // info.entries
+        )
+
+    async def read_stored(self, stored_id: int, entry: int) -> bytes:
+        """One entry of a ledger that belongs to the topic and is not in its list."""
+        return (await (await self._handle(stored_id)).read(entry, entry))[0]
+
+    async def _handle(self, stored_id: int) -> Reads:
+        if self.writer is not None and self.writer.ledger_id == stored_id:
+            return self.writer
+        handle = self._handles.get(stored_id)
+        if handle is not None:
+            return handle
+        task = self._opening.get(stored_id)
+        if task is None:
+            task = self._opening[stored_id] = awaited(self._open(stored_id))
+            task.add_done_callback(lambda _: self._opening.pop(stored_id, None))
+        handle = await asyncio.shield(task)
+        if len(self._handles) >= MAX_OPEN_HANDLES:
+            del self._handles[next(iter(self._handles))]
+        self._handles[stored_id] = handle
+        return handle
+
+    async def _open(self, stored_id: int) -> Reader:
+        return await self._ledgers.open(stored_id, recover=False)
+
+    def forget(self, stored_id: int) -> None:
+        """The ledger is not read any more."""
+        self._handles.pop(stored_id, None)
+
+    async def close(self) -> None:
+        """Whoever waits for an opening is cancelled."""
+        await end_all(self._opening.values())
+
+
+async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
+    """What a ledger holds, from its first and last entry."""
+    if last >= 0:
+        data = (await reader.read(last, last))[0]
+        entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
+        info.size = decode_ledger_entry_header(data).length
+        info.messages = entry.first_index + entry.message_count
+        info.last_append_ms = entry.append_time_ms
+        data = (await reader.read(0, 0))[0]
+        info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
