@@ -45,7 +45,7 @@ _ERRORS: dict[str, type[MagnetarError]] = {"damaged": EntryDamaged, "unavailable
 
 
 class ArchiveProcesses:
-    """`magnetar.broker.log.archives.ArchiveReader` over Parquet files. `close` in the end."""
+    """`magnetar.broker.log.reading.ArchiveReader` over Parquet files. `close` in the end."""
 
     def __init__(self, settings: BrokerSettings, library_paths: Sequence[str] | None = None) -> None:
         """`library_paths`: where the helpers find pyarrow and magnetar; as this process does, if not given."""

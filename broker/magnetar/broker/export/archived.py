@@ -4,7 +4,7 @@
 
 Only the beginning of a topic is archived: a closed ledger may be once all before it are archived, or were trimmed. So
 archived ledgers are a list of their own in front of the others. For consumers, readers and cursors they are ledgers like the
-others: the managed ledger reads them from their files (`log.archives`).
+others: `log.reading` has their files read.
 
 1. Rows are compared with the list: the ledgers must be closed and be what the asking side says that its files hold.
 2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: files are slower
