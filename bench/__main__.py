@@ -7,11 +7,9 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
-python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
 python -m bench slow_disk        the turns of a service's loop on a slow disk (bench/slow_disk.py)
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
-python -m bench balance          bundles over brokers in virtual time: a day, 1,000 brokers (bench/balance.py)
 python -m bench subscriptions    consumers of every type, fail-over, many topics, moving keys (bench/subscriptions.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
@@ -57,7 +55,7 @@ def main() -> int:
 
 
 PACKAGES = ("bookie", "ledger", "spark", "compare")
-MODULES = ("balance", "cluster", "dispatch", "failover", "replicated", "slow_disk", "subscriptions")
+MODULES = ("dispatch", "failover", "replicated", "slow_disk", "subscriptions")
 
 
 def run_part(name: str, arguments: Sequence[str]) -> int:

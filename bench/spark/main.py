@@ -3,7 +3,6 @@
 python -m bench spark                  three rounds after one that warms up, medians
 python -m bench spark --quick          one short round after one that warms up
 python -m bench spark --only a,c       (a) batch read  (b) stream read  (c) batch write  (d) stream write  (e) archive
-                                       (f) 10,000 small ledgers  (g) 100 small triggers  (h) count
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from rich.table import Table
 
 from bench.arguments import OUT, console, parse
 from bench.spark.run import VALUE_BYTES, WORKLOADS, Pipeline, Sizes
-from bench.spark.scaling import SCALING, Ratio
 
 # Share of the ceiling that is asked of a batch read.
 GOAL = 0.60
@@ -27,8 +25,7 @@ GOAL = 0.60
 
 def main(arguments: Sequence[str]) -> int:
     """Runs everything and returns 0; a missed target is no error of the program."""
-    given = parse("python -m bench spark", __doc__, WORKLOADS + "".join(SCALING), arguments, rounds=3)
-    beside_ceilings = [name for name in given.wanted if name in WORKLOADS]
+    given = parse("python -m bench spark", __doc__, WORKLOADS, arguments, rounds=3)
     screen = console()
 
     def say(text: str) -> None:
@@ -38,17 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     sizes = Sizes(given.quick)
     with Pipeline(OUT / f"scratch-{time.time_ns()}", sizes, given.settle, say) as pipeline:
         rounds = []
-        for number in range(given.rounds + 1 if beside_ceilings else 0):
+        for number in range(given.rounds + 1):
             say(f"round {number}" if number else "to warm up")
-            rounds.append(pipeline.round(beside_ceilings))
-        ratios = []
-        for name in given.wanted:
-            if name in SCALING:
-                ratios.append(SCALING[name](pipeline))
-                say(f"  {ratios[-1].name}: {ratios[-1].ratio:.2f}")
-    summary = print_report(rounds[1:], sizes.rows, screen) if beside_ceilings else {}
-    if ratios:
-        screen.print(ratios_table(ratios))
+            rounds.append(pipeline.round(given.wanted))
+    summary = print_report(rounds[1:], sizes.rows, screen)
     path = given.json or OUT / time.strftime("bench-spark-%Y%m%d-%H%M%S.json")
     path.write_text(
         json.dumps(
@@ -56,7 +46,6 @@ def main(arguments: Sequence[str]) -> int:
                 "rows": sizes.rows,
                 "summary": summary,
                 "rounds": rounds[1:],
-                "ratios": [one._asdict() for one in ratios],
             },
             indent=1,
         )
@@ -108,15 +97,3 @@ def print_report(rounds: list[dict[str, Any]], rows: int, screen: Console) -> di
         )
     screen.print(table)
     return summary
-
-
-def ratios_table(ratios: Sequence[Ratio]) -> Table:
-    """What was measured in turns, and what is asked of it."""
-    table = Table(title="What must not cost more as there is more of it", title_justify="left")
-    table.add_column("workload", no_wrap=True)
-    for column in ("first", "second", "ratio", "asked", "met"):
-        table.add_column(column, justify="right")
-    for one in ratios:
-        asked = f"{'<=' if one.at_most else '>='} {one.goal:.2f}"
-        table.add_row(one.name, one.first, one.second, f"{one.ratio:.2f}", asked, "yes" if one.met else "no")
-    return table

@@ -22,7 +22,7 @@ class RepairSettings:
     # Every ledger's record is compared with the registered bookies and with the placement policy this often.
     full_check_interval_s: float = 7 * 86400.0
     # Entries that this process copies, all ledgers together. With four bookies on two cores and one disk a writer's p99
-    # about doubles at 10 MB/s (`python -m bench.repair`); with a disk and cores for each bookie more is possible.
+    # about doubles at 10 MB/s (measured); with a disk and cores for each bookie more is possible.
     copy_bytes_per_s: int = 10 * 1024 * 1024
     # Of one ledger: entries on their way to their new bookies.
     copy_bytes_in_flight: int = 4 * 1024 * 1024

@@ -6,8 +6,6 @@ import math
 from random import Random
 from typing import NamedTuple
 
-from bench.balance import run_day
-from bench.balance_model import ModelCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,7 @@ from magnetar.broker.ownership.balance.core.facts import (
     Split,
 )
 from magnetar.broker.ownership.balance.settings import BalanceSettings
+from support.balance_model import ModelCluster, run_day
 from support.balance_scenario import row_of
 
 SETTINGS = BalanceSettings(split_messages_per_s=1e9, max_moves_per_broker=3, max_moves_per_round=6)
@@ -202,7 +201,7 @@ def test_an_idle_cluster_does_nothing(brokers: int, seed: int) -> None:
 
 
 def test_a_day_without_ping_pong() -> None:
-    """The short form of `python -m bench balance`: load that follows the hours, hot spots, joins, leaves."""
+    """Load that follows the hours, hot spots, joins, leaves."""
     day, cluster = run_day(brokers=10, bundles=200)
     unbalanced, _ = run_day(brokers=10, bundles=200, balance=False)
     assert day.spread < 0.25 < 2 * 0.25 < unbalanced.spread

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from magnetar.broker.ownership.balance.core.balancer import BalancerCore
 from magnetar.broker.ownership.balance.core.facts import (
@@ -33,6 +35,7 @@ DAY_S = 86_400
 ZONES = ("a", "b", "c")
 _PHASES = 24  # a namespace's busiest hour
 _MESSAGES_OF_A_CORE = 25_000.0  # in, and as many out
+_HOUR_ROUNDS = 120
 _STALE_REPORTS = 0.2  # of the brokers do not report in a round
 _PLACERS = 20  # brokers that are asked for owners after a loss, each with reports and a chance of its own
 
@@ -271,3 +274,60 @@ class ModelCluster:
                 )
                 self._reports[name] = rows[name]
         return load
+
+
+class Day(NamedTuple):
+    """Of a run, without its first hour, in which bundles that were dealt at random are spread."""
+
+    spread: float  # mean over the day
+    worst_spread: float  # of a round
+    apart: float  # share of rounds with a spread above twice the threshold
+    busiest: float
+    moves_per_hour: float
+    most_moves_per_hour: int
+    most_of_a_bundle: int
+    returns: int
+    splits: int
+    idle_moves: int  # in the last hour, in which nothing happens
+
+
+def run_day(
+    *, brokers: int = 30, bundles: int = 1_500, hours: int = 24, balance: bool = True, seed: int = 1
+) -> tuple[Day, ModelCluster]:
+    """A day of a cluster. Events: a hot spot of two hours every four hours, brokers that die, brokers that join."""
+    settings = BalanceSettings(split_messages_per_s=1e9, split_bytes_per_s=1e12)
+    cluster = ModelCluster(
+        Random(seed), brokers=brokers, bundles=bundles, topics=bundles * 10, settings=settings, preferring=0
+    )
+    rng = Random(seed + 1)
+    hot: list[str] = []
+    for number in range(hours * _HOUR_ROUNDS):
+        hour, rest = divmod(number, _HOUR_ROUNDS)
+        if rest == 0:
+            if hour % 4 == 1:
+                hot = cluster.heat(max(brokers // 10, 1), 8.0)
+            if hour % 4 == 3:
+                cluster.cool(hot)
+            if hour % 6 == 2:
+                cluster.leave(rng.sample(sorted(cluster.brokers), max(brokers // 10, 1)))
+            if hour % 6 == 4:
+                cluster.join(max(brokers // 10, 1))
+        cluster.step(balance=balance)
+    return _day(cluster.measured, settings), cluster
+
+
+def _day(measured: Measured, settings: BalanceSettings) -> Day:
+    spread, moves = measured.spread[_HOUR_ROUNDS:], measured.moves[_HOUR_ROUNDS:] or [0]
+    hours = [sum(moves[at : at + _HOUR_ROUNDS]) for at in range(0, len(moves), _HOUR_ROUNDS)]
+    return Day(
+        statistics.mean(spread),
+        max(spread),
+        sum(one > 2 * settings.shed_threshold for one in spread) / len(spread),
+        max(measured.busiest[_HOUR_ROUNDS:]),
+        statistics.mean(hours),
+        max(hours),
+        max(measured.moves_of.values(), default=0),
+        measured.returns,
+        measured.splits,
+        sum(moves[-_HOUR_ROUNDS:]),
+    )
