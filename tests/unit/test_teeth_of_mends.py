@@ -18,7 +18,7 @@ from magnetar.bookie import adds
 from magnetar.bookie.scrub import repair_queue
 from magnetar.broker.cursors import cursor
 from magnetar.broker.listeners.native import ports
-from magnetar.broker.topics.producers import Producers, ProducerSession
+from magnetar.broker.topics.core.producers import Producers, ProducerSession
 from magnetar.ledger.replication import audit_pass
 from support.bookie_kit import open_inline
 from support.index_model import ModelStorage
@@ -70,7 +70,7 @@ def a_cursor_ignores_fencing(planted: pytest.MonkeyPatch) -> None:
 
 def a_closing_topic_admits_producers(planted: pytest.MonkeyPatch) -> None:
     """One that waited for its predecessor is let in, and its sends wait for ever."""
-    planted.setattr(Producers, "_closed", property(lambda _: None, lambda *_: None), raising=False)
+    planted.setattr(Producers, "stopped", property(lambda _: None, lambda *_: None), raising=False)
 
 
 async def ids_are_bounded() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from magnetar.broker.topics.coalescer import Coalescer, GatheredEntry, measure
-from magnetar.broker.topics.producers import ProducerSession
+from magnetar.broker.topics.core.producers import ProducerSession
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry

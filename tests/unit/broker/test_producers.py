@@ -1,11 +1,11 @@
 """Producer sessions: names, epochs, rule 33, failures, backpressure."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from magnetar.broker.topics.producers import Producers, SessionState
+from magnetar.broker.topics.core.producers import Ask, Claim, Producers, ProducerSession, SessionState, Wait
 from magnetar.proto import commands as c
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch
 from magnetar.proto.errors import (
@@ -201,42 +201,75 @@ async def test_two_topics_of_a_connection_wait_for_the_full_budget_of_the_broker
         assert broker.publish_budget.waiting == 0
 
 
-async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_open_in_the_end() -> None:
-    class Port:
-        closed = False
-        peer: Any = None
+class Port:
+    """Notes its end."""
 
-        def receipts(self, rows: Any) -> None:
-            pass
+    peer: Any = None
 
-        def send_failed(self, sequence_id: int, error: Any) -> None:
-            pass
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.closed = False
 
-        def send_delayed(self, error: Any) -> None:
-            pass
+    def receipts(self, rows: Any) -> None:
+        pass
 
-        def producer_closed(self, error: Any) -> None:
-            self.closed = True
+    def send_failed(self, sequence_id: int, error: Any) -> None:
+        pass
 
-    producers = Producers("orders", 10_000)
-    ports = [Port() for _ in range(4)]
-    oldest = await producers.open("p", 0, lambda _: ports[0])
+    def send_delayed(self, error: Any) -> None:
+        pass
+
+    def producer_closed(self, error: Any) -> None:
+        self.closed = True
+
+
+def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_open_in_the_end() -> None:
+    producers, drained = Producers("orders", 10_000), list[int]()
+
+    def opened(claim: Claim) -> ProducerSession:
+        session = producers.open(claim, Port)
+        assert isinstance(session, ProducerSession)
+        return session
+
+    oldest = opened(Claim("p", 0))
     oldest.outstanding = 1
-    first = asyncio.create_task(producers.open("p", 1, lambda _: ports[1]))
-    second = asyncio.create_task(producers.open("p", 2, lambda _: ports[2]))
-    await settle()
-    oldest.finished(1)
-    while (session := next(iter(producers))) is oldest:
-        await asyncio.sleep(0)
-    session.outstanding = 1  # sent something at once, so that who comes next has to wait for it
-    await settle()
-    third = asyncio.create_task(producers.open("p", 3, lambda _: ports[3]))
-    await settle()
-    session.finished(1)
-    sessions = [await first, await second, await third]
-    assert [s.state is SessionState.OPEN for s in sessions] == [False, False, True]
-    assert [port.closed for port in ports] == [True, True, True, False]
-    assert [s.epoch for s in sessions] == [1, 2, 3]
+    claims = [Claim("p", epoch) for epoch in (1, 2, 3)]
+    for number, claim in enumerate(claims[:2]):
+        assert producers.open(claim, Port) == Wait(oldest)
+        oldest.when_drained.append(partial(drained.append, number))
+    producers.finished(oldest, 1)
+    assert drained == [0, 1]
+    first = opened(claims[0])
+    first.outstanding = 1  # sent something at once, so that who comes next has to wait for it
+    assert producers.open(claims[1], Port) == Wait(first)
+    assert producers.open(claims[2], Port) == Wait(first)
+    producers.finished(first, 1)
+    sessions = [oldest, first, opened(claims[1]), opened(claims[2])]
+    assert [s.state is SessionState.OPEN for s in sessions] == [False, False, False, True]
+    assert [s.port.closed for s in sessions] == [True, True, True, False]  # type: ignore[attr-defined]
+    assert [s.epoch for s in sessions] == [0, 1, 2, 3]
+
+
+def test_a_name_is_free_when_its_holder_is_gone_and_nothing_of_it_is_queued() -> None:
+    producers = Producers("orders", 10_000)
+    session = producers.open(Claim("p", 0), Port)
+    assert isinstance(session, ProducerSession)
+    session.outstanding = 2
+    claim = Claim("p", 0)
+    assert producers.open(claim, Port) == Ask(session)
+    producers.forget(session)  # its connection did not answer
+    assert producers.open(claim, Port) == Wait(session)
+    with pytest.raises(QuorumLost):
+        producers.open(claim, Port)
+    producers.finished(session, 2)
+    assert not list(producers)
+    again = producers.open(claim, Port)
+    assert isinstance(again, ProducerSession)
+    assert again.epoch == 1
+    late = Claim("p", 1)
+    assert producers.open(late, Port) == Ask(again)
+    with pytest.raises(ProducerBusy):
+        producers.open(late, Port)
 
 
 async def test_a_producer_that_opens_again_does_not_wait_for_ever_for_what_it_sent_before() -> None:

@@ -15,8 +15,8 @@ from ..log.positions import Start, check_start
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
+from ..topics.core.producers import ProducerPort
 from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
-from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
 from .ledgers import LedgerService

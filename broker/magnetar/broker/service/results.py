@@ -13,7 +13,7 @@ from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..ownership.ownership import BrokerRow, BundleRow
 from ..topics.backlog import PeekedEntry
-from ..topics.producers import ProducerSession
+from ..topics.core.producers import ProducerSession
 from ..topics.topic import Topic
 
 

@@ -16,7 +16,7 @@ from ..dispatch.subscription import Subscription
 from ..log.appending import Appending
 from ..log.records import LedgerInfo
 from ..topics.backlog import AcknowledgedBeyond, CountingReads
-from ..topics.producers import SessionState
+from ..topics.core.producers import SessionState
 from ..topics.topic import Topic
 from .results import (
     ConsumerStats,

@@ -20,7 +20,7 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 
-from .producers import ProducerSession
+from .core.producers import ProducerSession
 
 ROW_BYTES = 10  # of the entry's table, per batch
 # The header length of an entry is 16 bits wide; names are at most 255 characters of 1 to 4 bytes and their msgpack prefix.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from magnetar.proto.admission import AdmittedGroups
@@ -48,11 +49,11 @@ from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
+from .core.producers import Ask, Claim, ProducerPort, Producers, ProducerSession, SessionState, Wait
 from .expiry import Expiry
 from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .probing import probe
-from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 from .subscribing import Subscribing
 
@@ -185,7 +186,17 @@ class Topic:
         Raises ProducerBusy, QuorumLost, TopicNotServed.
         """
         self.check_served()
-        return await self.producers.open(name, epoch, new_port)
+        claim = Claim(name, epoch)
+        while True:
+            match self.producers.open(claim, new_port):
+                case Ask(session):
+                    await probe([session.port.peer], new_port(claim.epoch).peer)
+                case Wait(session):
+                    drained: asyncio.Future[None] = self._loop.create_future()
+                    session.when_drained.append(partial(drained.set_result, None))
+                    await asyncio.wait([drained], timeout=self.producers.drain_timeout_ms / 1000)
+                case session:
+                    return session
 
     def publish(self, session: ProducerSession, groups: AdmittedGroups, *, whole: bool = False) -> None:
         """Queues verified batches; receipts come through the session's port when they are durable.
@@ -269,15 +280,11 @@ class Topic:
             if cached and data is not None:
                 self._cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
         self._cache.drop_what_nobody_holds(self._readers.slowest_from)
-        closed = False
         for session in sessions.values():
             rows, session.rows = session.rows, []
             if session.state is not SessionState.CLOSED:
                 session.receipts(rows)
-            closed |= session.state is SessionState.CLOSED
-            session.finished(len(rows))
-        if closed:
-            self.producers.sweep()
+            self.producers.finished(session, len(rows))
         self._release(released)
         self._readers.notify()
 
@@ -437,9 +444,8 @@ class Topic:
                 run.session.fail(run.sequence_id, error)
         for entry in entries:
             for run in entry.runs:
-                run.session.finished(1)
+                self.producers.finished(run.session, 1)
         self._release(released)
-        self.producers.sweep()
 
     async def end(self, error: MagnetarError | None = None, *, drain_s: float = 0.0) -> None:
         """Whatever ends a topic, this lets go of it, once: nothing of it is left, or under way, when it returns.

@@ -22,7 +22,7 @@ from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
 from ...service.results import ProducerOpened
-from ...topics.producers import ReceiptFields, SessionState
+from ...topics.core.producers import ReceiptFields, SessionState
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Link(Protocol):
 
 
 class ProducerPort:
-    """The way out of one producer: receipts and failures as frames. See `topics.producers.ProducerPort`."""
+    """The way out of one producer: receipts and failures as frames. See `topics.core.producers.ProducerPort`."""
 
     __slots__ = ("_epoch", "_on_closed", "_receipt_header", "peer", "producer_id")
 

@@ -1,21 +1,30 @@
-"""Producer sessions of a topic: one per producer name, epoch and connection.
+"""The producers of one topic, by name; without I/O.
+
+A session is one epoch of a name on one connection. Whoever wants a name has a `Claim`, and calls `open` until it has a
+session; what `open` says to do first depends on the session that the name has:
+
+    its session             a claim with a higher epoch       a claim with the same or a lower epoch
+    none                    a new session                     a new session
+    OPEN, FAILED            it is fenced, then as CLOSED      Ask its connection; if it is still there: ProducerBusy
+    CLOSED, groups queued   Wait for them; too long: QuorumLost
+    CLOSED                  a new session, whose epoch is higher
 
     OPEN --> FAILED   a group could not be stored: it and all later ones of this epoch are refused
     OPEN, FAILED --> CLOSED   closed by its connection, or fenced by a newer epoch
 
-Rule 33: a newer session of the same name is let in only when nothing that was queued under the old one can still land, so
-that groups which are sent again never fall behind stale ones: `Producers.open` waits until the old session's groups are
-confirmed or failed. A session that is alive on another connection, which is asked, gives way only to a higher epoch.
+Rule 33: a newer session of a name is let in only when nothing that was queued under the old one can still land, so that
+groups which are sent again never fall behind stale ones. A name outlives its connection for that: it is forgotten when its
+session is closed and nothing of it is queued any more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import (
     MagnetarError,
@@ -25,8 +34,7 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 
-from ..dispatch.core.consumer import Peer
-from .probing import probe
+from ...dispatch.core.consumer import Peer
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +72,7 @@ class SessionState(enum.Enum):
 class ProducerSession:
     """One epoch of one producer."""
 
-    __slots__ = ("_drained", "epoch", "name", "outstanding", "port", "rows", "state")
+    __slots__ = ("epoch", "name", "outstanding", "port", "rows", "state", "when_drained")
 
     def __init__(self, name: str, epoch: int, port: ProducerPort) -> None:
         self.name = name
@@ -75,24 +83,8 @@ class ProducerSession:
         self.outstanding = 0
         # Rows of this wake-up, collected by the topic.
         self.rows: list[ReceiptFields] = []
-        self._drained: asyncio.Future[None] | None = (
-            None  # resolved when `outstanding` is 0; None: nobody waits
-        )
-
-    def finished(self, runs: int) -> None:
-        """`runs` were confirmed or failed."""
-        self.outstanding -= runs
-        if not self.outstanding and self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
-
-    async def drained(self, timeout_ms: int) -> bool:
-        """True once nothing queued under this session can land any more; False if that takes longer than the timeout."""
-        if self.outstanding:
-            if self._drained is None:
-                self._drained = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._drained], timeout=timeout_ms / 1000)
-        return not self.outstanding
+        # Called once when `outstanding` is 0: nothing that was queued under this session can land any more.
+        self.when_drained: list[Callable[[], None]] = []
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
         """Sends receipts. A port that fails costs its own producer only: it opens again, and sends again (rule 48)."""
@@ -120,15 +112,37 @@ class ProducerSession:
         self.state = SessionState.CLOSED
 
 
+@dataclass(slots=True)
+class Claim:
+    """Somebody wants to be the producer of a name."""
+
+    name: str
+    epoch: int  # rises above that of every session that was in the way
+    asked: ProducerSession | None = None  # the last one whose connection was asked
+    awaited: ProducerSession | None = None  # the last one whose groups were waited for
+
+
+class Ask(NamedTuple):
+    """The session's connection may be dead: ask it, then `open` again."""
+
+    session: ProducerSession
+
+
+class Wait(NamedTuple):
+    """Wait until the session is drained, at most `drain_timeout_ms`, then `open` again."""
+
+    session: ProducerSession
+
+
 class Producers:
     """The sessions of one topic by producer name."""
 
     def __init__(self, topic: str, drain_timeout_ms: int) -> None:
         """`drain_timeout_ms`: how long a newer session of a name waits for the older one's groups."""
         self._topic = topic
-        self._drain_timeout_ms = drain_timeout_ms
+        self.drain_timeout_ms = drain_timeout_ms
         self._by_name: dict[str, ProducerSession] = {}
-        self._closed: MagnetarError | None = None
+        self.stopped: MagnetarError | None = None  # why nobody is let in any more
 
     def __len__(self) -> int:
         return sum(session.state is not SessionState.CLOSED for session in self._by_name.values())
@@ -136,56 +150,57 @@ class Producers:
     def __iter__(self) -> Iterator[ProducerSession]:
         return iter(list(self._by_name.values()))
 
-    async def open(self, name: str, epoch: int, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
-        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, QuorumLost; waits as rule 33 wants."""
-        # Several may wait for one old session: the first of them is the old session of the next.
-        while (old := self._by_name.get(name)) is not None:
-            if old.state is not SessionState.CLOSED and epoch <= old.epoch:
-                await probe([old.port.peer], new_port(epoch).peer)
-                if self._by_name.get(name) is not old:
-                    continue
+    def open(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession | Ask | Wait:
+        """See the module docstring; `new_port` gets the epoch. Raises ProducerBusy, QuorumLost, or why it is `stopped`."""
+        if self.stopped is not None:
+            raise self.stopped
+        name, old = claim.name, self._by_name.get(claim.name)
+        if old is not None:
             if old.state is not SessionState.CLOSED:
-                if epoch <= old.epoch:
-                    raise self._closed or ProducerBusy(
+                if claim.epoch <= old.epoch and claim.asked is old:
+                    raise ProducerBusy(
                         f"producer name {name!r} is in use on topic {self._topic}; "
                         "choose another name or close the other producer"
                     )
+                if claim.epoch <= old.epoch:
+                    claim.asked = old
+                    return Ask(old)
                 old.close()
                 old.port.producer_closed(
-                    ProducerFenced(f"producer {name!r} was opened again with epoch {epoch}")
+                    ProducerFenced(f"producer {name!r} was opened again with epoch {claim.epoch}")
                 )
-            if not await old.drained(self._drain_timeout_ms):
+            if old.outstanding and claim.awaited is old:
                 raise QuorumLost(
                     f"what producer {name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
-                    f"refused within producer_drain_timeout_ms={self._drain_timeout_ms}: look whether enough bookies can be "
+                    f"refused within producer_drain_timeout_ms={self.drain_timeout_ms}: look whether enough bookies can be "
                     "written to, and try again; a producer of another name does not wait"
                 )
-            epoch = max(epoch, old.epoch + 1)
-            if self._by_name.get(name) is old:
-                break
-        if self._closed is not None:
-            raise self._closed
-        session = self._by_name[name] = ProducerSession(name, epoch, new_port(epoch))
+            claim.epoch = max(claim.epoch, old.epoch + 1)
+            if old.outstanding:
+                claim.awaited = old
+                return Wait(old)
+        session = self._by_name[name] = ProducerSession(name, claim.epoch, new_port(claim.epoch))
         return session
 
     def forget(self, session: ProducerSession) -> None:
         """Closes the session; what it queued still lands, and its name is free after that."""
         session.close()
-        if not session.outstanding and self._by_name.get(session.name) is session:
-            del self._by_name[session.name]
+        self.finished(session, 0)
 
-    def sweep(self) -> None:
-        """Forgets closed sessions of which nothing is queued any more; called when groups of one are done."""
-        for name in [
-            name
-            for name, session in self._by_name.items()
-            if session.state is SessionState.CLOSED and not session.outstanding
-        ]:
-            del self._by_name[name]
+    def finished(self, session: ProducerSession, runs: int) -> None:
+        """So many receipt runs of the session were confirmed or failed."""
+        session.outstanding -= runs
+        if session.outstanding:
+            return
+        if session.state is SessionState.CLOSED and self._by_name.get(session.name) is session:
+            del self._by_name[session.name]
+        waiting, session.when_drained = session.when_drained, []
+        for drained in waiting:
+            drained()
 
     def stop(self, error: MagnetarError) -> None:
         """Nothing more is taken from anybody, nor anybody let in; what is queued still lands and is receipted."""
-        self._closed = error if error.retryable else TopicNotServed(error.message)
+        self.stopped = error if error.retryable else TopicNotServed(error.message)
         for session in self._by_name.values():
             if session.state is SessionState.OPEN:
                 session.state = SessionState.FAILED
@@ -193,7 +208,7 @@ class Producers:
     def close_all(self, error: MagnetarError) -> None:
         """The topic ends here: every producer has to look it up again."""
         self.stop(error)
-        for session in list(self._by_name.values()):
+        for session in self:
             if session.state is not SessionState.CLOSED:
                 session.close()
                 session.port.producer_closed(error)

@@ -1,0 +1,1 @@
+"""Decisions about the producers of a topic, without I/O."""
