@@ -19,9 +19,8 @@ from .deferred_writer import DeferredLedgerWriter
 from .deletions import Deletions
 from .directory import BookieDirectory
 from .health import BookieHealth
-from .placement import Placement, placement_of
-from .placement.chooser import BookieChooser
-from .placement.group import BOOKIE_GROUP_PROPERTY
+from .placement.chooser import BOOKIE_GROUP_PROPERTY, BookieChooser
+from .placement.policy import Placement
 from .reader import LedgerReader
 from .recover import recover as recover_ledger
 from .recovery_survey import EndSurvey, survey_end
@@ -42,14 +41,13 @@ class LedgerClient:
         rng: random.Random,
         clock: Clock,
         *,
-        placement: Placement | None = None,
         remember_deletions: bool = False,
     ) -> None:
         """`remember_deletions`: for bookies without metadata, which do not find out by themselves what was deleted."""
         self.health = BookieHealth(settings, bookies)
         chooser = BookieChooser(
             bookies,
-            placement or placement_of(settings),
+            Placement.of(settings),
             self.health,
             rng,
             transport.expect,

@@ -9,7 +9,6 @@ from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, 
 from .health import BookieHealth
 from .identities import BookieIdentities, GivenIdentities, StoredIdentities
 from .local_transport import LocalTransport
-from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
 from .tail import LedgerTail
@@ -33,7 +32,6 @@ __all__ = [
     "BookieIdentities",
     "BookieInfoReader",
     "BookieTransport",
-    "Candidates",
     "ConfirmCallback",
     "DeferredLedgerWriter",
     "Ensemble",
@@ -52,11 +50,8 @@ __all__ = [
     "ListedLedger",
     "LocalTransport",
     "LongPollAnswer",
-    "Placement",
-    "RandomPlacement",
     "ReadResult",
     "RegisteredBookies",
-    "SpreadPlacement",
     "StaticBookies",
     "StoredIdentities",
     "TcpTransport",

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.ledger import BookieFacts, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.events import BookiesChosen, ChooseBookies, NoBookies
-from magnetar.ledger.placement.group import BOOKIE_GROUP_PROPERTY
+from magnetar.ledger.placement.chooser import BOOKIE_GROUP_PROPERTY
 from magnetar.ledger.replication.compliance import compliant_replacements
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, NotEnoughBookies

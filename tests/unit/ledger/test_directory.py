@@ -11,13 +11,13 @@ from magnetar.ledger import (
     BookieHealth,
     Labels,
     LedgerSettings,
-    RandomPlacement,
     RegisteredBookies,
     StaticBookies,
 )
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import encode_registration, parse_address
 from magnetar.ledger.placement.chooser import BookieChooser
+from magnetar.ledger.placement.policy import RANDOM, Placement
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting, NotEnoughBookies
 from support.memory_metadata import MemoryMetadataStore
 
@@ -89,7 +89,7 @@ async def test_who_takes_no_entries_is_named_with_the_reason() -> None:
     bookies.lost("c")
     assert bookies.refusals() == {"b": "read-only: no space in /data", "c": "it failed, or does not answer"}
     health = BookieHealth(LedgerSettings(), bookies)
-    chooser = BookieChooser(bookies, RandomPlacement(), health, random.Random(1), lambda bookie: None)
+    chooser = BookieChooser(bookies, Placement(RANDOM), health, random.Random(1), lambda bookie: None)
     with pytest.raises(NotEnoughBookies, match=r"1 are known \(a\)") as refused:
         chooser.ensemble(Striping(3, 2, 2), 0)
     assert refused.value.message.endswith(

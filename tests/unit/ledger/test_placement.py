@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.ledger import Candidates, Labels, LedgerSettings, RandomPlacement, SpreadPlacement
-from magnetar.ledger.core import ring
+from magnetar.ledger import Labels, LedgerSettings
+from magnetar.ledger.core import arrangement
+from magnetar.ledger.core.arrangement import arrange, can_span, spread_out
 from magnetar.ledger.core.quorum import Striping
-from magnetar.ledger.core.ring import arrange, can_span, spread_out
-from magnetar.ledger.placement import Weighting, placement_of
-from magnetar.ledger.placement.spread import RACK, ZONE
-from magnetar.ledger.placement.weighting import capped_weights
+from magnetar.ledger.placement.policy import RACK, RANDOM, ZONE, Candidates, Placement, capped_weights
 from magnetar.proto.errors import InvalidSetting, NotEnoughBookies
 
 
@@ -119,7 +117,7 @@ def test_any_neighbours_differ_when_laid_out_in_columns(spread: int) -> None:
         for seed in range(40):
             rng = random.Random(seed * 100 + size)
             counts = [rng.randint(0, blocks + 1) for _ in range(rng.randint(spread - 1, 8))]
-            found = ring._in_columns(size, named(counts), spread)
+            found = arrangement._in_columns(size, named(counts), spread)
             assert (found is not None) == (sum(min(count, blocks) for count in counts) >= size)
             if found is not None:
                 assert len(set(found)) == size
@@ -153,7 +151,7 @@ def test_policies_over_the_life_of_an_ensemble(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=4))
     zones = dict(named(counts, data.draw(st.integers(0, 3))))
     rng = random.Random(data.draw(st.integers(0, 1 << 30)))
-    policy = SpreadPlacement(kind, minimum=2, strict=False, weighting=Weighting(data.draw(st.booleans())))
+    policy = Placement(kind, minimum=2, strict=False, max_weight_ratio=data.draw(st.sampled_from([0.0, 3.0])))
     if len(zones) < size:
         with pytest.raises(NotEnoughBookies, match="ensemble_size"):
             policy.ensemble(striping, candidates(zones), rng)
@@ -190,10 +188,10 @@ def test_policies_over_the_life_of_an_ensemble(data: st.DataObject) -> None:
 def test_what_cannot_be_spread_is_spread_as_far_as_it_goes_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    policy = SpreadPlacement(ZONE, minimum=2, strict=False)
+    policy = Placement(ZONE, minimum=2, strict=False)
     striping = Striping(3, 2, 2)
     poor, rich = candidates(dict(named([4, 1]))), candidates(dict(named([2, 2, 2])))
-    with caplog.at_level(logging.INFO, "magnetar.ledger.placement.spread"):
+    with caplog.at_level(logging.INFO, "magnetar.ledger.placement.policy"):
         for seed in range(5):
             ensemble = policy.ensemble(striping, poor, random.Random(seed))
             assert sorted(spans(striping, [bookie[0] for bookie in ensemble])) == [1, 2, 2]
@@ -207,7 +205,7 @@ def test_what_cannot_be_spread_is_spread_as_far_as_it_goes_and_said_once(
 
 def test_a_fallback_takes_three_zones_of_two_where_it_cannot_have_three() -> None:
     striping = Striping(5, 3, 2)  # five in a ring cannot repeat three zones
-    policy = SpreadPlacement(ZONE, minimum=2, strict=False)
+    policy = Placement(ZONE, minimum=2, strict=False)
     for seed in range(20):
         ensemble = policy.ensemble(striping, candidates(dict(named([2, 2, 2]))), random.Random(seed))
         assert min(spans(striping, [bookie[0] for bookie in ensemble])) == 2
@@ -231,13 +229,13 @@ def test_a_fallback_takes_three_zones_of_two_where_it_cannot_have_three() -> Non
 def test_strict_refuses_and_says_what_is_missing(
     counts: list[int], unlabelled: int, sizes: tuple[int, int], missing: str
 ) -> None:
-    policy = SpreadPlacement(ZONE, minimum=2, strict=True)
+    policy = Placement(ZONE, minimum=2, strict=True)
     with pytest.raises(NotEnoughBookies, match=missing):
         policy.ensemble(Striping(*sizes, 1), candidates(dict(named(counts, unlabelled))), random.Random(1))
 
 
 def test_strict_replacements() -> None:
-    policy = SpreadPlacement(ZONE, minimum=2, strict=True)
+    policy = Placement(ZONE, minimum=2, strict=True)
     striping = Striping(4, 2, 2)
     zones = {"a0": "a", "b0": "b", "a1": "a", "b1": "b", "a2": "a", "u": ""}
     ask = (striping, [1], ["a0", "b0", "a1", "b1"])
@@ -255,7 +253,7 @@ def test_racks_are_named_within_their_zone() -> None:
         "y": Labels("r1", "b"),
         "z": Labels("r1", "a"),
     }
-    policy = SpreadPlacement(RACK, minimum=2, strict=True)
+    policy = Placement(RACK, minimum=2, strict=True)
     told = Candidates(tuple(labels), lambda bookie: labels[bookie], lambda _: 0)
     for seed in range(10):
         assert "y" in policy.ensemble(Striping(2, 2, 1), told, random.Random(seed))
@@ -264,7 +262,7 @@ def test_racks_are_named_within_their_zone() -> None:
 def test_minimum_racks() -> None:
     striping = Striping(3, 3, 2)
     told = candidates(dict(named([3, 1, 1])))
-    policy = SpreadPlacement(RACK, minimum=3, strict=True)
+    policy = Placement(RACK, minimum=3, strict=True)
     for seed in range(10):
         assert {b[0] for b in policy.ensemble(striping, told, random.Random(seed))} == set("abc")
     with pytest.raises(NotEnoughBookies, match="spans 3 racks"):
@@ -283,7 +281,7 @@ def test_weights_are_proportional_and_capped() -> None:
     free = {"a": 10, "b": 20, "c": 30}
     told = candidates(dict.fromkeys(free, ""), free)
     rng = random.Random(5)
-    choose = RandomPlacement(Weighting(True))
+    choose = Placement(RANDOM, max_weight_ratio=3.0)
     drawn = Counter(choose.ensemble(Striping(1, 1, 1), told, rng)[0] for _ in range(6000))
     assert {name: round(count / 1000) for name, count in drawn.items()} == {"a": 1, "b": 2, "c": 3}
     chosen = Counter(
@@ -297,7 +295,7 @@ def test_weights_are_proportional_and_capped() -> None:
 def test_placement_is_decided_by_the_seed(placement: str, weighted: bool) -> None:
     told = candidates(dict(named([5, 5, 5])), {"a1": 7})
     striping = Striping(6, 3, 2)
-    policy = placement_of(LedgerSettings(placement=placement, placement_weighted=weighted))
+    policy = Placement.of(LedgerSettings(placement=placement, placement_weighted=weighted))
     first = policy.ensemble(striping, told, random.Random(7))
     assert first == policy.ensemble(striping, told, random.Random(7))
     rings = {policy.ensemble(striping, told, random.Random(seed)) for seed in range(20)}
@@ -321,9 +319,9 @@ def test_a_search_without_end_is_given_up() -> None:
     """The counts fit, no arrangement was ever found, and there are more of them than anybody can try."""
     striping, order = Striping(23, 6, 2), named([4, 17, 18])
     assert can_span(striping, order, 3)
-    search = ring._Search(striping, order, {}, 3, False)
+    search = arrangement._Search(striping, order, {}, 3, False)
     assert not search.fill(0)
-    assert ring.MAX_STEPS < search.steps <= ring.MAX_STEPS + 24
+    assert arrangement.MAX_STEPS < search.steps <= arrangement.MAX_STEPS + 24
     assert arrange(striping, order, 3) is None
 
 

@@ -7,12 +7,12 @@ import magnetar.metadata
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.public.__all__) == set(
         "AddCallback BookieDirectory BookieFacts BookieHealth BookieIdentities BookieInfoReader"
-        " BookieTransport Candidates ConfirmCallback"
+        " BookieTransport ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
         " DeferredLedgerWriter LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
-        " Placement RandomPlacement ReadResult"
-        " GivenIdentities RegisteredBookies SpreadPlacement StaticBookies StoredIdentities TcpTransport".split()
+        " ReadResult"
+        " GivenIdentities RegisteredBookies StaticBookies StoredIdentities TcpTransport".split()
     )
     assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.public.__all__)
 

@@ -1,4 +1,7 @@
-"""Asks the placement policy on behalf of the ledger client: which bookies it may choose from, and how many it needs."""
+"""Asks the placement policy on behalf of the ledger client: which bookies it may choose from, and how many it needs.
+
+A ledger may be confined to the bookies of a group, or prefer them: its properties say so.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from magnetar.ledger.core.events import BookiesChosen, ChooseBookies, NoBookies
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import BookieDirectory
 from magnetar.ledger.health import BookieHealth
-from magnetar.proto.errors import MagnetarError, NotEnoughBookies
+from magnetar.proto.errors import InvalidArgument, MagnetarError, NotEnoughBookies
+from magnetar.proto.policies import PlacementGroup
 
-from .group import ANY_BOOKIE, group_of, members
 from .policy import Candidates, Placement
 
 _log = logging.getLogger(__name__)
 
 # Bookies whose refusal an error names.
 _MOST_NAMED = 5
+# The key in a ledger's properties; its value is the text of a PlacementGroup.
+BOOKIE_GROUP_PROPERTY = "bookie_group"
+_ANY_BOOKIE = PlacementGroup("", strict=False)
 T = TypeVar("T")
 
 
@@ -52,11 +58,16 @@ class BookieChooser:
         self._rng = rng
         self._degraded: dict[str, None] = {}  # what was asked for, where the last ledger like it was smaller
         self._counts = {"degraded_ledgers_total": 0}
-        self._group = ANY_BOOKIE
+        self._group = _ANY_BOOKIE
 
     def of(self, properties: Mapping[str, str]) -> BookieChooser:
         """The chooser for a ledger with these properties: on the bookies of its group."""
-        group = group_of(properties)
+        try:
+            group = PlacementGroup.parse(properties.get(BOOKIE_GROUP_PROPERTY, ""))
+        except (
+            InvalidArgument
+        ):  # what nobody can have meant: a property is text that anybody may have written
+            group = _ANY_BOOKIE
         if group == self._group:
             return self
         other = copy.copy(self)  # shares all that changes
@@ -110,7 +121,7 @@ class BookieChooser:
         bookies = self._bookies
         known: Sequence[str] = sorted({*bookies.writable(), *bookies.refusals()})
         if self._group.strict:
-            known = members(self._group, bookies, known)
+            known = self._members(known)
         striping = degraded_striping(asked, len(known), minimum_write_quorum) or asked
         try:
             candidates = Candidates(known, bookies.labels, bookies.free_bytes)
@@ -137,10 +148,10 @@ class BookieChooser:
         """Whether an ensemble is as the policy wants it, by the bookies that are writable now."""
         bookies, names = self._bookies, self._allowed()
         if self._group.name:
-            inside = members(self._group, bookies, names)
+            inside = self._members(names)
             if len(inside) >= striping.ensemble_size:
                 names = inside
-                if len(members(self._group, bookies, ensemble)) < len(ensemble):
+                if len(self._members(ensemble)) < len(ensemble):
                     return False
         return self._placement.complies(
             striping, ensemble, Candidates(names, bookies.labels, bookies.free_bytes)
@@ -169,7 +180,11 @@ class BookieChooser:
     def _allowed(self) -> Sequence[str]:
         """Writable bookies that the ledger may be on."""
         writable = self._bookies.writable()
-        return members(self._group, self._bookies, writable) if self._group.strict else writable
+        return self._members(writable) if self._group.strict else writable
+
+    def _members(self, names: Sequence[str]) -> Sequence[str]:
+        """Those of `names` that belong to the group."""
+        return [name for name in names if self._bookies.labels(name).group == self._group.name]
 
     def _well(self) -> Sequence[str]:
         """Of these, those that did not just fail."""
@@ -180,7 +195,7 @@ class BookieChooser:
         """Those of the group, if it is preferred, then all."""
         if not self._group.name or self._group.strict:
             return [names]
-        return [members(self._group, self._bookies, names), names]
+        return [self._members(names), names]
 
     def _limits(self) -> str:
         """Why other bookies do not count."""

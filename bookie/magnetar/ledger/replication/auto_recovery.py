@@ -20,7 +20,6 @@ from typing import Any
 
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.directory import BookieDirectory
-from magnetar.ledger.placement import Placement
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.ledger.transport import BookieTransport
 from magnetar.metadata.ledgers import StoredLedgers
@@ -74,7 +73,6 @@ class AutoRecovery:
         clock: Clock,
         *,
         owner: str,
-        placement: Placement | None = None,
     ) -> None:
         """`owner` names this process in locks and notes. `ledger_settings`: timeouts, and the placement of all ledgers."""
         self._store = store = TimedStore(store, ledger_settings.metadata_timeout_s)
@@ -88,7 +86,6 @@ class AutoRecovery:
             ledger_settings,
             rng,
             clock,
-            placement=placement,
         )
         c = self._client.components
         queue = RepairQueue(store)

@@ -14,9 +14,8 @@ from magnetar.ledger.core.events import ChooseBookies, NoBookies
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import RegisteredBookies
 from magnetar.ledger.health import BookieHealth
-from magnetar.ledger.placement import placement_of
-from magnetar.ledger.placement.chooser import BookieChooser
-from magnetar.ledger.placement.group import BOOKIE_GROUP_PROPERTY
+from magnetar.ledger.placement.chooser import BOOKIE_GROUP_PROPERTY, BookieChooser
+from magnetar.ledger.placement.policy import Placement
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import MetadataStore
@@ -54,7 +53,7 @@ async def obstacles_to_drain(
     try:
         chooser = BookieChooser(
             PlacedBookies(directory, watch),
-            placement_of(settings),
+            Placement.of(settings),
             BookieHealth(settings, directory),
             rng,
             lambda _: None,
