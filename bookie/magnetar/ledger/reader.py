@@ -14,7 +14,7 @@ from magnetar.runtime.tasks import awaited, end_all
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
 from .core.metadata import LedgerMetadata
-from .replicas import ReadHistory, Replicas
+from .replicas import Replicas
 from .tail import LedgerTail
 
 
@@ -26,7 +26,7 @@ class LedgerReader:
         self.metadata = metadata
         self.last_add_confirmed = metadata.last_entry  # last entry that may be read; final once closed
         self._components = components
-        self._history = ReadHistory()
+        self._replicas = Replicas(components, ledger_id)
 
     @property
     def closed(self) -> bool:
@@ -50,18 +50,13 @@ class LedgerReader:
             )
         last = min(last, self.last_add_confirmed)
         try:
-            return await self._read(first, last, max_bytes)
+            return await self._replicas.read(self.metadata, first, last, max_bytes)
         except MagnetarError as error:
             # Bookies may tell of entries that were confirmed after an ensemble change that is not known here. And a bookie
             # that cannot be reached may have what the others deny: only the metadata tells that the ledger was deleted.
             if not await self._ensembles_changed(error):
                 raise
-        return await self._read(first, last, max_bytes)
-
-    async def _read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        return await read_entries(
-            self._components, self.ledger_id, self.metadata, first, last, max_bytes, self._history
-        )
+        return await self._replicas.read(self.metadata, first, last, max_bytes)
 
     async def _ensembles_changed(self, error: MagnetarError) -> bool:
         """Reads the metadata after a failed read. LedgerNotFound; another failure leaves it at `error`."""
@@ -142,27 +137,3 @@ class LedgerReader:
         if not quorum.covered:
             raise quorum.lost(self.ledger_id)
         return quorum.last_add_confirmed
-
-
-async def read_entries(
-    components: LedgerComponents,
-    ledger_id: int,
-    metadata: LedgerMetadata,
-    first: int,
-    last: int,
-    max_bytes: int,
-    history: ReadHistory,
-) -> list[bytes]:
-    """See LedgerReader.read; the range must be confirmed."""
-    source = Replicas(components, ledger_id, metadata, history)
-    entries: list[bytes] = []
-    while True:
-        start = first + len(entries)
-        end = metadata.end_of_ensemble(start)
-        end = last if end is None else min(last, end)
-        if metadata.ensemble_size == metadata.write_quorum:
-            entries += await source.read(start, end, max_bytes)
-        else:
-            entries += await source.read_striped(start, end, max_bytes)
-        if max_bytes or first + len(entries) > last:
-            return entries

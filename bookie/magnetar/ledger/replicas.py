@@ -2,8 +2,8 @@
 
 After a replica that fails the next one is asked at once. A replica that is silent for `speculative_read_s` is not given up:
 the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
-were silent are asked last for `suspect_bookie_s`; among the others those of the client's own zone come first. Ranges of
-which no bookie has all are read in shares: see `striped_read`.
+failed or were slow are asked last (`health`); among the others those of the client's own zone come first. Ranges of which no
+bookie has all are read in shares: see `striped_read`.
 """
 
 from __future__ import annotations
@@ -73,116 +73,106 @@ async def first_good(
     return None
 
 
-class ReadHistory:
-    """What the reads of a ledger found out so far."""
-
-    def __init__(self) -> None:
-        self.suspects: dict[str, float] = {}  # bookie -> loop time until which it is asked last
-        self.entry_bytes = 0  # estimated bytes of an entry; 0: not known yet
-
-
 class Replicas:
-    """The copies of one ledger."""
+    """The copies of one ledger, for its reader or writer."""
 
-    def __init__(
-        self,
-        components: LedgerComponents,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        history: ReadHistory,
-    ) -> None:
-        self._components = components
-        self._ledger_id = ledger_id
-        self._metadata = metadata
-        self._striping = metadata.striping
-        self._history = history
+    def __init__(self, components: LedgerComponents, ledger_id: int) -> None:
+        self._transport = components.transport
+        self._health = components.health
+        self._labels = components.bookies.labels
+        self._slow_s = components.settings.speculative_read_s
         self._zone = components.settings.zone
+        self._ledger_id = ledger_id
+        self._entry_bytes = 0  # about so many bytes an entry has; 0: not known yet
 
-    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+    async def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """See LedgerReader.read; the range must be confirmed, and `metadata` as new as that."""
+        entries: list[bytes] = []
+        while True:
+            start = first + len(entries)
+            end = metadata.end_of_ensemble(start)
+            end = last if end is None else min(last, end)
+            read = self._read_whole if metadata.striping.cycle == 1 else self._read_striped
+            entries += await read(metadata, start, end, max_bytes)
+            if max_bytes or first + len(entries) > last:
+                return entries
+
+    async def _read_whole(
+        self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int
+    ) -> list[bytes]:
         """Entries first..last of one ensemble that one replica can give; at least one."""
 
         def ask(bookie: str) -> Coroutine[Any, Any, list[bytes]]:
             return self._ask(bookie, first, last, max_bytes, EVERY_ENTRY)
 
         errors: list[MagnetarError] = []
-        slow_s = self._components.settings.speculative_read_s
-        entries = await first_good(self._in_order(first, last), ask, slow_s, self._suspect, errors)
+        order = self._in_order(metadata, first, last)
+        entries = await first_good(order, ask, self._slow_s, self._health.slow, errors)
         if entries is None:
             raise most_significant(errors, self._ledger_id, first)
         return entries
 
-    async def read_striped(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+    async def _read_striped(
+        self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int
+    ) -> list[bytes]:
         """The same when each entry has a write set of its own. Without `max_bytes` all that can be had."""
         if max_bytes:
             # Each bookie gives one entry at least: not all are asked where one entry is about what fits.
-            count = max_bytes // (self._entry_bytes() or max_bytes)
+            if not self._entry_bytes and metadata.last_entry >= 0:
+                self._entry_bytes = metadata.length // (metadata.last_entry + 1) + LEDGER_ENTRY_HEADER_BYTES
+            count = max_bytes // (self._entry_bytes or max_bytes)
             last = min(last, first + max(count, 1) - 1)
-        if last - first < self._striping.write_quorum:
-            entries = await self.read(first, last, max_bytes)
+        striping = metadata.striping
+        if last - first < striping.write_quorum:
+            entries = await self._read_whole(metadata, first, last, max_bytes)
         else:
             reading = StripedRead(
-                self._striping,
-                self._metadata.ensemble_of(first).bookies,
+                striping,
+                metadata.ensemble_of(first).bookies,
                 self._ask,
-                begin=self._ledger_id % self._striping.ensemble_size,
-                suspected=self._suspected,
+                begin=self._ledger_id % striping.ensemble_size,
+                suspected=self._health.asked_last,
                 far=self._far,
-                slow_s=self._components.settings.speculative_read_s,
-                slow=self._suspect,
+                slow_s=self._slow_s,
+                slow=self._health.slow,
             )
             entries = await reading.read(first, last, max_bytes)
             if not entries:
                 raise most_significant(reading.errors, self._ledger_id, first)
-        self._history.entry_bytes = max(1, sum(map(len, entries)) // len(entries))
+        self._entry_bytes = max(1, sum(map(len, entries)) // len(entries))
         return entries
-
-    def _entry_bytes(self) -> int:
-        if not self._history.entry_bytes and self._metadata.last_entry >= 0:
-            return self._metadata.length // (self._metadata.last_entry + 1) + LEDGER_ENTRY_HEADER_BYTES
-        return self._history.entry_bytes
 
     async def _ask(self, bookie: str, first: int, last: int, max_bytes: int, stripe: Stripe) -> list[bytes]:
         try:
-            result = await self._components.transport.read(
+            result = await self._transport.read(
                 bookie, self._ledger_id, first, last, max_bytes=max_bytes, stripe=stripe
             )
         except SILENT as error:
-            self._components.health.failed(bookie, error.code)
-            self._suspect(bookie)
+            self._health.failed(bookie, error.code)
             raise
         return verified(result.entries, self._ledger_id, stripe.ids(first, last, len(result.entries)), bookie)
 
-    def _in_order(self, first: int, last: int) -> list[str]:
+    def _in_order(self, metadata: LedgerMetadata, first: int, last: int) -> list[str]:
         """Replicas, near ones first; else the same one for a whole ledger if all have it, for its read-ahead.
 
         Striped, position `last % E` has all of a run of Qw entries at most; the others of the write set its beginning.
         """
-        bookies = self._metadata.ensemble_of(first).bookies
-        striped = len(bookies) != self._striping.write_quorum
-        turn = first if striped else self._ledger_id
-        order = [bookies[position] for position in self._striping.write_set(turn)]
+        bookies = metadata.ensemble_of(first).bookies
+        striped = metadata.striping.cycle > 1
+        start = first if striped else self._ledger_id
+        order = [bookies[position] for position in metadata.striping.write_set(start)]
         if striped and last > first:
             whole = bookies[last % len(bookies)]
             order.remove(whole)
             order.insert(0, whole)
         if self._zone:
             order.sort(key=self._far)
-        if self._history.suspects:
-            order.sort(key=self._suspected)
+        order.sort(key=self._health.asked_last)
         return order
 
     def _far(self, bookie: str) -> bool:
         """Not known to be in the zone of this client, if that has one."""
-        return bool(self._zone) and self._components.bookies.labels(bookie).zone != self._zone
-
-    def _suspect(self, bookie: str) -> None:
-        self._history.suspects[bookie] = (
-            asyncio.get_running_loop().time() + self._components.settings.suspect_bookie_s
-        )
-
-    def _suspected(self, bookie: str) -> bool:
-        until = self._history.suspects.get(bookie)
-        return until is not None and until > asyncio.get_running_loop().time()
+        return bool(self._zone) and self._labels(bookie).zone != self._zone
 
 
 def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: str) -> list[bytes]:

@@ -40,8 +40,7 @@ from .core.metadata import LedgerMetadata
 from .core.outstanding_adds import MAX_ADD_TIMEOUTS
 from .core.pending import PendingAdd
 from .core.writer import WriterCore, WriterState
-from .reader import read_entries
-from .replicas import ReadHistory
+from .replicas import Replicas
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class LedgerWriter:
         self._lac_timer: asyncio.TimerHandle | None = None
         self._lac_seen = NO_ENTRY  # last_add_pushed when the timer fired last
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._history = ReadHistory()
+        self._replicas = Replicas(components, ledger_id)
         self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
         # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
@@ -201,9 +200,7 @@ class LedgerWriter:
                 f"ledger {self.ledger_id} has no entries {first}..{last} yet: confirmed up to {self.last_add_confirmed}"
             )
         last = min(last, self.last_add_confirmed)
-        return await read_entries(
-            self._components, self.ledger_id, self._core.metadata, first, last, max_bytes, self._history
-        )
+        return await self._replicas.read(self._core.metadata, first, last, max_bytes)
 
     def detach(self) -> None:
         """Leaves the ledger as it is, open: stops timers and tasks and calls no callback any more (as a crash would).

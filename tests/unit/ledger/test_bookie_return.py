@@ -175,7 +175,7 @@ async def test_a_suspicion_ends_by_itself() -> None:
     async with asyncio.timeout(10):
         while len(list(health.offers(directory.writable()))) > 1:
             await asyncio.sleep(0.005)
-    assert health._suspects == {}
+    assert health.suspects() == ()
 
 
 async def settle() -> None:

@@ -3,12 +3,10 @@
 import asyncio
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from magnetar.ledger import BookieHealth, LedgerSettings, StaticBookies
-from magnetar.ledger.core.quarantine import Quarantine
 from magnetar.proto.errors import (
     BookieReadOnly,
     BookieUnavailable,
@@ -18,91 +16,136 @@ from magnetar.proto.errors import (
     TooManyRequests,
 )
 from support.bookies import Bookies, Confirmations
+from support.sim import SimLoop
+from support.virtual_time import in_virtual_time
+
+UNAVAILABLE = BookieUnavailable.code
+NAMES = ("a", "b", "c", "d")
 
 
-def fail(quarantine: Quarantine, bookie: str, *times: float) -> list[bool]:
-    return [quarantine.failed(bookie, now) for now in times]
+def health_with(errors: int, window_s: float, quarantine_s: float) -> BookieHealth:
+    """Without suspicion, so that only quarantine shows."""
+    settings_ = LedgerSettings(
+        quarantine_errors=errors,
+        quarantine_window_s=window_s,
+        quarantine_s=quarantine_s,
+        suspect_bookie_s=0,
+    )
+    return BookieHealth(settings_, StaticBookies(dict.fromkeys(NAMES, ("127.0.0.1", 1))))
 
 
-def test_five_failures_of_a_minute_are_half_an_hour() -> None:
-    quarantine = Quarantine(5, 60, 1800)
-    assert fail(quarantine, "a", 0, 10, 20, 30, 61) == [False] * 5, "the first one is older than a minute"
-    assert fail(quarantine, "a", 62) == [True]
-    assert quarantine.quarantined(1000) == {"a": 1862}
-    assert list(quarantine.offers(["a", "b"], 1861)) == [("b",), ("a", "b")]
-    assert list(quarantine.offers(["a", "b"], 1862)) == [("a", "b")]
-    assert fail(quarantine, "a", 1863, 1865, 1867, 1869) == [False] * 4, "it starts anew"
-    assert fail(quarantine, "a", 1871) == [True]
+async def at(seconds: float) -> None:
+    """Waits until so long after the beginning, which is 10 s on the clock of the simulated loop."""
+    await asyncio.sleep(10 + seconds - asyncio.get_running_loop().time())
 
 
-def test_what_one_broken_connection_fails_is_one_failure() -> None:
-    quarantine = Quarantine(5, 60, 1800)
-    assert not any(fail(quarantine, "a", *[number / 1000 for number in range(900)]))
-    assert fail(quarantine, "a", 2, 4, 6, 8) == [False, False, False, True]
+async def fail(health: BookieHealth, bookie: str, *times: float) -> list[bool]:
+    """Whether it is in quarantine after each failure."""
+    found = []
+    for seconds in times:
+        await at(seconds)
+        health.failed(bookie, UNAVAILABLE)
+        health.check()
+        found.append(bookie in health.quarantined())
+    return found
 
 
-def test_the_first_to_be_well_again_is_readmitted_first() -> None:
-    quarantine = Quarantine(1, 60, 100)
+@in_virtual_time
+async def test_five_failures_of_a_minute_are_half_an_hour() -> None:
+    health = health_with(5, 60, 1800)
+    assert await fail(health, "a", 0, 10, 20, 30, 61) == [False] * 5, "the first one is older than a minute"
+    assert await fail(health, "a", 62) == [True]
+    assert health.quarantined() == {"a": pytest.approx(1800)}
+    await at(1861)
+    assert list(health.offers(["a", "b"])) == [("b",), ("a", "b")]
+    await at(1862.01)
+    assert list(health.offers(["a", "b"])) == [("a", "b")]
+    assert await fail(health, "a", 1863, 1865, 1867, 1869) == [False] * 4, "it starts anew"
+    assert await fail(health, "a", 1871) == [True]
+
+
+@in_virtual_time
+async def test_what_one_broken_connection_fails_is_one_failure() -> None:
+    health = health_with(5, 60, 1800)
+    assert not any(await fail(health, "a", *[number / 1000 for number in range(900)]))
+    assert await fail(health, "a", 2, 4, 6, 8) == [False, False, False, True]
+
+
+@in_virtual_time
+async def test_the_first_to_be_well_again_is_readmitted_first() -> None:
+    health = health_with(1, 60, 100)
     for now, bookie in enumerate("cab"):
-        quarantine.failed(bookie, now)
-    assert list(quarantine.offers(["a", "b", "c", "d"], 10)) == [
+        await fail(health, bookie, now)
+    await at(10.01)
+    assert list(health.offers(["a", "b", "c", "d"])) == [
         ("d",),
         ("c", "d"),
         ("a", "c", "d"),
         ("a", "b", "c", "d"),
     ]
-    assert quarantine.count(101) == 1
+    await at(101.01)
+    assert health.figures()["bookies_quarantined"] == 1
 
 
-def test_zero_errors_is_never() -> None:
-    quarantine = Quarantine(0, 60, 100)
-    assert not any(fail(quarantine, "a", *range(0, 100, 2)))
+@in_virtual_time
+async def test_zero_errors_is_never() -> None:
+    health = health_with(0, 60, 100)
+    assert not any(await fail(health, "a", *range(0, 100, 2)))
 
 
-class QuarantineMachine(RuleBasedStateMachine):
-    """Against a plain list of what happened."""
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.sampled_from([0.5, 1.0, 4.0, 11.0, 30.0]), st.sampled_from("abc")),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_quarantine_against_a_plain_list_of_what_happened(steps: list[float | str]) -> None:
+    """A number is a pause, a name a failure."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.quarantine = Quarantine(3, 10, 50)
-        self.now = 0.0
-        self.counted: dict[str, list[float]] = {}
-        self.until: dict[str, float] = {}
+    async def run() -> None:
+        health, loop = health_with(3, 10, 50), asyncio.get_running_loop()
+        counted: dict[str, list[float]] = {}
+        until: dict[str, float] = {}
+        for step in steps:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            elif until.get(step, 0) <= (now := loop.time()):
+                times = counted.setdefault(step, [])
+                if not times or now - times[-1] >= 1:
+                    times.append(now)
+                    if len([t for t in times if now - t <= 10]) >= 3:
+                        until[step] = now + 50
+                        del counted[step]
+                health.failed(step, UNAVAILABLE)
+            well = tuple(name for name in "abc" if until.get(name, 0) <= loop.time())
+            offers = list(health.offers(["a", "b", "c"]))
+            assert offers[0] == well
+            assert offers[-1] == ("a", "b", "c"), "somebody is always left"
+            assert [len(offer) for offer in offers] == list(range(len(well), 4))
+            health.suspects()  # which forgets what is over
+            health.check()
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 4.0, 11.0, 30.0]))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(bookie=st.sampled_from("abc"))
-    def fail(self, bookie: str) -> None:
-        before = self.until.get(bookie, 0) > self.now
-        expected = False
-        if not before:
-            times = self.counted.setdefault(bookie, [])
-            if not times or self.now - times[-1] >= 1:
-                times.append(self.now)
-                if len([t for t in times if self.now - t <= 10]) >= 3:
-                    expected = True
-                    self.until[bookie] = self.now + 50
-                    del self.counted[bookie]
-        assert self.quarantine.failed(bookie, self.now) == expected
-
-    @precondition(lambda self: self.until)
-    @rule()
-    def somebody_is_always_left(self) -> None:
-        offers = list(self.quarantine.offers(["a", "b", "c"], self.now))
-        assert offers[-1] == ("a", "b", "c")
-        assert [len(offer) for offer in offers] == list(range(len(offers[0]), 4))
-
-    @invariant()
-    def as_expected(self) -> None:
-        well = [bookie for bookie in "abc" if self.until.get(bookie, 0) <= self.now]
-        assert next(self.quarantine.offers(["a", "b", "c"], self.now)) == tuple(well)
-        self.quarantine.check()
+    loop = SimLoop(seed=1)
+    try:
+        loop.run(run())
+    finally:
+        loop.close()
 
 
-TestQuarantineMachine = QuarantineMachine.TestCase
-TestQuarantineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+@in_virtual_time
+async def test_a_slow_bookie_is_asked_last_for_a_while_and_is_no_suspect() -> None:
+    health = BookieHealth(LedgerSettings(suspect_bookie_s=10), StaticBookies(["a:1", "b:1"]))
+    await at(0)
+    health.slow("a:1")
+    assert (health.asked_last("a:1"), health.asked_last("b:1")) == (True, False)
+    assert health.suspects() == ()
+    assert list(health.offers(["a:1", "b:1"])) == [("a:1", "b:1")]
+    await at(10.01)
+    assert not health.asked_last("a:1")
+    health.failed("a:1", UNAVAILABLE)
+    assert health.asked_last("a:1")
 
 
 async def test_only_what_is_the_bookies_fault_counts() -> None:
