@@ -35,7 +35,7 @@ from bench.arguments import OUT, console, parser_of
 from bench.services import drop_page_cache
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.bookie.settings import BookieSettings
 from magnetar.cli.wiring.bookie_identity import introduce_bookie
 from magnetar.cli.wiring.components import bookie_components

@@ -19,8 +19,8 @@ from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
 from magnetar.bookie.engine import Bookie
 from magnetar.bookie.entry_log.entry_logs import EntryLogs
-from magnetar.bookie.journal import changes, records, recovery
 from magnetar.bookie.journal import journal as journal_module
+from magnetar.bookie.journal import records, recovery
 from magnetar.bookie.journal.journal import Journal
 from magnetar.bookie.journal.recovery import GapVerdict
 from magnetar.bookie.ledgers import LedgerDescriptors
@@ -228,7 +228,7 @@ def prepared_in_the_page_cache(patch: Patch) -> None:
 
 def last_confirmed_not_replayed(patch: Patch) -> None:
     """An explicit LAC is in the journal, and stays there."""
-    patch.setattr(changes, "LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})())
+    patch.setattr(records, "LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})())
 
 
 def replay_in_front_of_the_newer_copy(patch: Patch) -> None:

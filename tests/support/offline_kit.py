@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from magnetar.bookie import Bookie, BookieSettings
-from magnetar.bookie.index.walks import location_pages
+from magnetar.bookie.index.locations import location_pages
 from magnetar.bookie.offline.journals import JournalRecord, walk_journals
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.runtime.files import OsFiles

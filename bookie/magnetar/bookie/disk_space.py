@@ -1,7 +1,9 @@
 """Watches the space of every directory: read-only before a disk is full, and writable again by itself (rule 12).
 
 A full ledger directory takes nothing more while another one does; the bookie is read-only when none is left, or when a
-journal, the index or the data directory itself has no space, or when its operator said so (`read_only`).
+journal, the index or the data directory itself has no space, or when its operator said so:
+
+    DATA/read-only      UTF-8 text: the reason. The existence of the file counts, not its content; it survives restarts
 
 A read-only bookie still takes the entries that recoveries write again (rule 39): those are few, and without them topics of a
 broker that died on a full disk could not even be read. They need `disk_recovery_bytes` in every directory. As much is in
@@ -20,6 +22,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from typing import NamedTuple
 
 from magnetar.proto.errors import StorageFailed
@@ -28,8 +31,38 @@ from magnetar.runtime.files import Files
 from .entry_log.entry_logs import EntryLogs
 from .entry_log.ledger_directory import DirectoryState
 from .layout import DataLayout
-from .read_only import read_only_reason
 from .settings import BookieSettings
+
+_MAX_REASON_BYTES = 4096
+_NO_REASON = "an operator converted this bookie to read-only"
+
+
+def marker_path(layout: DataLayout) -> str:
+    """The path of the marker."""
+    return os.path.join(layout.root, "read-only")
+
+
+def read_only_reason(files: Files, layout: DataLayout) -> str:
+    """Why the bookie is read-only by its operator's will; empty: it is not."""
+    path = marker_path(layout)
+    if not files.exists(path):
+        return ""
+    with closing(files.open(path, read_only=True)) as file:
+        text = file.read_at(0, _MAX_REASON_BYTES)
+    return " ".join(text.decode(errors="replace").split()) or _NO_REASON
+
+
+def set_read_only(files: Files, layout: DataLayout, reason: str) -> None:
+    """Durable when it returns."""
+    text = (" ".join(reason.split()) or _NO_REASON).encode()[:_MAX_REASON_BYTES]
+    files.write_atomically(marker_path(layout), text + b"\n")
+
+
+def clear_read_only(files: Files, layout: DataLayout) -> None:
+    """Durable when it returns. Fine if there is no marker."""
+    files.delete(marker_path(layout))
+    files.sync_directory(layout.root)
+
 
 _log = logging.getLogger(__name__)
 

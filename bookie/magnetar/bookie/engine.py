@@ -36,7 +36,7 @@ from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
 from .cookie import Cookie, encode_cookie, write_cookie
-from .disk_space import DiskSpace
+from .disk_space import DiskSpace, clear_read_only, set_read_only
 from .entry_log.entry_logs import EntryLogs
 from .fencing import Fencing
 from .gc.collector import Collected, Collector
@@ -47,19 +47,17 @@ from .index import LocationIndex
 from .introduction import introduce
 from .journal import Journals
 from .layout import DataLayout
-from .ledgers import LedgerDescriptors
+from .ledgers import LedgerDescriptors, Waiters
 from .listing import EntryRange, Listing, StoredLedger
 from .mark import Mark
 from .metrics import Distribution
 from .read_cache import ReadCache
-from .read_only import clear_read_only, set_read_only
 from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
 from .status import LoadMeter, bookie_figures, bookie_histograms, bookie_info, bookie_problems
 from .stored_entries import StoredEntries
-from .waiters import Waiters
 from .write_cache import WriteCache
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 from magnetar.proto.ranges import RangeSet
 
 from .index import LedgerRecord, LocationIndex
-from .index.walks import locations_of_ledger
+from .index.locations import locations_of_ledger
 from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
 

@@ -22,14 +22,13 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
-from .ledgers import LedgerDescriptor, LedgerDescriptors
+from .ledgers import LedgerDescriptor, LedgerDescriptors, Waiters
 from .metrics import Histogram
 from .read_budget import ReadBudget, ReadGrant
 from .read_cache import ReadCache
 from .scrub import Damage
 from .settings import BookieSettings
 from .stored_entries import StoredEntries
-from .waiters import Waiters
 from .write_cache import WriteCache
 
 _DEFAULT_READ_BYTES = 4 << 20

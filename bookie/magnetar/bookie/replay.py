@@ -18,8 +18,7 @@ from magnetar.proto.ids import check_ids
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 from magnetar.runtime.tasks import awaited
 
-from .journal.changes import ledger_change
-from .journal.records import Record, RecordType
+from .journal.records import Record, RecordType, ledger_change
 from .journal.recovery import Recovered, replay_journals
 from .mark import Mark
 

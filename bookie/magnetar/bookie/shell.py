@@ -32,8 +32,7 @@ from .cookie import Cookie
 from .disk_worker import DiskWorker
 from .engine import Bookie
 from .index import LocationIndex
-from .offline.entries import StoredEntry, stored_entry
-from .offline.entry_logs import find_log, walk_entry_log
+from .offline.entry_logs import StoredEntry, find_log, stored_entry, walk_entry_log
 from .offline.identity import describe, describe_cookie
 from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk_journals
 from .offline.rows import row_of

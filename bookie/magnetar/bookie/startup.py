@@ -23,7 +23,7 @@ from .directories import data_names, forget_journal_directory, is_ours, open_dat
 from .disk_space import give_back_reserve
 from .engine import Bookie
 from .index import ALL_LEDGERS, LocationIndex
-from .index.walks import ledger_pages
+from .index.locations import ledger_pages
 from .journal import Journal, Journals
 from .journal.recovery import Recovered, begun_files, journal_files
 from .layout import DataLayout, journal_path

@@ -14,14 +14,13 @@ from .entry_log.entry_logs import EntryLogs
 from .entry_log.ledger_directory import DirectoryState
 from .gc.collector import Collector
 from .journal import Journals
-from .ledgers import LedgerDescriptors
+from .ledgers import LedgerDescriptors, Waiters
 from .metrics import Distribution
 from .read_cache import ReadCache
 from .reads import Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
-from .waiters import Waiters
 from .write_cache import WriteCache
 
 # Figures of the parts that only rise: counters.

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgpack
 
 from magnetar.bookie import Bookie, BookieSettings, open_bookie
+from magnetar.bookie.disk_space import clear_read_only, marker_path, set_read_only
 from magnetar.bookie.gc.assignments import Assignments
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
-from magnetar.bookie.read_only import clear_read_only, marker_path, set_read_only
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata.paths import cookie_path

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import RequestTimeout, StorageFailed, TooManyRequests
@@ -61,7 +61,7 @@ class Service:
 
 @pytest.fixture
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    monkeypatch.setattr("magnetar.bookie.server.paused_connections.NOTICE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("magnetar.bookie.server.connection.NOTICE_INTERVAL_S", 0.05)
     # However slow the machine is: only silence ends the wait.
     monkeypatch.setattr("magnetar.ledger.core.outstanding_adds.MAX_ADD_TIMEOUTS", 1000)
     bookie = await open_inline(

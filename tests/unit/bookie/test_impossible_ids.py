@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.bookie.index import LedgerRecord
 from magnetar.bookie.index.rocks import RocksLocationIndex
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.ledger.local_transport import LocalTransport
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import MAX_ENTRY_ID, MAX_LEDGER_ID

@@ -6,8 +6,7 @@ import pytest
 
 from magnetar.bookie import ledgers as module
 from magnetar.bookie.index import LedgerRecord
-from magnetar.bookie.ledgers import LedgerDescriptors
-from magnetar.bookie.waiters import Waiters
+from magnetar.bookie.ledgers import LedgerDescriptors, Waiters
 from support.index_model import ModelLocationIndex, ModelStorage
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import open_bookie
+from magnetar.bookie.disk_space import clear_read_only, set_read_only
 from magnetar.bookie.metrics import Histogram
-from magnetar.bookie.read_only import clear_read_only, set_read_only
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.cli.wiring.metrics import service_metrics
 from magnetar.proto.errors import BookieReadOnly, InvalidSetting, StorageFailed

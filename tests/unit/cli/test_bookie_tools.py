@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.offline.entries import StoredEntry
+from magnetar.bookie.offline.entry_logs import StoredEntry
 from magnetar.broker.cursors.core.acks import acked_numbers
 from magnetar.broker.cursors.entries import encode_acks
 from magnetar.cli.bookie_tools import read as bookie_tools_read

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.server import BookieServer
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.ledger import (
     BookieTransport,
     LedgerClient,

@@ -22,8 +22,7 @@ from ..layout import DataLayout
 from ..write_cache import MemTable
 from .ledger_directory import DirectoryState, LedgerDirectory
 from .log_ids import LogIds
-from .log_reader import LogReader
-from .log_scans import LogScans
+from .log_reader import LogReader, LogScans
 from .log_writer import LogWriter, PlacedSlice, Record
 from .records import STATE_ENTRY
 

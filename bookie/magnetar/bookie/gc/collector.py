@@ -28,10 +28,10 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
 from ..entry_log.ledger_directory import DirectoryState
-from .brake import deleted_ledgers
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
 from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round
 from .deletion import Deletion
+from .existing_ledgers import deleted_ledgers
 from .leftovers import Leftovers
 from .parts import StorageParts
 from .survey import Survey

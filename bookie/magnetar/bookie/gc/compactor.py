@@ -6,6 +6,9 @@
     4  index    locations that still name one of the old logs now name N; flushed
     5  delete   the old logs, durably; then entrylog-N.replaces
 
+So a copy with its final name and a `.replaces` beside it (FORMATS.md, "Compaction") replaces those logs. A `.replaces`
+without the copy is ignored. A damaged one is deleted: then the copy is a log like any other, and no log is deleted.
+
 A crash before 3 leaves a file that a start deletes. After it `finish` does 4 and 5, which can be repeated. No old log is
 deleted before the index is durable without it (BookKeeper #1534). The index is compared and written in one turn, so an entry
 that was added again meanwhile keeps its newer location.
@@ -23,6 +26,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,20 +42,54 @@ from ..index import (
     decode_ledger_record,
     encode_ledger_record,
 )
-from ..index.walks import location_pages, locations_of
-from .compaction_files import (
-    compacting_path,
-    decode_replaces,
-    encode_replaces,
-    replaces_log_id,
-    replaces_path,
-    unfinished_log_id,
-)
+from ..index.locations import location_pages, locations_of
+from ..sealed_file import seal, unseal
 from .decisions import CompactionBatch
 from .parts import StorageParts
 
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
+# `.replaces` is a sealed file: [log id of the copy, [log id, ...]].
+_MAGIC = b"MAGCMPCT"
+_VERSION = 1
+_COMPACTING = re.compile(r"entrylog-([0-9a-f]{8})\.compacting")
+_REPLACES = re.compile(r"entrylog-([0-9a-f]{8})\.replaces")
+
+
+def compacting_path(directory: str, log_id: int) -> str:
+    """The copy while it is written."""
+    return os.path.join(directory, f"entrylog-{log_id:08x}.compacting")
+
+
+def replaces_path(directory: str, log_id: int) -> str:
+    """Which logs the copy `log_id` replaces."""
+    return os.path.join(directory, f"entrylog-{log_id:08x}.replaces")
+
+
+def unfinished_log_id(name: str) -> int | None:
+    """Inverse of `compacting_path` for a bare name; None for other files."""
+    found = _COMPACTING.fullmatch(name)
+    return int(found[1], 16) if found else None
+
+
+def replaces_log_id(name: str) -> int | None:
+    """Inverse of `replaces_path` for a bare name; None for other files."""
+    found = _REPLACES.fullmatch(name)
+    return int(found[1], 16) if found else None
+
+
+def encode_replaces(log_id: int, sources: Sequence[int]) -> bytes:
+    """The content of a `.replaces`."""
+    return seal(_MAGIC, _VERSION, [log_id, list(sources)])
+
+
+def decode_replaces(data: bytes, log_id: int) -> list[int] | None:
+    """The logs that copy `log_id` replaces; None if the data are damaged, or another copy's."""
+    try:
+        found, sources = unseal(data, _MAGIC, _VERSION)
+    except (ValueError, TypeError):
+        return None
+    return [int(source) for source in sources] if found == log_id else None
 
 
 class _CausedFailure(Exception):

@@ -1,4 +1,4 @@
-"""Which ledgers were deleted: the seam between garbage collection and the metadata store.
+"""Which ledgers were deleted: the seam between garbage collection and the metadata store, and the brake.
 
 The order matters (rule 10): the caller lists the ledgers that it stores *before* it asks. A ledger is in the metadata before
 its first entry is written, so one that was listed and is then not found has been deleted; asked the other way around, one
@@ -9,11 +9,20 @@ that was created between the two would look deleted.
 
 Nothing but an explicit answer counts: an error, a timeout, a name that this release does not know, the store of another
 cluster all raise, and nothing is deleted.
+
+The brake (rule 37) is what a metadata store that lost something must not be able to destroy:
+
+    the store would give an id again that this bookie has held  ->  it was lost or is an old copy: nothing is deleted
+    it misses more than `gc_max_deleted_ratio` of all ledgers   ->  so many are deleted, the rest in later rounds
+
+A store that merely lost some records thus costs a small share of the ledgers before somebody reads the log. Deletions that
+bookies are asked for directly are not affected: a round only finds what a bookie has missed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,6 +31,12 @@ from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import DataDirectoryError
+
+from ..ledgers import LedgerDescriptors
+
+_log = logging.getLogger(__name__)
+# A bookie with a few ledgers gets on, too.
+LEAST_DELETED = 10
 
 
 class ExistingLedgers(Protocol):
@@ -79,3 +94,32 @@ class MetadataLedgers:
                 found=found,
                 expected=self._cluster,
             )
+
+
+async def deleted_ledgers(
+    existing: ExistingLedgers, local: Sequence[int], ledgers: LedgerDescriptors, max_ratio: float
+) -> list[int]:
+    """Those of the `local` ledgers that are to be deleted in this round. Raises MagnetarError when nothing is known."""
+    held = ledgers.next_ledger_id
+    next_id = await existing.next_ledger_id()
+    if next_id < held:
+        raise DataDirectoryError(
+            f"this bookie knows that the ledger ids below {held} were used, and the metadata store would give the id "
+            f"{next_id} to its next ledger: it was restored from an older copy, or lost. Nothing is deleted by what it does "
+            "not know; restore its newest copy",
+            held=held,
+            next_ledger_id=next_id,
+        )
+    missing = await existing.missing(local)
+    most = max(LEAST_DELETED, int(len(local) * max_ratio))
+    if len(missing) > most:
+        _log.warning(
+            "the metadata store does not list %d of the %d ledgers of this bookie; %d of them are deleted now, the others "
+            "in later rounds (gc_max_deleted_ratio=%g). If these ledgers were not deleted on purpose, stop the bookie, and "
+            "restore the metadata store",
+            len(missing),
+            len(local),
+            most,
+            max_ratio,
+        )
+    return missing[:most]

@@ -16,9 +16,9 @@ from magnetar.proto.errors import MagnetarError
 
 from ..entry_log.entry_logs import LogInfo
 from ..entry_log.ledger_directory import DirectoryState
-from ..entry_log.log_scans import LogStatistics
+from ..entry_log.log_reader import LogStatistics
 from ..index import BATCH_ENTRIES, Location
-from ..index.walks import ledger_pages
+from ..index.locations import ledger_pages
 from .compactor import IndexFailed, raising
 from .decisions import LogUsage
 from .parts import StorageParts

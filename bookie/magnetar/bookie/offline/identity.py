@@ -17,8 +17,8 @@ from ..directories import (
     rename_directory,
     replace_cookie,
 )
+from ..disk_space import read_only_reason
 from ..layout import DataLayout
-from ..read_only import read_only_reason
 from ..settings import BookieSettings
 from .journals import read_mark
 from .stopped import BookieData, StoppedBookie, lock_stopped

@@ -51,7 +51,7 @@ from ..index import (
     decode_ledger_record,
 )
 from ..index.linked_files import remove_empty_directory
-from ..index.walks import ledgers_of, location_pages, locations_of
+from ..index.locations import ledgers_of, location_pages, locations_of
 from .identity import check_identity
 from .journals import Progress, no_progress
 from .stopped import StoppedBookie

@@ -9,8 +9,15 @@ from typing import NamedTuple
 from magnetar.proto.errors import DataDirectoryError
 
 from ..index import LedgerRecord
-from ..journal.changes import ledger_change
-from ..journal.records import Gap, Record, RecordType, holds_trace, incarnation_of, scan_journal
+from ..journal.records import (
+    Gap,
+    Record,
+    RecordType,
+    holds_trace,
+    incarnation_of,
+    ledger_change,
+    scan_journal,
+)
 from ..journal.recovery import GapVerdict, NeededFile, begun_files, journal_files, walk_journal
 from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark

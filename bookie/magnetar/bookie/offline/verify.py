@@ -23,11 +23,10 @@ from magnetar.runtime.files import file_size
 from ..entry_log.log_ids import decode_log_ids
 from ..index import ALL_LEDGERS, LedgerRecord, LocationIndex, RocksLocationIndex
 from ..index.database_files import DatabaseFileCheck, database_file_names
-from ..index.walks import ledgers_of, location_pages
+from ..index.locations import ledgers_of, location_pages
 from ..journal.records import RecordType
 from ..scrub.progress import ScrubProgress
-from .entries import read_located
-from .entry_logs import LogBroken, LogHeader, LogRecord, walk_entry_log
+from .entry_logs import LogBroken, LogHeader, LogRecord, read_located, walk_entry_log
 from .identity import check_identity
 from .journals import (
     JournalDirectory,

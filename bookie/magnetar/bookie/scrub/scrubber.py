@@ -32,8 +32,7 @@ from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, SYNCED_ENTRY, 
 from ..entry_log.scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
 from ..gc.parts import StorageParts
 from ..index import Location
-from ..index.locations import REBUILD
-from ..index.walks import location_pages, locations_of
+from ..index.locations import REBUILD, location_pages, locations_of
 from ..write_cache import WriteCache
 from .disk_reader import DiskReader
 from .index_files import IndexFiles

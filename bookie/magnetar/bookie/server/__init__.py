@@ -1,7 +1,7 @@
 """The bookie protocol over TCP: frames in, engine calls, frames out. WIRE.md draws the rows.
 
-`server` listens, `connection` is one ledger client, `requests` says what each command does, `paused_connections` is what
-happens while the write cache is full.
+`server` listens, and is the way in for a ledger client of the same process; `connection` is one ledger client, `requests`
+says what each command does.
 """
 
 from .server import BookieServer

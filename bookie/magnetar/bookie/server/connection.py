@@ -5,7 +5,7 @@ the journal. Other requests run as tasks, at most `_MAX_RUNNING` per connection,
 is full. Long polls wait in tasks of their own, at most `_MAX_LONG_POLLS`; one that has an answer to read joins the queue of
 requests.
 
-Backpressure: while adds wait for room in the write cache, connections that send adds are not read (`paused_connections`).
+Backpressure: while adds wait for room in the write cache, connections that send adds are not read (`PausedConnections`).
 A connection with `_MAX_QUEUED` requests in its queue is not read either.
 """
 
@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
@@ -49,8 +49,67 @@ from magnetar.runtime.tasks import TaskSet, report
 
 from ..engine import Bookie
 from ..reads import LongPollResult
-from .paused_connections import PausedConnections
 from .requests import OPERATIONS, Answer, answer_long_poll, perform, wait_for_last_confirmed
+
+# Add timeouts are seconds.
+NOTICE_INTERVAL_S = 0.5
+
+
+class _PausedConnection(Protocol):
+    def adds_paused(self) -> None:
+        """Sends the peer an AddDone without rows: its adds wait."""
+        ...
+
+    def adds_accepted(self) -> None:
+        """Resumes reading."""
+        ...
+
+
+class PausedConnections:
+    """Connections whose adds wait for room, in order: they are not read, and hear twice a second that the bookie is alive.
+
+    For a ledger client, a bookie that is silent for the add timeout has failed (rule 21). A bookie whose write cache is full
+    still works as fast as its disk does, and says so by an AddDone frame without rows. It stays silent when its disk hangs
+    (`Bookie.waits_for_room`).
+    """
+
+    def __init__(self, bookie: Bookie) -> None:
+        self._bookie = bookie
+        self._paused: dict[_PausedConnection, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def pause(self, connection: _PausedConnection) -> None:
+        """Pauses a connection whose adds wait."""
+        self._paused[connection] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
+
+    def forget(self, connection: _PausedConnection) -> None:
+        """Forgets a connection that was closed."""
+        self._paused.pop(connection, None)
+
+    def release(self) -> None:
+        """Resumes all connections: the write cache has room again."""
+        self.close()
+        paused, self._paused = self._paused, {}
+        for connection in paused:
+            connection.adds_accepted()
+
+    def close(self) -> None:
+        """Stops the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _notice(self) -> None:
+        self._timer = None
+        if not self._paused:
+            return
+        if self._bookie.waits_for_room:
+            for connection in list(self._paused):
+                connection.adds_paused()
+        self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
+
 
 _log = logging.getLogger(__name__)
 _ADD_DONE = AddDone(0).encode()

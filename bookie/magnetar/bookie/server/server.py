@@ -1,15 +1,18 @@
-"""The TCP server: makes a connection handler for each ledger client, and has a list of all of them."""
+"""The two ways into a bookie: a TCP server, which makes a handler for each connection, and calls within one process."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from magnetar.proto.commands import Command, WaitLastConfirmed
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 
 from ..engine import Bookie
-from .connection import BookieConnection
-from .paused_connections import PausedConnections
+from .connection import BookieConnection, PausedConnections
+from .requests import answer_long_poll, perform, wait_for_last_confirmed
 
 
 class BookieServer:
@@ -48,3 +51,30 @@ class BookieServer:
 
     def _handler(self) -> BookieConnection:
         return BookieConnection(self._bookie, self._handlers, self._paused)
+
+
+class InProcessBookie:
+    """What `ledger.local_bookie.LocalBookie` asks for: adds are called, requests answered as over TCP."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self.add = bookie.add
+        self.request_force = bookie.request_force
+        self.on_accepting = bookie.on_accepting
+        self._bookie = bookie
+
+    @property
+    def accepting(self) -> bool:
+        return self._bookie.adds.accepting
+
+    @property
+    def waits_for_room(self) -> bool:
+        return self._bookie.waits_for_room
+
+    async def answer(self, command: Command) -> tuple[Any, Sequence[bytes]]:
+        if isinstance(command, WaitLastConfirmed):
+            result = await wait_for_last_confirmed(self._bookie, command)
+            answer = await answer_long_poll(self._bookie, 0, command, result)
+        else:
+            answer = await perform(self._bookie, 0, command)
+        payload = answer.payload
+        return answer.result, (payload,) if isinstance(payload, bytes) else payload

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from magnetar.bookie.offline.entries import StoredEntry
+from magnetar.bookie.offline.entry_logs import StoredEntry
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed

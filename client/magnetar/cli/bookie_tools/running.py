@@ -16,15 +16,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from magnetar.bookie.disk_space import clear_read_only, read_only_reason, set_read_only
 from magnetar.bookie.listing import LedgerSummary
-from magnetar.bookie.offline.entries import StoredEntry
-from magnetar.bookie.offline.entry_logs import find_log, walk_entry_log
+from magnetar.bookie.offline.entry_logs import StoredEntry, find_log, walk_entry_log
 from magnetar.bookie.offline.identity import describe, describe_cookie
 from magnetar.bookie.offline.journals import walk_journals
 from magnetar.bookie.offline.rows import row_of
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.bookie.offline.verify import verify
-from magnetar.bookie.read_only import clear_read_only, read_only_reason, set_read_only
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
 
 Row = dict[str, Any]

@@ -25,7 +25,7 @@ from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.broker.log.reading import ArchiveReader, NoArchives
 from magnetar.broker.ownership.ownership import Ownership

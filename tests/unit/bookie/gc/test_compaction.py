@@ -9,7 +9,8 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY
-from magnetar.bookie.gc.compaction_files import (
+from magnetar.bookie.gc.compactor import (
+    Compactor,
     compacting_path,
     decode_replaces,
     encode_replaces,
@@ -17,7 +18,6 @@ from magnetar.bookie.gc.compaction_files import (
     replaces_path,
     unfinished_log_id,
 )
-from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadGrant
 from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, RequestTimeout, StorageFailed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.bookie.disk_space import clear_read_only, marker_path, read_only_reason, set_read_only
 from magnetar.bookie.layout import DataLayout
-from magnetar.bookie.read_only import clear_read_only, marker_path, read_only_reason, set_read_only
 from magnetar.proto.errors import BookieReadOnly
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, open_real

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.server.in_process import InProcessBookie
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
