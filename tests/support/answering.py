@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from magnetar.bookie.status import bookie_info
 from magnetar.proto.commands import (
     ENTRY_RANGE_ROW,
     LEDGER_FENCED,
@@ -58,5 +59,5 @@ class Answering:
                 ranges, following = await bookie.list_entries(ledger_id, first, count)
                 return {"next": following}, (encode_rows(ENTRY_RANGE_ROW, ranges),)
             case BookieInfo():
-                return bookie.info(), ()
+                return bookie_info(bookie), ()
         raise AssertionError(f"not a request to a bookie: {command}")

@@ -18,6 +18,7 @@ from dataclasses import replace
 import uvloop
 
 from magnetar.bookie import Bookie, BookieSettings, open_bookie, os_components
+from magnetar.bookie.status import bookie_figures
 from magnetar.proto.errors import MagnetarError
 from support.bookie_kit import KIB, entry, small_settings
 from support.lossy import lossy_components
@@ -106,7 +107,7 @@ class Load:
         for ledger_id in range(generation * 4 + 1, generation * 4 + 4):
             self.lines.write(f"deleted {ledger_id}\n")
             self.deleted.ledgers[ledger_id] = None
-        stats = self.bookie.stats()
+        stats = bookie_figures(self.bookie)
         self.lines.write(f"collected {stats['gc_deleted_logs']} {stats['compaction_logs']}\n")
 
 

@@ -123,19 +123,7 @@ def open_data_directory(
     if cookie != found:
         write_cookie(files, layout, cookie)
         for name in emptied:
-            _forget(files, layout.directory(name))
-    return cookie
-
-
-def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> Cookie:
-    """Takes a journal directory that is not needed any more out of the cookie; its journals were deleted before."""
-    cookie = cookie._replace(
-        journal_directories=tuple(known for known in cookie.journal_directories if known != name)
-    )
-    write_cookie(files, layout, cookie)
-    directory = layout.directory(name)
-    if is_ours(files, layout, cookie, JOURNAL_ROLE, directory):
-        _forget(files, directory)
+            forget_copy(files, layout.directory(name))
     return cookie
 
 
@@ -252,7 +240,8 @@ def _read_copy(files: Files, path: str) -> Cookie | None:
     return decode_cookie(files.read(copy), copy) if files.exists(copy) else None
 
 
-def _forget(files: Files, path: str) -> None:
+def forget_copy(files: Files, path: str) -> None:
+    """The directory is nobody's from now on. Durable when it returns."""
     files.delete(os.path.join(path, _COPY))
     files.sync_directory(path)
 

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import (
@@ -30,12 +29,12 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import check_ids
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
-from magnetar.runtime.tasks import TaskSet, awaited
+from magnetar.runtime.tasks import TaskSet
 
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie, encode_cookie, write_cookie
+from .cookie import Cookie
 from .disk_space import DiskSpace, clear_read_only, set_read_only
 from .entry_log.entry_logs import EntryLogs
 from .fencing import Fencing
@@ -44,19 +43,18 @@ from .gc.deletion import Deletion
 from .gc.parts import StorageParts
 from .gc.unknown_ledgers import UnknownLedgers
 from .index import LocationIndex
-from .introduction import introduce
+from .introduction import Introductions
 from .journal import Journals
 from .layout import DataLayout
 from .ledgers import LedgerDescriptors, Waiters
 from .listing import EntryRange, Listing, StoredLedger
 from .mark import Mark
-from .metrics import Distribution
+from .metrics import LoadMeter
 from .read_cache import ReadCache
 from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
-from .status import LoadMeter, bookie_figures, bookie_histograms, bookie_info, bookie_problems
 from .stored_entries import StoredEntries
 from .write_cache import WriteCache
 
@@ -86,12 +84,10 @@ class Bookie:
         # Fail-stop: called once; the daemon must exit.
         self.on_failure: Callable[[MagnetarError], None] = _log_failure
         self.settings = settings
-        self.cookie = self._stored_cookie = cookie  # what is to be stored, and what is
         self.layout = layout
         self.components = components
         self.failure: MagnetarError | None = None
         self.replayed_records = 0
-        self.next_ledger_id_at_start = 0
         self.lock = lock
         self._index = index
         self.cache = WriteCache(settings.write_cache_bytes)
@@ -100,6 +96,7 @@ class Bookie:
         self.ledgers = LedgerDescriptors(index, self.waiters, cookie.next_ledger_id)
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
+        self.introductions = Introductions(components.files, worker, layout, cookie, self.ledgers)
         self.damage = Damage(components.repair_queue)
         self.journals = journals
         self.checkpointer = Checkpointer(
@@ -115,12 +112,14 @@ class Bookie:
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
-        # The last write of the cookie by the disk worker, which does them in order.
-        self._cookie_written: asyncio.Task[None] | None = None
         self._closing = False
         self._make_request_paths(index)
         self._make_maintenance(index)
-        self.load = LoadMeter(self.cache, self.reads)
+        self.load = LoadMeter(self._load)
+
+    def _load(self) -> tuple[int, int, int, int]:
+        cache, reads = self.cache, self.reads
+        return cache.entries_added, cache.bytes_added, reads.entries_read, reads.bytes_read
 
     def _make_request_paths(self, index: LocationIndex) -> None:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
@@ -318,6 +317,11 @@ class Bookie:
     # --- state and maintenance ------------------------------------------------------------------------------------------
 
     @property
+    def cookie(self) -> Cookie:
+        """Whose data it is, and on which directories."""
+        return self.introductions.cookie
+
+    @property
     def index(self) -> LocationIndex:
         """Where each entry is, for the tools that look at it."""
         return self._index
@@ -325,28 +329,7 @@ class Bookie:
     def introduce(self, expected: BookieIdentity | None) -> BookieIdentity:
         """Who this bookie is, for a ledger client that expects `expected`. WrongBookie: the peer means another one."""
         self._check_alive()
-        return introduce(self, expected)
-
-    def change_cookie(self, cookie: Cookie) -> None:
-        """Durable when it returns. Blocks for some ms. ServiceNotReady: the disk worker still writes the one before."""
-        if self._cookie_written is not None and not self._cookie_written.done():
-            raise ServiceNotReady("this bookie writes its cookie; introduce yourself again")
-        self.cookie = self._stored_cookie = write_cookie(self.components.files, self.layout, cookie)
-
-    def change_cookie_later(self, cookie: Cookie) -> None:
-        """Durable some ms later; if that fails, the next introduction tries again."""
-        self.cookie = cookie
-        self._cookie_written = awaited(self._replace_cookie(cookie), "bookie cookie")
-
-    async def _replace_cookie(self, cookie: Cookie) -> None:
-        try:
-            await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
-        except MagnetarError as error:
-            _log.warning("the cookie is not written yet: %s", error)
-            if self.cookie is cookie:
-                self.cookie = self._stored_cookie
-        else:
-            self._stored_cookie = cookie
+        return self.introductions.introduce(expected)
 
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
@@ -356,22 +339,6 @@ class Bookie:
         else:
             set_read_only(self.components.files, self.layout, reason)
         self._check_disk()
-
-    def info(self) -> dict[str, Any]:
-        """What BookieInfo answers: identity, disks, load (WIRE.md)."""
-        return bookie_info(self)
-
-    def problems(self) -> dict[str, str]:
-        """Problems of a bookie that still works, for people: name -> text."""
-        return bookie_problems(self)
-
-    def stats(self) -> dict[str, int]:
-        """Figures for metrics, sizes in bytes; `status.RISING_FIGURES` are counters."""
-        return bookie_figures(self)
-
-    def histograms(self) -> list[Distribution]:
-        """Distributions for metrics."""
-        return bookie_histograms(self)
 
     async def checkpoint(self) -> None:
         """Flushes everything, moves the mark and releases journals. Durable when it returns.
@@ -497,8 +464,7 @@ class Bookie:
 
     async def _finish(self) -> None:
         await self._tasks.wait()
-        if self._cookie_written is not None:
-            await self._cookie_written
+        await self.introductions.written()
         await self.journals.close()
         if self.failure is None:
             await self.scrubber.close()

@@ -5,8 +5,9 @@ A part counts in integers of its own (`flushes_total += 1`); what needs a distri
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 # From a page-cache hit to a stuck disk.
@@ -58,3 +59,25 @@ class Distribution(NamedTuple):
     help: str
     label: str
     by_label: dict[str, Histogram]
+
+
+class LoadMeter:
+    """Rates over the last interval between two samples, which the disk watch takes every few seconds.
+
+    `totals` returns how many entries and bytes were added, and how many were read, since the start.
+    """
+
+    def __init__(self, totals: Callable[[], tuple[int, int, int, int]]) -> None:
+        self._totals = totals
+        self._sampled_at = -1.0
+        self._last = (0, 0, 0, 0)
+        self.adds_per_s = self.add_bytes_per_s = self.reads_per_s = self.read_bytes_per_s = 0.0
+
+    def sample(self) -> None:
+        """Ends an interval. The first one begins with the first call: what a start replays is no load."""
+        now, totals = asyncio.get_running_loop().time(), self._totals()
+        elapsed = now - self._sampled_at
+        if self._sampled_at >= 0 and elapsed > 0:
+            rates = [(new - old) / elapsed for new, old in zip(totals, self._last, strict=True)]
+            self.adds_per_s, self.add_bytes_per_s, self.reads_per_s, self.read_bytes_per_s = rates
+        self._sampled_at, self._last = now, totals

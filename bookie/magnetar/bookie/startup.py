@@ -19,7 +19,7 @@ from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
 from .cookie import JOURNAL_ROLE, MAX_INCARNATIONS, Cookie
-from .directories import data_names, forget_journal_directory, is_ours, open_data_directory
+from .directories import data_names, forget_copy, is_ours, open_data_directory
 from .disk_space import give_back_reserve
 from .engine import Bookie
 from .index import ALL_LEDGERS, LocationIndex
@@ -131,8 +131,9 @@ def _count_start(bookie: Bookie) -> None:
     """
     cookie = bookie.cookie
     kept = (*cookie.incarnations, bookie.components.rng.getrandbits(64) or 1)[-MAX_INCARNATIONS:]
-    next_ledger_id = bookie.next_ledger_id_at_start = bookie.ledgers.next_ledger_id
-    bookie.change_cookie(
+    introductions, next_ledger_id = bookie.introductions, bookie.ledgers.next_ledger_id
+    introductions.next_ledger_id_at_start = next_ledger_id
+    introductions.change_cookie(
         cookie._replace(starts=cookie.starts + 1, incarnations=kept, next_ledger_id=next_ledger_id)
     )
 
@@ -284,9 +285,13 @@ async def _leave_journals(bookie: Bookie) -> None:
         directory = layout.directory(name)
         if directory in layout.journals:
             continue
-        if is_ours(files, layout, bookie.cookie, JOURNAL_ROLE, directory):
+        ours = is_ours(files, layout, bookie.cookie, JOURNAL_ROLE, directory)
+        if ours:
             for sequence, _ in journal_files(files, directory):
                 await components.disk_worker.delete(journal_path(directory, sequence))
             files.sync_directory(directory)
-        bookie.cookie = forget_journal_directory(files, layout, bookie.cookie, name)
+        others = tuple(known for known in bookie.cookie.journal_directories if known != name)
+        bookie.introductions.change_cookie(bookie.cookie._replace(journal_directories=others))
+        if ours:
+            forget_copy(files, directory)
         _log.info("the journal directory %s is not used any more", directory)

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Protocol
+from typing import Any
 
-from .adds import Adds
-from .checkpoint import Checkpointer
-from .components import BookieComponents
-from .cookie import Cookie
-from .disk_space import DiskSpace
-from .entry_log.entry_logs import EntryLogs
+from .engine import Bookie
 from .entry_log.ledger_directory import DirectoryState
-from .gc.collector import Collector
-from .journal import Journals
-from .ledgers import LedgerDescriptors, Waiters
 from .metrics import Distribution
-from .read_cache import ReadCache
-from .reads import Reads
-from .scrub import Damage
-from .scrub.scrubber import Scrubber
-from .settings import BookieSettings
-from .write_cache import WriteCache
 
 # Figures of the parts that only rise: counters.
 RISING_FIGURES = frozenset(
@@ -37,59 +22,7 @@ RISING_FIGURES = frozenset(
 )
 
 
-class LoadMeter:
-    """Rates over the last interval between two samples, which the disk watch takes every few seconds."""
-
-    def __init__(self, cache: WriteCache, reads: Reads) -> None:
-        self._cache = cache
-        self._reads = reads
-        self._sampled_at = -1.0
-        self._last = (0, 0, 0, 0)
-        self.adds_per_s = 0.0
-        self.add_bytes_per_s = 0.0
-        self.reads_per_s = 0.0
-        self.read_bytes_per_s = 0.0
-
-    def sample(self) -> None:
-        """Ends an interval. The first one begins with the first call: what a start replays is no load."""
-        now = asyncio.get_running_loop().time()
-        cache, reads = self._cache, self._reads
-        totals = (cache.entries_added, cache.bytes_added, reads.entries_read, reads.bytes_read)
-        elapsed = now - self._sampled_at
-        if self._sampled_at >= 0 and elapsed > 0:
-            rates = [(new - old) / elapsed for new, old in zip(totals, self._last, strict=True)]
-            self.adds_per_s, self.add_bytes_per_s, self.reads_per_s, self.read_bytes_per_s = rates
-        self._sampled_at, self._last = now, totals
-
-
-class StatusSource(Protocol):
-    """The parts of `engine.Bookie` that status and metrics read."""
-
-    settings: BookieSettings
-    components: BookieComponents
-    cookie: Cookie
-    cache: WriteCache
-    read_cache: ReadCache
-    adds: Adds
-    reads: Reads
-    waiters: Waiters
-    ledgers: LedgerDescriptors
-    logs: EntryLogs
-    journals: Journals
-    checkpointer: Checkpointer
-    collector: Collector
-    scrubber: Scrubber
-    damage: Damage
-    disk_space: DiskSpace
-    load: LoadMeter
-    replayed_records: int
-
-    @property
-    def read_only(self) -> bool:
-        """Whether new entries are refused."""
-
-
-def bookie_info(bookie: StatusSource) -> dict[str, Any]:
+def bookie_info(bookie: Bookie) -> dict[str, Any]:
     """The map of BookieInfo. Disks as the disk watch saw them last, some seconds ago."""
     directories = bookie.disk_space.directories
     disks = {
@@ -131,7 +64,7 @@ def bookie_info(bookie: StatusSource) -> dict[str, Any]:
     }
 
 
-def bookie_problems(bookie: StatusSource) -> dict[str, str]:
+def bookie_problems(bookie: Bookie) -> dict[str, str]:
     """What an operator should know although the bookie works. A failure, which ends it, is not among them."""
     problems: dict[str, str] = {}
     if not bookie.settings.journal_sync_data:
@@ -174,7 +107,7 @@ def bookie_problems(bookie: StatusSource) -> dict[str, str]:
     return problems
 
 
-def bookie_figures(bookie: StatusSource) -> dict[str, int]:
+def bookie_figures(bookie: Bookie) -> dict[str, int]:
     """All figures of the parts, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
     flushes = bookie.checkpointer.figures
     states = bookie.logs.directory_states
@@ -214,7 +147,7 @@ def bookie_figures(bookie: StatusSource) -> dict[str, int]:
     }
 
 
-def bookie_histograms(bookie: StatusSource) -> list[Distribution]:
+def bookie_histograms(bookie: Bookie) -> list[Distribution]:
     """Distributions, in seconds unless the name says otherwise."""
     return [
         *bookie.journals.histograms(),

@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.cookie import decode_cookie
+from magnetar.bookie.status import bookie_info
 from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
@@ -488,7 +489,7 @@ async def test_rule_12_read_only_below_the_minimum_and_back(reopen: Opener) -> N
     reopen.files.free_bytes = lambda path: (1000, 10**6)  # type: ignore[method-assign]
     object.__setattr__(bookie.settings, "disk_minimum_free_bytes", 2000)
     await until(lambda: bookie.read_only)
-    assert bookie.info()["read_only"]
+    assert bookie_info(bookie)["read_only"]
     assert await add(bookie, entry(1, 1)) == BookieReadOnly.code
     assert (await bookie.read(1, 0, 0, fence=True))[0] == [entry(1, 0)]
     reopen.files.free_bytes = real  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.journal.device import JournalDevice
+from magnetar.bookie.status import bookie_figures, bookie_info, bookie_problems
 from support.bookie_kit import add, add_all, entry, open_inline, open_real, until
 from support.index_model import ModelStorage
 from support.inline_devices import InlineJournalDevice
@@ -24,26 +25,26 @@ async def test_a_journal_that_hangs_is_told_while_adds_wait_and_no_longer(tmp_pa
     bookie = await open_real(str(tmp_path), journal_stall_s=0.2)
     try:
         assert await add(bookie, entry(1, 0)) == 0
-        assert bookie.info()["journal_stalled_s"] == 0
+        assert bookie_info(bookie)["journal_stalled_s"] == 0
         pid = writer_pid(bookie.journals.all[0]._device)
         os.kill(pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(0.25)
-            assert bookie.info()["journal_stalled_s"] == 0, "nothing waits: idle is not hung"
-            assert bookie.problems() == {}
+            assert bookie_info(bookie)["journal_stalled_s"] == 0, "nothing waits: idle is not hung"
+            assert bookie_problems(bookie) == {}
             waiting = asyncio.create_task(add_all(bookie, [entry(1, number) for number in range(1, 10)]))
-            await until(lambda: "journal_stalled" in bookie.problems())
-            assert bookie.info()["journal_stalled_s"] >= 0.2
-            problem = bookie.problems()["journal_stalled"]
+            await until(lambda: "journal_stalled" in bookie_problems(bookie))
+            assert bookie_info(bookie)["journal_stalled_s"] >= 0.2
+            problem = bookie_problems(bookie)["journal_stalled"]
             assert str(tmp_path / "journal") in problem
             assert "journal_stall_s=0.2" in problem
-            stats = bookie.stats()
+            stats = bookie_figures(bookie)
             assert stats["journal_stalled_ms"] >= 200
         finally:
             os.kill(pid, signal.SIGCONT)
         assert await waiting == [0] * 9
-        assert bookie.info()["journal_stalled_s"] == 0
-        assert bookie.problems() == {}
+        assert bookie_info(bookie)["journal_stalled_s"] == 0
+        assert bookie_problems(bookie) == {}
     finally:
         await bookie.close()
 
@@ -63,7 +64,7 @@ async def test_a_journal_that_is_slow_and_goes_on_does_not_hang(tmp_path: Path) 
         adding.append(asyncio.create_task(add(bookie, entry(1, number))))
         await asyncio.sleep(0)
         now += 0.15
-        assert bookie.info()["journal_stalled_s"] == pytest.approx(0.15)
+        assert bookie_info(bookie)["journal_stalled_s"] == pytest.approx(0.15)
         journal._durable(journal._pending[0][0])
     device._write_groups = write_groups  # type: ignore[method-assign]
     write_groups()

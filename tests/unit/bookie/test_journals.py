@@ -24,6 +24,7 @@ from magnetar.bookie.device.writer_process import (
     PlainDisk,
 )
 from magnetar.bookie.journal.records import Record, RecordType, incarnation_of, scan_journal
+from magnetar.bookie.status import bookie_info, bookie_problems
 from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
@@ -360,12 +361,12 @@ def test_rule_04_a_full_disk_that_shows_in_a_sync_stops_the_bookie() -> None:
 async def test_without_syncs_everything_works_and_is_called_unsafe(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), journal_sync_data=False)
     assert not any(await add_all(bookie, [entry(1, n) for n in range(10)]))
-    assert bookie.info()["unsafe_no_sync"] is True
-    assert "unsafe_no_sync" in bookie.problems()
+    assert bookie_info(bookie)["unsafe_no_sync"] is True
+    assert "unsafe_no_sync" in bookie_problems(bookie)
     await bookie.close()
     bookie = await open_real(str(tmp_path))
     assert (await bookie.read(1, 0, 99))[0] == [entry(1, n) for n in range(10)]
-    assert "unsafe_no_sync" not in bookie.problems()
+    assert "unsafe_no_sync" not in bookie_problems(bookie)
     await bookie.close()
 
 

@@ -11,6 +11,7 @@ from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadBudget, ReadGrant
 from magnetar.bookie.read_cache import ReadCache
+from magnetar.bookie.status import bookie_problems
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -117,7 +118,7 @@ async def test_rule_08_damage_inside_a_batch_ends_it_and_is_told_to_who_asks_for
     assert (await bookie.read(1, 8, 19))[0] == entries[8:]
     assert bookie.damage.covers(1, 7)
     assert bookie.damage.figures()["damaged_entries"] == 1
-    assert "1 entries of 1 ledgers are damaged" in bookie.problems()["damage"]
+    assert "1 entries of 1 ledgers are damaged" in bookie_problems(bookie)["damage"]
 
 
 async def test_rule_45_what_is_in_memory_is_served_while_the_disk_of_what_follows_does_not_answer(

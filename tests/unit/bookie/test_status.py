@@ -9,7 +9,7 @@ import pytest
 from magnetar.bookie import open_bookie
 from magnetar.bookie.disk_space import clear_read_only, set_read_only
 from magnetar.bookie.metrics import Histogram
-from magnetar.bookie.status import RISING_FIGURES
+from magnetar.bookie.status import RISING_FIGURES, bookie_figures, bookie_info, bookie_problems
 from magnetar.cli.wiring.metrics import service_metrics
 from magnetar.proto.errors import BookieReadOnly, InvalidSetting, StorageFailed
 from magnetar.runtime.files import OsFiles
@@ -54,14 +54,14 @@ async def test_load_is_of_the_last_interval_and_costs_an_add_nothing(tmp_path: P
     await asyncio.sleep(0.02)
     bookie.load.sample()
     elapsed = asyncio.get_running_loop().time() - began
-    load = bookie.info()["load"]
+    load = bookie_info(bookie)["load"]
     assert load["adds_per_s"] == pytest.approx(150 / elapsed, rel=0.5)
     assert load["add_bytes_per_s"] == pytest.approx(150 * 540 / elapsed, rel=0.5)
     assert load["reads_per_s"] == pytest.approx(50 / elapsed, rel=0.5)
     assert 0 < load["write_cache_ratio"] < 1
     await asyncio.sleep(0.01)
     bookie.load.sample()
-    assert bookie.info()["load"]["adds_per_s"] == 0
+    assert bookie_info(bookie)["load"]["adds_per_s"] == 0
     await bookie.close()
 
 
@@ -74,7 +74,7 @@ async def test_replayed_entries_are_no_load(tmp_path: Path) -> None:
     assert bookie.replayed_records >= 100
     await asyncio.sleep(0.01)
     bookie.load.sample()
-    assert bookie.info()["load"]["adds_per_s"] == 0
+    assert bookie_info(bookie)["load"]["adds_per_s"] == 0
     await bookie.close()
 
 
@@ -89,20 +89,20 @@ async def test_rule_12_a_full_directory_is_named_and_the_bookie_read_only_when_n
         disk_check_interval_s=0.005,
     )
     bookie = await open_bookie(settings, model_components(ModelStorage(), files))
-    assert bookie.problems() == {}
-    info = bookie.info()
+    assert bookie_problems(bookie) == {}
+    info = bookie_info(bookie)
     assert (info["free_bytes"], info["total_bytes"]) == (1800 << 20, 2000 << 20)
     files.free["one"] = 5 << 20
-    await until(lambda: bool(bookie.problems()))
-    assert list(bookie.problems()) == [f"directory {tmp_path / 'one'}"]
+    await until(lambda: bool(bookie_problems(bookie)))
+    assert list(bookie_problems(bookie)) == [f"directory {tmp_path / 'one'}"]
     assert not bookie.read_only
     assert await add(bookie, entry(1, 0)) == 0
     await bookie.checkpoint()
     assert not list((tmp_path / "one").glob("entrylog*"))
     files.free["two"] = 0
     await until(lambda: bookie.read_only)
-    assert "no space in" in bookie.info()["read_only_reason"]
-    assert "read_only" in bookie.problems()
+    assert "no space in" in bookie_info(bookie)["read_only_reason"]
+    assert "read_only" in bookie_problems(bookie)
     assert await add(bookie, entry(1, 1)) == BookieReadOnly.code
     assert await add(bookie, entry(1, 1), recovery=True) == 0  # rule 39: one of them has room for recoveries
     files.free["one"] = 0
@@ -127,7 +127,7 @@ async def test_a_bookie_that_its_operator_made_read_only_takes_part_in_recoverie
     assert await add(bookie, entry(1, 0)) == 0
     set_read_only(files, bookie.layout, "leaves on Friday")
     await until(lambda: bookie.read_only)
-    assert bookie.problems()["read_only"] == "leaves on Friday"
+    assert bookie_problems(bookie)["read_only"] == "leaves on Friday"
     assert await add(bookie, entry(1, 1)) == BookieReadOnly.code
     await bookie.fence(1)
     assert await add(bookie, entry(1, 1), recovery=True) == 0
@@ -139,9 +139,9 @@ async def test_a_bookie_that_its_operator_made_read_only_takes_part_in_recoverie
 
 async def test_the_unsafe_mode_is_named(tmp_path: Path) -> None:
     bookie = await open_inline(str(tmp_path), ModelStorage(), journal_sync_data=False)
-    assert "power failure" in bookie.problems()["unsafe_no_sync"]
-    assert bookie.info()["unsafe_no_sync"] is True
-    assert bookie.stats()["unsafe_no_sync"] == 1
+    assert "power failure" in bookie_problems(bookie)["unsafe_no_sync"]
+    assert bookie_info(bookie)["unsafe_no_sync"] is True
+    assert bookie_figures(bookie)["unsafe_no_sync"] == 1
     await bookie.close()
 
 
@@ -153,7 +153,7 @@ async def test_metrics_show_every_figure_and_every_histogram(tmp_path: Path) -> 
     await bookie.read(1, 0, 10)
     await bookie.read(1, 0, 10)
     text = (await service_metrics(None, bookie).render()).decode()
-    for name in bookie.stats():
+    for name in bookie_figures(bookie):
         assert f"\nmagnetar_bookie_{name}{'_total' if name in RISING_FIGURES else ''} " in text, name
     assert "magnetar_bookie_entries_added_total 200.0" in text
     for source in ("write_cache", "read_cache", "entry_log"):
@@ -161,7 +161,7 @@ async def test_metrics_show_every_figure_and_every_histogram(tmp_path: Path) -> 
     assert 'magnetar_bookie_journal_sync_seconds_bucket{journal="journal",le="+Inf"}' in text
     assert "magnetar_bookie_flush_seconds_count 1.0" in text
     assert 'magnetar_bookie_directory_state{path="' in text
-    assert {*bookie.stats()} >= RISING_FIGURES, RISING_FIGURES - {*bookie.stats()}
+    assert {*bookie_figures(bookie)} >= RISING_FIGURES, RISING_FIGURES - {*bookie_figures(bookie)}
     await bookie.close()
 
 
@@ -189,7 +189,7 @@ def test_a_ledger_directory_whose_disk_cannot_be_asked_has_failed() -> None:
             return real(path)
 
         files.free_bytes = free_bytes  # type: ignore[method-assign]
-        await until(lambda: "directory /one" in bookie.problems())
+        await until(lambda: "directory /one" in bookie_problems(bookie))
         assert bookie.failure is None
         assert await add(bookie, entry(1, 0, b"x" * KIB)) == 0
         await bookie.checkpoint()
@@ -202,7 +202,7 @@ def test_a_ledger_directory_whose_disk_cannot_be_asked_has_failed() -> None:
 async def test_a_bookie_tells_where_it_stands(tmp_path: Path) -> None:
     settings = small_settings(str(tmp_path / "data"), rack="r 7", zone="north")
     bookie = await open_bookie(settings, model_components(ModelStorage(), OsFiles()))
-    info = bookie.info()
+    info = bookie_info(bookie)
     assert (info["rack"], info["zone"]) == ("r 7", "north")
     await bookie.close()
 

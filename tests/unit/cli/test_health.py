@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from magnetar.bookie.status import bookie_problems
 from magnetar.cli.wiring.health import HttpPages, Started, bookie_reasons, broker_reasons
 from magnetar.cli.wiring.lazy_imports import LazyHttp
 from magnetar.cli.wiring.registration import Registration
@@ -118,7 +119,7 @@ async def test_a_read_only_bookie_is_ready_and_says_so(tmp_path: Path) -> None:
     try:
         bookie.convert_to_read_only("its disk makes noises")
         assert not bookie_reasons(bookie)
-        assert bookie.problems()["read_only"] == "its disk makes noises"
+        assert bookie_problems(bookie)["read_only"] == "its disk makes noises"
     finally:
         await bookie.close()
 

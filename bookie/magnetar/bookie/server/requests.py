@@ -34,6 +34,7 @@ from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from ..engine import Bookie
 from ..reads import LongPollResult
+from ..status import bookie_info
 
 _MAX_LONG_POLL_BYTES = 1 << 20
 
@@ -68,7 +69,7 @@ async def _write_last_confirmed(bookie: Bookie, _: int, command: WriteLastConfir
 
 
 async def _info(bookie: Bookie, _: int, _command: BookieInfo) -> Answer:
-    return Answer(bookie.info())
+    return Answer(bookie_info(bookie))
 
 
 async def _list_ledgers(bookie: Bookie, _: int, command: ListLedgers) -> Answer:

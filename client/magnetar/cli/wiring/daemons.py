@@ -155,6 +155,8 @@ def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
 
 
 async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
+    from magnetar.bookie.status import bookie_problems
+
     from .components import service_components
     from .metrics import service_metrics
     from .standalone import Standalone
@@ -168,13 +170,14 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: As
     return Started(
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
         lambda: service_metrics(standalone.broker, bookie),
-        lambda: {**bookie.problems(), **(standalone.broker.problems() if standalone.broker else {})},
+        lambda: {**bookie_problems(bookie), **(standalone.broker.problems() if standalone.broker else {})},
         lambda: bookie_reasons(bookie),
         bookie,
     )
 
 
 async def _start_bookie(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
+    from magnetar.bookie.status import bookie_problems
     from magnetar.runtime.files import OsFiles
 
     from .components import bookie_components
@@ -190,7 +193,7 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon, stops: AsyncE
     return Started(
         {"bookie": server.addresses[0]},
         lambda: service_metrics(None, bookie),
-        bookie.problems,
+        lambda: bookie_problems(bookie),
         lambda: bookie_reasons(bookie),
         bookie,
     )

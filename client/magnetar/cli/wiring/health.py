@@ -126,12 +126,14 @@ class HttpPages:
 
 def bookie_reasons(bookie: Bookie, registered: bool = True) -> Reasons:
     """A bookie without a cluster is never registered, and needs not to be."""
+    from magnetar.bookie.status import bookie_problems
+
     reasons = {}
     if not registered:
         reasons["unregistered"] = (
             "it has no session with the metadata store, so nobody finds it; it goes on trying"
         )
-    if stalled := bookie.problems().get("journal_stalled"):
+    if stalled := bookie_problems(bookie).get("journal_stalled"):
         reasons["journal_stalled"] = stalled
     return reasons
 

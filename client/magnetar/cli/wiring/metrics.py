@@ -7,7 +7,7 @@ from functools import partial
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log.ledger_directory import DirectoryState
-from magnetar.bookie.status import RISING_FIGURES
+from magnetar.bookie.status import RISING_FIGURES, bookie_figures, bookie_histograms
 from magnetar.broker import Broker
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
@@ -27,8 +27,8 @@ def service_metrics(
             {name: Family(*text) for name, text in TOPIC_METRICS.items()}, partial(topic_metrics, broker)
         )
     if bookie is not None:
-        _observe(metrics, "bookie", bookie.stats, RISING_FIGURES)
-        for number, shown in enumerate(bookie.histograms()):
+        _observe(metrics, "bookie", partial(bookie_figures, bookie), RISING_FIGURES)
+        for number, shown in enumerate(bookie_histograms(bookie)):
             metrics.distribution(
                 f"bookie_{shown.name}",
                 _help("bookie", shown.help, f"bookie_{shown.name}", rising=True),
@@ -55,7 +55,7 @@ _STATES = {DirectoryState.WRITABLE: 0, DirectoryState.FULL: 1, DirectoryState.FA
 
 
 def _histograms(bookie: Bookie, number: int) -> list[Row]:
-    shown = bookie.histograms()[number]
+    shown = bookie_histograms(bookie)[number]
     return [
         ([value] if shown.label else [], histogram.bounds, histogram.counts, histogram.total)
         for value, histogram in shown.by_label.items()

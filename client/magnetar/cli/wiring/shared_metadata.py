@@ -17,6 +17,7 @@ from importlib.metadata import version
 
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
+from magnetar.bookie.status import bookie_info, bookie_problems
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
@@ -88,7 +89,7 @@ async def run_bookie(settings: ServiceSettings, on_failure: Failure, stops: Asyn
     host, port = settings.daemon.host_for_clients, server.addresses[0][1]
 
     def registration() -> bytes:
-        info = bookie.info()
+        info = bookie_info(bookie)
         stalled = round(info["journal_stalled_s"])
         return encode_registration(
             f"{format_host(host)}:{port}",
@@ -101,7 +102,9 @@ async def run_bookie(settings: ServiceSettings, on_failure: Failure, stops: Asyn
             journal_stalled_s=stalled if stalled >= settings.bookie.journal_stall_s else 0.0,
             incarnation=bookie.cookie.incarnations[-1],
             problems={
-                subject: reason for subject, reason in bookie.problems().items() if subject.startswith("disk")
+                subject: reason
+                for subject, reason in bookie_problems(bookie).items()
+                if subject.startswith("disk")
             },
         )
 
@@ -117,7 +120,7 @@ async def run_bookie(settings: ServiceSettings, on_failure: Failure, stops: Asyn
     return Started(
         {"bookie": server.addresses[0]},
         lambda: service_metrics(None, bookie, repairs),
-        lambda: {**health.problems, **bookie.problems()},
+        lambda: {**health.problems, **bookie_problems(bookie)},
         lambda: bookie_reasons(bookie, registered.standing),
         bookie,
     )

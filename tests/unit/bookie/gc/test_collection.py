@@ -10,6 +10,7 @@ import pytest
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.settings import BookieSettings
+from magnetar.bookie.status import bookie_figures
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.proto.errors import (
     DiskFull,
@@ -47,7 +48,7 @@ async def test_ledgers_that_metadata_no_longer_has_go_and_so_do_their_logs(gc: C
     await gc.check(2, range(40))
     with pytest.raises(LedgerNotFound):
         await bookie.read(1, 0, 0)
-    stats = bookie.stats()
+    stats = bookie_figures(bookie)
     assert stats["gc_rounds"] == 1
     assert stats["gc_deleted_ledgers"] == 1
     assert stats["gc_reclaimed_bytes"] == collected.reclaimed_bytes > 0
@@ -80,7 +81,7 @@ async def test_rule_10_a_metadata_error_or_timeout_is_not_a_deletion(gc: Collect
     collected = await bookie.collect_garbage()
     assert collected.skipped
     assert collected[:4] == (0, 0, 0, 0)
-    assert bookie.stats()["gc_rounds_without_metadata"] == 1
+    assert bookie_figures(bookie)["gc_rounds_without_metadata"] == 1
     for ledger_id in (1, 2):
         await gc.check(ledger_id, range(20))
 
@@ -206,8 +207,8 @@ async def test_rounds_come_by_themselves_and_stop_with_the_bookie(gc: Collected)
     await gc.write([1], range(5))
     assert gc.existing is not None
     gc.existing.ledgers.clear()
-    await until(lambda: bookie.stats()["gc_deleted_ledgers"] == 1)
-    await until(lambda: bookie.stats()["gc_rounds"] > 3)
+    await until(lambda: bookie_figures(bookie)["gc_deleted_ledgers"] == 1)
+    await until(lambda: bookie_figures(bookie)["gc_rounds"] > 3)
     await bookie.close()
     rounds = bookie.collector.figures.rounds
     await asyncio.sleep(0.05)
@@ -222,9 +223,9 @@ async def test_a_disk_that_gets_full_begins_a_round(gc: Collected) -> None:
     bookie.collector.note_space([])
     for _ in range(20):
         await asyncio.sleep(0)
-    assert bookie.stats()["gc_rounds"] == 0
+    assert bookie_figures(bookie)["gc_rounds"] == 0
     bookie.collector.note_space([0])
-    await until(lambda: bookie.stats()["gc_deleted_ledgers"] == 1)
+    await until(lambda: bookie_figures(bookie)["gc_deleted_ledgers"] == 1)
 
 
 async def test_who_waits_for_a_round_is_told_that_the_bookie_stops(gc: Collected) -> None:

@@ -20,6 +20,7 @@ from magnetar.bookie.gc.compactor import (
 )
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadGrant
+from magnetar.bookie.status import bookie_figures
 from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, RequestTimeout, StorageFailed
 from support.bookie_kit import KIB, add, add_all, crash, entry, open_real, until
 from support.gc_kit import Collected, data, flip
@@ -251,7 +252,7 @@ async def test_a_full_disk_gives_the_copy_up_and_the_next_round_tries_again(
     assert gc.names() == names
     assert bookie.failure is None
     await gc.check(4, range(20))
-    assert bookie.stats()["compaction_given_up"] >= 1
+    assert bookie_figures(bookie)["compaction_given_up"] >= 1
     assert (await bookie.collect_garbage()).compacted_logs == len(names)
     await gc.check(4, range(20))
 
@@ -314,7 +315,7 @@ async def test_a_log_with_a_damaged_live_entry_is_reported_and_kept(gc: Collecte
         await bookie.read(4, 5, 5)
     await gc.check(4, range(5))
     await gc.check(4, range(6, 20))
-    assert bookie.stats()["compaction_damaged_logs"] == 1
+    assert bookie_figures(bookie)["compaction_damaged_logs"] == 1
     # A repair writes the entry again: now the log can go.
     assert await add(bookie, data(4, 5), recovery=True) == 0
     await bookie.checkpoint()
@@ -340,7 +341,7 @@ async def test_rule_45_a_log_on_a_disk_that_does_not_answer_is_not_damaged_and_c
     monkeypatch.setattr(bookie.logs, "scan", hanging)
     await bookie.collect_garbage()
     assert bookie.logs.path_of(silent) is not None
-    figures = bookie.stats()
+    figures = bookie_figures(bookie)
     assert (figures["compaction_damaged_logs"], figures["compaction_given_up"], failures) == (0, 1, [])
     monkeypatch.undo()
     await bookie.collect_garbage()

@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie.disk_space import clear_read_only, marker_path, read_only_reason, set_read_only
 from magnetar.bookie.layout import DataLayout
+from magnetar.bookie.status import bookie_info
 from magnetar.proto.errors import BookieReadOnly
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, open_real
@@ -42,7 +43,7 @@ def test_rule_12_it_takes_no_adds_until_the_marker_is_gone(killed: Path) -> None
             await bookie.fence(2)
             read, _ = await bookie.read(1, 0, 74)
             assert read == [entries_of(1)[number] for number in range(len(read))]
-            info = bookie.info()
+            info = bookie_info(bookie)
             assert info["read_only"] is True
             assert "moved to a new machine" in info["read_only_reason"]
         finally:
@@ -51,7 +52,7 @@ def test_rule_12_it_takes_no_adds_until_the_marker_is_gone(killed: Path) -> None
         bookie = await open_real(str(killed))
         try:
             assert await add(bookie, entry(1, 75)) == 0
-            assert bookie.info()["read_only"] is False
+            assert bookie_info(bookie)["read_only"] is False
         finally:
             await bookie.close()
 
