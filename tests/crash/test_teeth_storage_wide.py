@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,9 @@ from magnetar.bookie.checkpoint import Checkpointer
 from magnetar.bookie.entry_log.entry_logs import EntryLogs
 from magnetar.bookie.entry_log.log_writer import LogWriter
 from magnetar.bookie.entry_log.records import STATE_ENTRY
+from magnetar.bookie.fencing import Fencing
 from magnetar.bookie.gc.collector import Collector
 from magnetar.bookie.gc.compactor import Compactor
-from magnetar.bookie.gc.deletion import Deletion
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import Journals
 from magnetar.bookie.journal.journal import Journal
@@ -82,12 +81,12 @@ def compaction_without_the_barrier(patch: Patch) -> None:
             yield
 
         barrier = type("NoBarrier", (), {"exclusive": staticmethod(at_once), "stopped_by_full_disk": False})()
-        kept = self._parts
-        self._parts = self.survey._parts = replace(kept, checkpointer=barrier)
+        kept = self._checkpointer
+        self._checkpointer = self.survey._checkpointer = barrier
         try:
             return await real(self, forced=forced)
         finally:
-            self._parts = self.survey._parts = kept
+            self._checkpointer = self.survey._checkpointer = kept
 
     patch.setattr(Collector, "round", round_without)
 
@@ -151,12 +150,12 @@ def metadata_listed_before_the_local_ledgers(patch: Patch) -> None:
     """Rule 10: a ledger that is created in between looks deleted."""
 
     async def delete_missing(self: Collector) -> bool:
-        existing = self._parts.existing
+        existing = self.existing
         assert isinstance(existing, ListedLedgers)
         listed = existing.listed()
         await asyncio.sleep(0.2)
         alive = [*await self.survey.list_ledgers()]
-        await self._deletion.delete([ledger_id for ledger_id in alive if ledger_id not in listed])
+        await self._fencing.delete([ledger_id for ledger_id in alive if ledger_id not in listed])
         return True
 
     patch.setattr(Collector, "_delete_missing", delete_missing)
@@ -177,7 +176,7 @@ def tombstone_not_replayed(patch: Patch) -> None:
 
     async def replay(bookie: Any, *more: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Deletion, "apply", lambda self, ledger_id, deleted_at_ms: None)
+            inner.setattr(Fencing, "apply_tombstone", lambda self, ledger_id, deleted_at_ms: None)
             return await real(bookie, *more)
 
     patch.setattr(startup, "replay", replay)

@@ -38,10 +38,10 @@ from .cookie import Cookie
 from .disk_space import DiskSpace, clear_read_only, set_read_only
 from .entry_log.entry_logs import EntryLogs
 from .fencing import Fencing
+from .gc.assignments import Leftovers, UnknownLedgers
 from .gc.collector import Collected, Collector
-from .gc.deletion import Deletion
-from .gc.parts import StorageParts
-from .gc.unknown_ledgers import UnknownLedgers
+from .gc.compactor import Compactor
+from .gc.survey import Survey
 from .index import LocationIndex
 from .introduction import Introductions
 from .journal import Journals
@@ -130,36 +130,57 @@ class Bookie:
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
-        self.fencing = Fencing(ledgers, journals)
+        self.fencing = Fencing(ledgers, journals, cache, read_cache, self.damage, self.components.clock)
         self.reads = Reads(settings, ledgers, cache, read_cache, stored, self.damage, self.waiters)
-        self.deletion = Deletion(ledgers, journals, cache, read_cache, self.damage, self.components.clock)
         self.listing = Listing(ledgers, index, cache)
 
     def _make_maintenance(self, index: LocationIndex) -> None:
-        components = self.components
-        parts = StorageParts(
-            settings=self.settings,
-            files=components.files,
-            worker=components.disk_worker,
-            clock=components.clock,
-            layout=self.layout,
-            logs=self.logs,
-            index=index,
-            ledgers=self.ledgers,
-            checkpointer=self.checkpointer,
-            damage=self.damage,
-            existing=components.existing_ledgers,
-            assignments=components.assignments,
+        components, settings, logs, ledgers = self.components, self.settings, self.logs, self.ledgers
+        files, worker, clock = components.files, components.disk_worker, components.clock
+        checkpointer, damage, assignments = self.checkpointer, self.damage, components.assignments
+        leftovers = unknown = None
+        if assignments is not None:
+            leftovers = Leftovers(logs, index, assignments)
+            unknown = UnknownLedgers(ledgers, index, damage, assignments, self.fencing, self.checkpoint)
+        survey = Survey(
+            logs,
+            index,
+            ledgers,
+            checkpointer,
+            clock,
+            bytes_per_s=settings.compaction_bytes_per_s,
+            tombstone_retention_s=settings.tombstone_retention_s,
         )
-        unknown = None
-        if parts.assignments is not None:
-            unknown = UnknownLedgers(parts, parts.assignments, self.fencing, self.checkpoint)
-        self.collector = Collector(parts, self.deletion, self.fail, unknown)
-        self.scrubber = Scrubber(parts, self.cache, lambda: not self.accepting or self.checkpointer.flushing)
-        self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
-        self.disk_space = DiskSpace(
-            components.files, self.layout, self.settings, self.logs, self.collector.note_space
+        self.collector = Collector(
+            settings,
+            logs,
+            ledgers,
+            checkpointer,
+            self.fencing,
+            survey,
+            Compactor(files, worker, self.layout, logs, index, damage, settings.compaction_bytes_per_s),
+            self.fail,
+            components.existing_ledgers,
+            leftovers,
+            unknown,
         )
+        self.scrubber = Scrubber(
+            settings,
+            files,
+            worker,
+            self.layout,
+            logs,
+            index,
+            ledgers,
+            self.cache,
+            checkpointer,
+            damage,
+            clock,
+            assignments,
+            lambda: not self.accepting or checkpointer.flushing,
+        )
+        survey.measured_live_bytes = self.scrubber.exact_live_bytes
+        self.disk_space = DiskSpace(files, self.layout, settings, logs, self.collector.note_space)
 
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""
@@ -306,7 +327,7 @@ class Bookie:
         """
         check_ids(ledger_id)
         self._check_alive()
-        await self.deletion.delete([ledger_id])
+        await self.fencing.delete([ledger_id])
         self.adds.admit_waiting()
 
     async def collect_garbage(self) -> Collected:

@@ -89,7 +89,7 @@ class _Target:
         ledger_id, added = change
         check_ids(ledger_id, last=added.explicit_lac)
         if added.deleted_at_ms:
-            self._bookie.deletion.apply(ledger_id, added.deleted_at_ms)
+            self._bookie.fencing.apply_tombstone(ledger_id, added.deleted_at_ms)
             return
         state = self._ledgers.load(ledger_id)
         state.fenced = state.fenced or added.fenced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from magnetar.bookie import Bookie, replay
@@ -11,7 +10,6 @@ from magnetar.bookie.checkpoint import Checkpointer, _Work
 from magnetar.bookie.entry_log.entry_logs import EntryLogs
 from magnetar.bookie.fencing import Fencing
 from magnetar.bookie.gc.compactor import Compactor
-from magnetar.bookie.gc.deletion import Deletion
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.journal.records import RecordType
@@ -30,7 +28,6 @@ from support.inline_devices import InlineJournalDevice
 _adds: Any = Adds
 _fencing: Any = Fencing
 _checkpointer: Any = Checkpointer
-_deletion: Any = Deletion
 _replay: Any = _Target
 _replays: Any = replay
 
@@ -170,7 +167,7 @@ def read_only_bookie_does_not_fence() -> None:
 @defect
 def deletion_forgets_the_fence() -> None:
     """BookKeeper #4462, rule 7: a stale writer brings a ledger back that was fenced and then deleted."""
-    write_tombstone = _deletion._write_tombstone
+    write_tombstone = _fencing._write_tombstone
 
     def forgetting(self: Any, ledger_id: int) -> None:
         write_tombstone(self, ledger_id)
@@ -178,7 +175,7 @@ def deletion_forgets_the_fence() -> None:
         state.fenced = False
         state.deleted_at_ms = 0
 
-    _deletion._write_tombstone = forgetting
+    _fencing._write_tombstone = forgetting
 
 
 @defect
@@ -250,11 +247,7 @@ def tombstones_end_at_once() -> None:
     forget = Survey.forget_tombstones
 
     async def at_once(self: Any) -> int:
-        parts = self._parts
-        self._parts = replace(parts, settings=replace(parts.settings, tombstone_retention_s=0.0))
-        try:
-            return await forget(self)
-        finally:
-            self._parts = parts
+        self._tombstone_retention_s = 0.0
+        return await forget(self)
 
     Survey.forget_tombstones = at_once  # type: ignore[method-assign]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.bookie.gc.leftovers import Leftovers
+from magnetar.bookie.gc.assignments import Leftovers
+from magnetar.bookie.gc.collector import Collector
 from magnetar.ledger.replication.core.repair import Copied, RepairCore
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.replication.worker import Worker
@@ -84,7 +85,7 @@ def leftovers_take_newer_copies_along() -> None:
 
     async def everything(self: Any, found: Any, closed: Any) -> None:
         await asyncio.sleep(0.5)
-        await drop(self, found, frozenset(info.log_id for info in self._parts.logs.logs()))
+        await drop(self, found, frozenset(info.log_id for info in self._logs.logs()))
 
     leftovers._drop = everything
 
@@ -115,7 +116,16 @@ def dropping_leftovers_forgets_the_fence() -> None:
 
     async def forgetful(self: Any, found: Any, closed: Any) -> None:
         await drop(self, found, closed)
-        self._parts.index.delete_ledger(found.ledger_id)
-        self._parts.ledgers.forget(found.ledger_id)
+        self._index.delete_ledger(found.ledger_id)
+        self.ledgers.forget(found.ledger_id)
 
+    collector: Any = Collector
+    begin = collector.__init__
+
+    def with_ledgers(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        if self._leftovers is not None:
+            self._leftovers.ledgers = self._ledgers
+
+    collector.__init__ = with_ledgers
     leftovers._drop = forgetful

@@ -136,6 +136,10 @@ class EntryLogs:
                     free[self._files.device(directory.path)] = self._files.free_bytes(directory.path)[0]
         return sum(free.values())
 
+    def space_of(self, directory: int) -> tuple[int, int]:
+        """Free and total bytes of the file system of a directory."""
+        return self._files.free_bytes(self._layout.ledgers[directory])
+
     def set_full(self, directory: int, full: bool) -> None:
         """What the disk watch found: a full directory is written to only when no other is left."""
         self._directories[directory].full_by_disk_watch = full

@@ -1,6 +1,5 @@
 """Garbage collection: deleted ledgers, logs without live ledgers, compaction.
 
-`decisions` says what to do with which log, `collector` does a round of it, `compactor` copies what is alive, `deletion`
-writes tombstones, `existing_ledgers` asks metadata, `leftovers` drops what metadata gives to other bookies,
-`unknown_ledgers` finds what is complete again after a loss.
+`decisions` says what to do with which log, `collector` does a round of it, `survey` finds out how much is alive, `compactor`
+copies it, `existing_ledgers` asks metadata what was deleted, `assignments` what is this bookie's.
 """

@@ -1,9 +1,9 @@
 """Garbage collection: runs rounds on schedule or by request.
 
-    1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); as far as the `brake` lets them
+    1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); as far as the brake lets them
        pass, each of these gets a tombstone
-       at an interval: drop entries that metadata gives to other bookies (`leftovers`)
-       ledgers that are unknown here: are they complete by now (`unknown_ledgers`)?
+       at an interval: drop entries that metadata gives to other bookies (`assignments`)
+       ledgers that are unknown here: are they complete by now (`assignments`)?
     2  while no flush runs (rule 11): remove the locations of deleted ledgers from the index, durably; list the closed logs
     3  statistics of those logs (`survey`) -> which to delete, which to compact (`decisions`)
     4  delete logs without a live ledger
@@ -27,15 +27,17 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
+from ..checkpoint import Checkpointer
+from ..entry_log.entry_logs import EntryLogs
 from ..entry_log.ledger_directory import DirectoryState
+from ..fencing import Fencing
+from ..ledgers import LedgerDescriptors
+from ..settings import BookieSettings
+from .assignments import Leftovers, UnknownLedgers
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
 from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round
-from .deletion import Deletion
-from .existing_ledgers import deleted_ledgers
-from .leftovers import Leftovers
-from .parts import StorageParts
+from .existing_ledgers import ExistingLedgers, deleted_ledgers
 from .survey import Survey
-from .unknown_ledgers import UnknownLedgers
 
 _log = logging.getLogger(__name__)
 # Rounds while a disk is nearly full: metadata may list fewer ledgers by then.
@@ -52,31 +54,21 @@ class Collected(NamedTuple):
     # Metadata could not be asked, so no ledger was taken for deleted.
     skipped: bool = False
 
-    def since(self, before: Collected) -> Collected:
-        """The difference of two sums."""
-        return Collected(
-            self.deleted_ledgers - before.deleted_ledgers,
-            self.deleted_logs - before.deleted_logs,
-            self.compacted_logs - before.compacted_logs,
-            self.reclaimed_bytes - before.reclaimed_bytes,
-        )
 
-
-class Figures:
-    """Since the start; plain integers."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.rounds_without_metadata = 0
-        self.deleted_logs = 0
-        self.reclaimed_bytes = 0
-        self.minor_compactions = 0
-        self.major_compactions = 0
-        self.compacted_logs = 0
-        self.compacted_bytes = 0  # written to new logs
-        self.compaction_ms = 0
-        self.compactions_given_up = 0
-        self.forgotten_tombstones = 0
+# Since the start. `compaction_bytes` were written to new logs.
+_FIGURES = (
+    "gc_rounds",
+    "gc_rounds_without_metadata",
+    "gc_deleted_logs",
+    "gc_reclaimed_bytes",
+    "gc_forgotten_tombstones",
+    "compaction_minor_runs",
+    "compaction_major_runs",
+    "compaction_logs",
+    "compaction_bytes",
+    "compaction_ms",
+    "compaction_given_up",
+)
 
 
 class Collector:
@@ -84,17 +76,29 @@ class Collector:
 
     def __init__(
         self,
-        parts: StorageParts,
-        deletion: Deletion,
+        settings: BookieSettings,
+        logs: EntryLogs,
+        ledgers: LedgerDescriptors,
+        checkpointer: Checkpointer,
+        fencing: Fencing,
+        survey: Survey,
+        compactor: Compactor,
         fail: Callable[[MagnetarError], None],
+        existing: ExistingLedgers | None,
+        leftovers: Leftovers | None,
         unknown: UnknownLedgers | None,
     ) -> None:
-        self.figures = Figures()
-        self.survey = Survey(parts)
-        self._parts = parts
-        self._deletion = deletion
-        self._compactor = Compactor(parts)
-        self._leftovers = None if parts.assignments is None else Leftovers(parts, parts.assignments)
+        """Without `existing`, `leftovers` or `unknown` a round leaves out what these are for."""
+        self.figures = dict.fromkeys(_FIGURES, 0)
+        self.survey = survey
+        self.existing = existing
+        self._settings = settings
+        self._logs = logs
+        self._ledgers = ledgers
+        self._checkpointer = checkpointer
+        self._fencing = fencing
+        self._compactor = compactor
+        self._leftovers = leftovers
         self._unknown = unknown
         self._leftovers_at = 0.0  # loop time of the last pass; 0: none since the start
         self._fail = fail
@@ -128,7 +132,7 @@ class Collector:
     def note_space(self, nearly_full: Iterable[int]) -> None:
         """Which ledger directories are nearly full, as the disk watch sees it. One more of them begins a round at once."""
         pressed = frozenset(nearly_full)
-        if pressed - self._pressed and self._parts.settings.gc_interval_s:
+        if pressed - self._pressed and self._settings.gc_interval_s:
             self._wanted.set()
         self._pressed = pressed
 
@@ -155,7 +159,7 @@ class Collector:
                     waiting.exception()
 
     async def _wait(self) -> None:
-        interval = self._parts.settings.gc_interval_s
+        interval = self._settings.gc_interval_s
         if interval and self._pressed:
             interval = min(interval, _PRESSED_INTERVAL_S)
         # Not `wait_for`: in 3.11 it forgets a cancellation that comes with the event.
@@ -188,28 +192,29 @@ class Collector:
         """See the module. IndexFailed: the bookie must stop; anything else: the next round tries again."""
         figures, begun = self.figures, asyncio.get_running_loop().time()
         before = self._done_so_far()
-        figures.rounds += 1
+        figures["gc_rounds"] += 1
         await self._finish_compactions()
         asked = await self._delete_missing()
         await self._drop_leftovers(forced)
         await self._settle_unknown()
-        async with self._parts.checkpointer.exclusive():
+        async with self._checkpointer.exclusive():
             await self.survey.purge()
-            closed = [info for info in self._parts.logs.logs() if not info.current]
+            closed = [info for info in self._logs.logs() if not info.current]
         usages = await self.survey.usages(closed)
         plan = plan_round(usages, self._rules(), self._history, begun, forced=forced, pressed=self._pressed)
         for log in plan.delete:
             # The index does not name it any more, durably, since step 2.
             await self._compactor.delete([log.log_id])
-            figures.deleted_logs += 1
-            figures.reclaimed_bytes += log.bytes
+            figures["gc_deleted_logs"] += 1
+            figures["gc_reclaimed_bytes"] += log.bytes
             self.survey.logs_deleted([log.log_id])
         if await self._compact(plan):
             minor_s = begun if plan.minor else self._history.minor_s
             self._history = History(minor_s, begun if plan.major else self._history.major_s)
-        async with self._parts.checkpointer.exclusive():
-            figures.forgotten_tombstones += await self.survey.forget_tombstones()
-        done = self._done_so_far().since(before)
+        async with self._checkpointer.exclusive():
+            figures["gc_forgotten_tombstones"] += await self.survey.forget_tombstones()
+        after = self._done_so_far()
+        done = Collected._make([*(now - then for now, then in zip(after, before, strict=True))])
         if any(done):
             _log.info(
                 "garbage collection: %d ledgers and %d logs deleted, %d logs compacted, %d bytes reclaimed",
@@ -220,11 +225,14 @@ class Collector:
     def _done_so_far(self) -> Collected:
         figures = self.figures
         return Collected(
-            self._deletion.deleted, figures.deleted_logs, figures.compacted_logs, figures.reclaimed_bytes
+            self._fencing.deleted,
+            figures["gc_deleted_logs"],
+            figures["compaction_logs"],
+            figures["gc_reclaimed_bytes"],
         )
 
     def _rules(self) -> CompactionRules:
-        settings = self._parts.settings
+        settings = self._settings
         return CompactionRules(
             settings.minor_compaction_threshold,
             settings.minor_compaction_interval_s,
@@ -234,7 +242,7 @@ class Collector:
         )
 
     async def _finish_compactions(self) -> None:
-        logs = self._parts.logs
+        logs = self._logs
         for log_id in list(self._unfinished_compactions):
             # In a failed directory the next start finishes it; until then rounds do not touch the logs there.
             directory = logs.directory_of(log_id)
@@ -246,22 +254,22 @@ class Collector:
         """Step 1. False if metadata could not be asked."""
         # Listed before metadata is read: a ledger that is created now must not look deleted (rule 10).
         alive = await self.survey.list_ledgers()
-        if self._parts.existing is None or not alive:
+        if self.existing is None or not alive:
             return True
         try:
             missing = await deleted_ledgers(
-                self._parts.existing, alive, self._parts.ledgers, self._parts.settings.gc_max_deleted_ratio
+                self.existing, alive, self._ledgers.next_ledger_id, self._settings.gc_max_deleted_ratio
             )
         except MagnetarError as error:
-            self.figures.rounds_without_metadata += 1
+            self.figures["gc_rounds_without_metadata"] += 1
             _log.warning("no ledger is deleted in this round of garbage collection: %s", error)
             return False
-        await self._deletion.delete(missing)
+        await self._fencing.delete(missing)
         self.survey.deleted.update(dict.fromkeys(missing))
         return True
 
     async def _drop_leftovers(self, forced: bool) -> None:
-        leftovers, interval = self._leftovers, self._parts.settings.leftover_interval_s
+        leftovers, interval = self._leftovers, self._settings.leftover_interval_s
         now = asyncio.get_running_loop().time()
         due = not self._leftovers_at or now - self._leftovers_at >= interval
         if leftovers is None or not interval or not (forced or due):
@@ -292,8 +300,8 @@ class Collector:
         if plan.major:
             self._damaged_logs.clear()
         if plan.compact:
-            self.figures.major_compactions += plan.major
-            self.figures.minor_compactions += plan.minor and not plan.major
+            self.figures["compaction_major_runs"] += plan.major
+            self.figures["compaction_minor_runs"] += plan.minor and not plan.major
         complete = True
         full: dict[int, None] = {}
         batches = deque(plan.compact)
@@ -304,7 +312,7 @@ class Collector:
             )
             if not batch.sources:
                 continue
-            if self._parts.logs.directory_states[batch.directory] is DirectoryState.FAILED:
+            if self._logs.directory_states[batch.directory] is DirectoryState.FAILED:
                 continue  # since the round was planned
             if batch.directory in full or not self._fits(batch):
                 if batch.directory not in full and len(batch.sources) > 1:  # one by one they may fit
@@ -315,12 +323,12 @@ class Collector:
             try:
                 await self._compact_batch(batch)
             except OutputFailed as failed:
-                self.figures.compactions_given_up += 1
+                self.figures["compaction_given_up"] += 1
                 full[batch.directory] = None
                 complete = False
                 self._output_failed(batch, failed.error)
             except SourceDamaged as damaged:
-                self.figures.compactions_given_up += 1
+                self.figures["compaction_given_up"] += 1
                 self._damaged_logs[damaged.log_id] = str(damaged)
                 batches.appendleft(batch)  # what is left of it
                 _log.error("entry log %08x %s; the log is not deleted", damaged.log_id, damaged)
@@ -334,21 +342,21 @@ class Collector:
         if copied.log_id:
             self._unfinished_compactions.append(copied.log_id)
             await self._finish_compactions()
-            sources = [log_id for log_id in sources if self._parts.logs.path_of(log_id) is None]
+            sources = [log_id for log_id in sources if self._logs.path_of(log_id) is None]
         else:
             await self._compactor.flush_index()
             await self._compactor.delete(sources)
         figures = self.figures
-        figures.compacted_logs += len(sources)
-        figures.compacted_bytes += copied.bytes
-        figures.reclaimed_bytes += max(0, batch.bytes - copied.bytes) if sources else 0
-        figures.compaction_ms += round((loop.time() - begun) * 1000)
+        figures["compaction_logs"] += len(sources)
+        figures["compaction_bytes"] += copied.bytes
+        figures["gc_reclaimed_bytes"] += max(0, batch.bytes - copied.bytes) if sources else 0
+        figures["compaction_ms"] += round((loop.time() - begun) * 1000)
         self.survey.logs_deleted(sources)
 
     def _fits(self, batch: CompactionBatch) -> bool:
         """Whether the copy leaves what flushes need; under pressure that is little, for it gives more back."""
-        settings = self._parts.settings
-        free, total = self._parts.files.free_bytes(self._parts.layout.ledgers[batch.directory])
+        settings = self._settings
+        free, total = self._logs.space_of(batch.directory)
         if batch.directory in self._pressed:
             reserve = (settings.disk_minimum_free_bytes + settings.write_cache_bytes) // 2
         else:
@@ -364,26 +372,14 @@ class Collector:
             return
         if isinstance(error, StorageFailed) and not isinstance(error, DiskFull):
             try:
-                self._parts.logs.fail_directory(batch.directory, error)
+                self._logs.fail_directory(batch.directory, error)
             except MagnetarError as last:
                 self._fail(last)
 
     def stats(self) -> dict[str, int]:
         """For metrics."""
-        figures = self.figures
-        return {
-            "gc_rounds": figures.rounds,
-            "gc_rounds_without_metadata": figures.rounds_without_metadata,
-            "gc_deleted_ledgers": self._deletion.deleted,
-            "gc_deleted_logs": figures.deleted_logs,
-            "gc_reclaimed_bytes": figures.reclaimed_bytes,
-            "gc_forgotten_tombstones": figures.forgotten_tombstones,
+        return self.figures | {
+            "gc_deleted_ledgers": self._fencing.deleted,
             "gc_dropped_leftovers": 0 if self._leftovers is None else self._leftovers.dropped_entries,
-            "compaction_minor_runs": figures.minor_compactions,
-            "compaction_major_runs": figures.major_compactions,
-            "compaction_logs": figures.compacted_logs,
-            "compaction_bytes": figures.compacted_bytes,
-            "compaction_ms": figures.compaction_ms,
-            "compaction_given_up": figures.compactions_given_up,
             "compaction_damaged_logs": len(self._damaged_logs),
         }

@@ -31,21 +31,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout
+from magnetar.runtime.files import Files
 
-from ..entry_log.entry_logs import LogInfo
+from ..disk_worker import DiskWorker
+from ..entry_log.entry_logs import EntryLogs, LogInfo
 from ..entry_log.log_writer import LogWriter
 from ..entry_log.records import STATE_ENTRY, Scanned
 from ..index import (
     BATCH_ENTRIES,
     LedgerRecord,
     Location,
+    LocationIndex,
     decode_ledger_record,
     encode_ledger_record,
 )
 from ..index.locations import location_pages, locations_of
+from ..layout import DataLayout
+from ..scrub import Damage
 from ..sealed_file import seal, unseal
 from .decisions import CompactionBatch
-from .parts import StorageParts
 
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
@@ -144,14 +148,23 @@ class Copied(NamedTuple):
 class Compactor:
     """Copies one batch at a time."""
 
-    def __init__(self, parts: StorageParts) -> None:
-        self._files = parts.files
-        self._worker = parts.worker
-        self._layout = parts.layout
-        self._logs = parts.logs
-        self._index = parts.index
-        self._damage = parts.damage
-        self._bytes_per_s = parts.settings.compaction_bytes_per_s
+    def __init__(
+        self,
+        files: Files,
+        worker: DiskWorker,
+        layout: DataLayout,
+        logs: EntryLogs,
+        index: LocationIndex,
+        damage: Damage,
+        bytes_per_s: int,
+    ) -> None:
+        self._files = files
+        self._worker = worker
+        self._layout = layout
+        self._logs = logs
+        self._index = index
+        self._damage = damage
+        self._bytes_per_s = bytes_per_s
 
     # --- after a crash -----------------------------------------------------------------------------------------------
 

@@ -32,8 +32,6 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import DataDirectoryError
 
-from ..ledgers import LedgerDescriptors
-
 _log = logging.getLogger(__name__)
 # A bookie with a few ledgers gets on, too.
 LEAST_DELETED = 10
@@ -97,10 +95,12 @@ class MetadataLedgers:
 
 
 async def deleted_ledgers(
-    existing: ExistingLedgers, local: Sequence[int], ledgers: LedgerDescriptors, max_ratio: float
+    existing: ExistingLedgers, local: Sequence[int], held: int, max_ratio: float
 ) -> list[int]:
-    """Those of the `local` ledgers that are to be deleted in this round. Raises MagnetarError when nothing is known."""
-    held = ledgers.next_ledger_id
+    """Those of the `local` ledgers that are to be deleted in this round. Raises MagnetarError when nothing is known.
+
+    `held`: this bookie knows that all lower ids were used. `max_ratio`: of all ledgers, at most this part is deleted.
+    """
     next_id = await existing.next_ledger_id()
     if next_id < held:
         raise DataDirectoryError(

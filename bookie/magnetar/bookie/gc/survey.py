@@ -13,15 +13,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.clock import Clock
 
-from ..entry_log.entry_logs import LogInfo
+from ..checkpoint import Checkpointer
+from ..entry_log.entry_logs import EntryLogs, LogInfo
 from ..entry_log.ledger_directory import DirectoryState
 from ..entry_log.log_reader import LogStatistics
-from ..index import BATCH_ENTRIES, Location
+from ..index import BATCH_ENTRIES, Location, LocationIndex
 from ..index.locations import ledger_pages
+from ..ledgers import LedgerDescriptors
 from .compactor import IndexFailed, raising
 from .decisions import LogUsage
-from .parts import StorageParts
 
 _log = logging.getLogger(__name__)
 # Look-ups in the index in one turn of the loop, 4 us each.
@@ -35,7 +37,17 @@ _ONE_BY_ONE = 100
 class Survey:
     """Lasts from round to round; each begins with `list_ledgers` and `purge`."""
 
-    def __init__(self, parts: StorageParts) -> None:
+    def __init__(
+        self,
+        logs: EntryLogs,
+        index: LocationIndex,
+        ledgers: LedgerDescriptors,
+        checkpointer: Checkpointer,
+        clock: Clock,
+        *,
+        bytes_per_s: int,
+        tombstone_retention_s: float,
+    ) -> None:
         # Bytes that are alive in a log, where the scrub has measured them; None: not known.
         self.measured_live_bytes: Callable[[int], int | None] = _not_measured
         # Ledgers with a tombstone, as of this round, by id.
@@ -44,7 +56,13 @@ class Survey:
         self.unknown: list[int] = []
         # Ledgers that exist and of which nothing but their state was left here, when that was looked at.
         self.emptied: Mapping[int, None] = {}
-        self._parts = parts
+        self._logs = logs
+        self._index = index
+        self._ledgers = ledgers
+        self._checkpointer = checkpointer
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._tombstone_retention_s = tombstone_retention_s
         # Deleted ledgers whose locations this process has removed from the index.
         self._purged: set[int] = set()
         # Deleted ledgers in each closed log.
@@ -56,12 +74,12 @@ class Survey:
 
     async def list_ledgers(self) -> Sequence[int]:
         """Begins a round; returns the ledgers that are not deleted, by id."""
-        index, by_id = self._parts.index, self._parts.ledgers.by_id
+        by_id = self._ledgers.by_id
         self.deleted = {}
         self.unknown = []
         self._known_deleted = {}
         alive = self._alive = array("Q")
-        for rows in ledger_pages(index):
+        for rows in ledger_pages(self._index):
             for ledger_id, record in rows:
                 state = by_id.get(ledger_id)
                 if record.deleted_at_ms if state is None else state.deleted_at_ms:
@@ -75,7 +93,7 @@ class Survey:
 
     async def purge(self) -> None:
         """Removes the locations of deleted ledgers from the index, durably. No flush may run. Raises IndexFailed."""
-        index = self._parts.index
+        index = self._index
         purged = [ledger_id for ledger_id in self.deleted if ledger_id not in self._purged]
         rows: list[tuple[int, int, Location, Location | None]] = []
         for number, ledger_id in enumerate(purged):
@@ -96,7 +114,7 @@ class Survey:
             with raising(IndexFailed):
                 await index.flush_locations()
         # A flush that waits for space still holds entries, and will add their locations to the index.
-        if not self._parts.checkpointer.stopped_by_full_disk:
+        if not self._checkpointer.stopped_by_full_disk:
             self._purged.update(purged)
 
     def is_deleted(self, ledger_id: int) -> bool:
@@ -109,25 +127,22 @@ class Survey:
         known = self._known_deleted.get(ledger_id)
         if known is None:
             known = self._known_deleted[ledger_id] = (
-                ledger_id not in self._parts.ledgers.by_id
-                and self._parts.index.get_ledger(ledger_id) is None
+                ledger_id not in self._ledgers.by_id
+                and self._index.get_ledger(ledger_id) is None
                 and not self._has_locations(ledger_id)
             )
         return known
 
     async def usages(self, closed: Sequence[LogInfo]) -> list[LogUsage]:
         """Of the closed logs that may be touched."""
-        logs = self._parts.logs
-        states = logs.directory_states
+        states = self._logs.directory_states
         found: list[LogUsage] = []
         self._deleted_in = {}
         for info in closed:
             if states[info.directory] is DirectoryState.FAILED:
                 continue
             try:
-                statistics = await logs.statistics(
-                    info.log_id, bytes_per_s=self._parts.settings.compaction_bytes_per_s
-                )
+                statistics = await self._logs.statistics(info.log_id, bytes_per_s=self._bytes_per_s)
             except MagnetarError as error:
                 _log.warning(
                     "entry log %08x is left alone, it cannot be looked through: %s", info.log_id, error
@@ -170,7 +185,7 @@ class Survey:
             for ledger_id in others:
                 if ledger_id in went:
                     del went[ledger_id]
-                    self._parts.ledgers.rewrite_state(ledger_id)
+                    self._ledgers.rewrite_state(ledger_id)
 
     async def forget_tombstones(self) -> int:
         """Forgets tombstones older than `tombstone_retention_s`. No flush may run. Raises IndexFailed.
@@ -178,32 +193,32 @@ class Survey:
         A tombstone stays until the mark lies behind the journals with adds of the ledger: a replay would revive it. That of
         the highest ledger stays: by it the bookie knows which ids were used (rule 36).
         """
-        parts = self._parts
-        latest = parts.clock.now_ms() - round(parts.settings.tombstone_retention_s * 1000)
+        index, ledgers = self._index, self._ledgers
+        latest = self._clock.now_ms() - round(self._tombstone_retention_s * 1000)
         forgotten = 0
         for number, ledger_id in enumerate(self.deleted):
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-            record = parts.index.get_ledger(ledger_id)
+            record = index.get_ledger(ledger_id)
             if (
                 record is not None
                 and 0 < record.deleted_at_ms <= latest
                 and ledger_id in self._purged
-                and ledger_id != parts.ledgers.next_ledger_id - 1
-                and parts.ledgers.is_saved(ledger_id)
+                and ledger_id != ledgers.next_ledger_id - 1
+                and ledgers.is_saved(ledger_id)
             ):
                 with raising(IndexFailed):
-                    parts.index.delete_ledger(ledger_id)
-                parts.ledgers.forget(ledger_id)
+                    index.delete_ledger(ledger_id)
+                ledgers.forget(ledger_id)
                 self._purged.discard(ledger_id)
                 forgotten += 1
         if forgotten:
             with raising(IndexFailed):
-                await parts.index.flush_ledgers()
+                await index.flush_ledgers()
         return forgotten
 
     def _has_locations(self, ledger_id: int) -> bool:
-        return bool(self._parts.index.list_locations(ledger_id, count=1))
+        return bool(self._index.list_locations(ledger_id, count=1))
 
 
 def _not_measured(log_id: int) -> int | None:

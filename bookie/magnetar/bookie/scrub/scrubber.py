@@ -26,14 +26,22 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError, RequestTimeout, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.files import Files
 
-from ..entry_log.entry_logs import LogInfo
+from ..checkpoint import Checkpointer
+from ..disk_worker import DiskWorker
+from ..entry_log.entry_logs import EntryLogs, LogInfo
 from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, SYNCED_ENTRY, Scanned
 from ..entry_log.scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
-from ..gc.parts import StorageParts
-from ..index import Location
+from ..gc.assignments import Assignments
+from ..index import Location, LocationIndex
 from ..index.locations import REBUILD, location_pages, locations_of
+from ..layout import DataLayout
+from ..ledgers import LedgerDescriptors
+from ..settings import BookieSettings
 from ..write_cache import WriteCache
+from .damage import Damage
 from .disk_reader import DiskReader
 from .index_files import IndexFiles
 from .pace import Pace
@@ -63,23 +71,37 @@ class _Unit(NamedTuple):
 class Scrubber:
     """See the module. `run` is a task of the bookie; `verify_everything` is one pass at once, for people and tests."""
 
-    def __init__(self, parts: StorageParts, cache: WriteCache, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: BookieSettings,
+        files: Files,
+        worker: DiskWorker,
+        layout: DataLayout,
+        logs: EntryLogs,
+        index: LocationIndex,
+        ledgers: LedgerDescriptors,
+        cache: WriteCache,
+        checkpointer: Checkpointer,
+        damage: Damage,
+        clock: Clock,
+        assignments: Assignments | None,
+        busy: Callable[[], bool],
+    ) -> None:
         """`busy`: whether the disk is better left to others right now."""
-        settings = parts.settings
-        self._files = parts.files
-        self._worker = parts.worker
-        self._logs = parts.logs
-        self._index = parts.index
-        self._ledgers = parts.ledgers
+        self._files = files
+        self._worker = worker
+        self._logs = logs
+        self._index = index
+        self._ledgers = ledgers
         self._cache = cache
-        self._assignments = parts.assignments
-        self._checkpointer = parts.checkpointer
-        self._damage = parts.damage
-        self._clock = parts.clock
+        self._assignments = assignments
+        self._checkpointer = checkpointer
+        self._damage = damage
+        self._clock = clock
         self._interval_ms = int(settings.scrub_interval_s * 1000)
-        self._progress = ScrubProgress(parts.files, parts.layout.scrub)
+        self._progress = ScrubProgress(files, layout.scrub)
         self._pace = Pace(settings.scrub_interval_s, settings.scrub_bytes_per_s, busy)
-        self._index_files = IndexFiles(parts.files, parts.worker, parts.layout.index, self._progress.tables)
+        self._index_files = IndexFiles(files, worker, layout.index, self._progress.tables)
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
         self._live: dict[int, int] = {}
         self._saved_at = 0.0

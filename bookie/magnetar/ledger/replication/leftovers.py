@@ -2,7 +2,7 @@
 
 It drops leftovers, and finds out when a bookie that lost something has all that it should have.
 
-The rules that make this safe beside repairs are in `magnetar.bookie.gc.leftovers`, whose seam `Assignments` this is; `cli`
+The rules that make this safe beside repairs are in `magnetar.bookie.gc.assignments`, whose seam `Assignments` this is; `cli`
 wires them. Only a closed ledger is looked at: the ensembles of an open one, and what its recovery has copied, are still to
 be written into its record.
 """

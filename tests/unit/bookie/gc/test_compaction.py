@@ -172,7 +172,7 @@ async def test_a_crash_at_each_step_is_finished_by_the_next_start(
 
     worker = bookie.components.disk_worker
     replace, rename, delete = worker.replace, worker.rename, worker.delete
-    flush = bookie.collector._parts.index.flush_locations
+    flush = bookie.index.flush_locations
 
     async def replace_or_stop(path: str, content: bytes) -> None:
         if step == "copied" and path.endswith(".replaces"):
@@ -199,7 +199,7 @@ async def test_a_crash_at_each_step_is_finished_by_the_next_start(
     monkeypatch.setattr(worker, "replace", replace_or_stop)
     monkeypatch.setattr(worker, "rename", rename_or_stop)
     monkeypatch.setattr(worker, "delete", delete_or_stop)
-    monkeypatch.setattr(bookie.collector._parts.index, "flush_locations", flush_or_stop)
+    monkeypatch.setattr(bookie.index, "flush_locations", flush_or_stop)
     collecting = asyncio.create_task(bookie.collect_garbage())
     await reached.wait()
     crash(bookie)

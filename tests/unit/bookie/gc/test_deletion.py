@@ -98,9 +98,9 @@ async def test_concurrent_deletions_share_one_record_and_survive_a_cancelled_one
     await asyncio.sleep(0)
     first.cancel()
     await second
-    assert bookie.deletion.deleted == 1
+    assert bookie.fencing.deleted == 1
     await bookie.delete_ledger(1)
-    assert bookie.deletion.deleted == 1
+    assert bookie.fencing.deleted == 1
     bookie = await gc.crash_and_open()
     await refuses(bookie, 1)
 
@@ -168,7 +168,7 @@ async def test_a_tombstone_is_forgotten_after_its_time_and_not_before(gc: Collec
     await bookie.checkpoint()  # a log that held the tombstone went, so it is written again
     gc.clock.now += 1
     await bookie.collect_garbage()
-    assert bookie.collector.figures.forgotten_tombstones == 1
+    assert bookie.collector.figures["gc_forgotten_tombstones"] == 1
     assert list(gc.storage.ledgers) == [2]
     with pytest.raises(LedgerNotFound):
         await bookie.read_last_confirmed(1)
@@ -183,11 +183,11 @@ async def test_a_tombstone_is_not_forgotten_while_a_journal_could_bring_its_ledg
     await add(bookie, entry(1, 0))
     await bookie.delete_ledger(1)
     await bookie.collect_garbage()
-    assert bookie.collector.figures.forgotten_tombstones == 0
+    assert bookie.collector.figures["gc_forgotten_tombstones"] == 0
     bookie = await gc.crash_and_open(tombstone_retention_s=0.0)
     await refuses(bookie, 1)
     await bookie.collect_garbage()  # the start has flushed, and its mark stands behind the adds
-    assert bookie.collector.figures.forgotten_tombstones == 1
+    assert bookie.collector.figures["gc_forgotten_tombstones"] == 1
 
 
 async def test_the_logs_keep_saying_that_a_ledger_was_deleted(gc: Collected) -> None:

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from magnetar.bookie.checkpoint import Checkpointer
 from magnetar.bookie.entry_log import log_writer
 from magnetar.bookie.entry_log.log_writer import LogWriter
 from magnetar.bookie.gc.collector import Collector
@@ -191,7 +190,7 @@ class GarbageMachine(RuleBasedStateMachine):
     async def collected(self, session: Session) -> None:
         """What was gone before the round, and known to the index, is deleted after it."""
         promises, failure = session.promises, self.machine.failure
-        index = session.bookie.collector._parts.index
+        index = session.bookie.index
         doomed = [
             ledger
             for ledger in promises.doomed
@@ -361,7 +360,7 @@ def metadata_read_before_local_ledgers_are_listed(patch: pytest.MonkeyPatch) -> 
     real = Collector._delete_missing
 
     async def delete_missing(self: Collector) -> bool:
-        existing: Any = self._parts.existing
+        existing: Any = self.existing
         listed = existing.listed()
         await asyncio.sleep(0.005)
 
@@ -387,9 +386,7 @@ def no_barrier_between_flush_and_collection(patch: pytest.MonkeyPatch) -> None:
             yield
 
     async def round(self: Collector, *, forced: bool = False) -> Any:
-        if isinstance(self._parts.checkpointer, Checkpointer):
-            self._parts = replace(self._parts, checkpointer=NoBarrier())  # type: ignore[arg-type]
-            self.survey._parts = self._parts
+        self._checkpointer = self.survey._checkpointer = NoBarrier()  # type: ignore[assignment]
         return await real(self, forced=forced)
 
     patch.setattr(Collector, "round", round)
