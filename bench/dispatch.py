@@ -109,9 +109,9 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
     broker = Broker(MemoryMetadataStore(), ledgers, settings, _Clock())
     await broker.start()
     try:
-        topic = await broker.find(TopicName.parse("bench"))
+        topic: Any = await broker.find(TopicName.parse("bench"))
         delivered = await subscribe(topic)
-        session = await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: _Port())
+        session = await topic.open_producer("p", epoch=0, new_port=lambda _: _Port())
         group = admit_groups([encode_batch([b"x" * 100], sequence_id=0, publish_time_ms=0)])
         times: list[float] = []
         for count in range(1, PUBLISHES + 1):

@@ -130,7 +130,12 @@ async def _phase(
         await asyncio.sleep(0.1)
     stalled = [topic for topic in load.topics if load.longest_s[topic] > _STALL_S]
     found = percentiles([load.longest_s[topic] for topic in (stalled or load.topics)])
-    row = {"stalled": len(stalled), "p50_ms": found.p50, "p99_ms": found.p99, "max_ms": found.maximum}
+    row: dict[str, Any] = {
+        "stalled": len(stalled),
+        "p50_ms": found.p50,
+        "p99_ms": found.p99,
+        "max_ms": found.maximum,
+    }
     row |= {"fault": name, "longest_s": dict(load.longest_s)}
     say(f"{name:8}{len(stalled):10,}{found.p50:10,.0f}{found.p99:10,.0f}{found.maximum:10,.0f}")
     return row
@@ -194,8 +199,8 @@ async def measure(given: argparse.Namespace, cluster: Cluster, say: Callable[[st
                             )
                             await client.admin.drain(name, undo=True)
                         case "stop":
-                            work = partial(asyncio.to_thread, brokers[name].stop)
-                            rows.append(await _phase(fault, load, work, 4.0, say))
+                            stop = partial(asyncio.to_thread, brokers[name].stop)
+                            rows.append(await _phase(fault, load, stop, 4.0, say))
                             await asyncio.to_thread(brokers[name].start)
                         case _:
                             bookie = list(cluster.bookies.values())[number % len(cluster.bookies)]
