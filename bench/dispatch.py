@@ -57,9 +57,12 @@ class _Ledgers:
     def figures(self) -> dict[str, int]:
         return {}
 
+    def suspects(self) -> tuple[str, ...]:
+        return ()
+
 
 class _Writer:
-    restorable = False
+    replaceable = False
 
     def __init__(self, ledger_id: int) -> None:
         self.ledger_id = ledger_id
@@ -86,6 +89,7 @@ class _Port:
     """One or many consumers, or a producer; counts what it gets."""
 
     writable = True
+    peer = "bench"
 
     def __init__(self) -> None:
         self.deliveries = 0
