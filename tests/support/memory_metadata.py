@@ -8,19 +8,44 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from magnetar.metadata.key_value import KeyValue
-from magnetar.metadata.local import LocalMetadataStore
+from magnetar.metadata.local import KeyValue, LocalMetadataStore
 from magnetar.proto.errors import StorageFailed
+from magnetar.runtime.tasks import begin
 
 
 class MemoryMetadataStore(LocalMetadataStore):
     """Synced writes survive in `disk`; a store that was opened earlier on the same disk is shut out."""
 
     def __init__(self, disk: ModelKeyValue | None = None, *, grouped: bool = True) -> None:
-        """`grouped`: see LocalMetadataStore."""
-        super().__init__((ModelKeyValue() if disk is None else disk).open(), grouped=grouped)
+        """`grouped` False: each commit is written before it returns, which then needs no turn of the loop."""
+        super().__init__((ModelKeyValue() if disk is None else disk).open())
+        self._grouped = grouped
+
+    def expire(self, session_id: int) -> None:
+        """Expires a session: deletes its nodes and notifies its holder."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.lose()
+            if self._groups:
+                begin(self.purge(session_id), "metadata session")
+            else:
+                changes, paths = self._ephemerals(session_id)
+                self._write(changes)
+                self._notify_watches(*paths)
+
+    async def _write_grouped(
+        self,
+        changes: Mapping[bytes, bytes | None],
+        changed_paths: Iterable[str] = (),
+        parents: Mapping[str, None] | None = None,
+    ) -> None:
+        if self._grouped:
+            await super()._write_grouped(changes, changed_paths, parents)
+        else:
+            self._write(changes)
+            self._notify_watches(*changed_paths)
 
 
 class ModelKeyValue:

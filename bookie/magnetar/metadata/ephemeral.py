@@ -1,4 +1,14 @@
-"""An ephemeral node that says what its process is: made when a predecessor's is gone, and kept up to date in one session."""
+"""Ephemeral nodes: the one that says what a process is, and the one that gives it an office.
+
+A process's own node is made when that of a predecessor is gone, and kept up to date in one session. An office belongs to
+whoever makes its node, until its session ends:
+
+    await elected(store, "/auditor", b"me", session)
+    ...                                   # the office is held; `session.lost` says when it is not any more
+
+There are no terms and no fencing. An office holder that does not know yet that its session is lost may act for a moment
+beside its successor: what it does must be harmless then, or be verified by whoever carries it out.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +18,7 @@ import logging
 from collections.abc import Callable
 
 from magnetar.proto.errors import AlreadyExists, MagnetarError
+from magnetar.runtime.tasks import wait_at_most
 
 from .store import MetadataStore, Session
 
@@ -18,6 +29,8 @@ POLL_S = 1.0
 # A predecessor's node goes when its session ends: so many of our own timeouts are enough, and some time for the store.
 _PREDECESSOR_TIMEOUTS = 3.0
 _START_PATIENCE_S = 10.0
+# A contender looks so often whether the office is free without a change that the store reports.
+_ELECTION_POLL_S = 30.0
 
 
 def start_limit_s(session_timeout_s: float) -> float:
@@ -72,8 +85,25 @@ async def keep_up_to_date(
                 with contextlib.suppress(MagnetarError):
                     if (node := await store.get(path)) is not None:
                         version, stored = node.version, node.value
-        with contextlib.suppress(TimeoutError):
-            # Not wait_for, which until Python 3.12 forgets a cancellation that comes with the event.
-            async with asyncio.timeout(POLL_S):
-                await changed.wait()
+        await wait_at_most(changed, POLL_S)
         changed.clear()
+
+
+async def elected(store: MetadataStore, path: str, value: bytes, session: Session) -> None:
+    """Waits for the office, and returns as soon as it is held.
+
+    Raises what the store raises. After an error whether the node was made is not known: contend again with a new session.
+    """
+    changed = asyncio.Event()
+    watch = store.watch(path, lambda _: changed.set())
+    try:
+        while True:
+            changed.clear()
+            try:
+                await store.create(path, value, session=session)
+                return
+            except AlreadyExists:
+                pass
+            await wait_at_most(changed, _ELECTION_POLL_S)
+    finally:
+        watch.close()

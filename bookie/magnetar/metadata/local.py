@@ -28,6 +28,7 @@ import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -43,9 +44,8 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.tasks import begin
 
-from .key_value import KeyValue
 from .store import MAX_VALUE_BYTES, Check, Create, Delete, Operation, Put, Session, Versioned, split_path
-from .watch import LoopWatch
+from .watch import LoopWatch, WatchList
 
 FORMAT_VERSION = 1
 # A node of the tree that is listed costs 0.7 us, a new iterator with its seek 5 us.
@@ -62,6 +62,37 @@ _SESSIONS = _SEQUENCE + b"\x00sessions"  # no caller's sequence has a name that 
 _NODE_FIELDS = struct.Struct(">QQ")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
+
+
+class KeyValue(Protocol):
+    """The storage below: ordered keys, atomic synced batches. RocksDB (`embedded`), and a model of it in tests."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, or None."""
+        ...
+
+    def first_key(self, start: bytes, end: bytes) -> bytes | None:
+        """The lowest key with start <= key < end, or None."""
+        ...
+
+    def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        """Keys with start <= key < end in order. Nothing may be written before the iterator is used up or dropped."""
+        ...
+
+    def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Puts and (None) deletes, all or nothing, durable when it returns.
+
+        DiskFull: nothing was written, and a later write can succeed. StorageFailed: the outcome is not known.
+        """
+        ...
+
+    async def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """The same, one at a time, while the loop goes on: `get` and `keys` show the changes when it returns."""
+        ...
+
+    def close(self) -> None:
+        """Releases the storage."""
+        ...
 
 
 class LocalSession:
@@ -116,11 +147,9 @@ class _Group:
 class LocalMetadataStore:
     """MetadataStore over a KeyValue. Opening it checks the format and purges the ephemerals of a dead process."""
 
-    def __init__(self, storage: KeyValue, *, grouped: bool = True) -> None:
-        """`grouped` False: each commit is written before it returns, which then needs no turn of the loop."""
+    def __init__(self, storage: KeyValue) -> None:
         self._storage = storage
-        self._grouped = grouped
-        self._watches: dict[str, list[LoopWatch]] = {}
+        self._watches = WatchList()
         self._sessions: dict[int, LocalSession] = {}
         self._closed = False
         self._failure: StorageFailed | None = None
@@ -189,17 +218,7 @@ class LocalMetadataStore:
     def watch(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
         self._check_open()
         split_path(path)
-        watch = LoopWatch(path, callback, self.forget)
-        self._watches.setdefault(path, []).append(watch)
-        return watch
-
-    def forget(self, watch: LoopWatch) -> None:
-        """Removes a watch (called by LoopWatch.close)."""
-        watches = self._watches.get(watch.path, [])
-        if watch in watches:
-            watches.remove(watch)
-            if not watches:
-                del self._watches[watch.path]
+        return self._watches.add(path, callback)
 
     async def open_session(self, timeout_s: float) -> LocalSession:
         """See MetadataStore. The timeout is not needed here: nothing but the end of the process ends the session."""
@@ -209,18 +228,6 @@ class LocalMetadataStore:
         session = LocalSession(self, number + 1)  # 0 means "not ephemeral" in a node
         self._sessions[session.session_id] = session
         return session
-
-    def expire(self, session_id: int) -> None:
-        """Expires a session: deletes its nodes and notifies its holder. For tests and the simulation."""
-        session = self._sessions.get(session_id)
-        if session is not None:
-            session.lose()
-            if self._groups:
-                begin(self.purge(session_id), "metadata session")
-            else:
-                changes, paths = self._ephemerals(session_id)
-                self._write(changes)
-                self._notify_watches(*paths)
 
     async def close(self) -> None:
         if self._closed:
@@ -234,8 +241,7 @@ class LocalMetadataStore:
                 for session in list(self._sessions.values()):
                     await session.close()
         finally:
-            for watch in [watch for watches in self._watches.values() for watch in watches]:
-                watch.close()
+            self._watches.close()
             self._storage.close()
 
     def _some_children(self, stem: bytes, start: bytes, end: bytes, limit: int) -> list[bytes]:
@@ -300,10 +306,6 @@ class LocalMetadataStore:
         if not changes:
             return
         self._check_writable()
-        if not self._grouped:
-            self._write(changes)
-            self._notify_watches(*changed_paths)
-            return
         groups = self._groups
         if not groups:
             begin(self._write_groups(), "metadata writes")
@@ -395,11 +397,9 @@ class LocalMetadataStore:
     def _notify_watches(self, *paths: str) -> None:
         """Notifies watches of nodes, their parents, and ancestors up to one that exists: their lists may have changed."""
         for path in paths if self._watches else ():
-            for watch in self._watches.get(path, ()):
-                watch.changed()
+            self._watches.notify(path)
             for ancestor in _ancestors(path):
-                for watch in self._watches.get(ancestor, ()):
-                    watch.changed()
+                self._watches.notify(ancestor)
                 if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
                     break
 

@@ -119,15 +119,23 @@ async def on_change(
     What `act` raises ends it, and leaves `changed` set: the next run acts at once.
     """
     while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(poll_s):
-                await changed.wait()
+        await wait_at_most(changed, poll_s)
         changed.clear()
         try:
             await act()
         except BaseException:
             changed.set()
             raise
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float | None) -> None:
+    """Returns when the event is set, or after `timeout_s`.
+
+    Not by wait_for, which until Python 3.12 forgets a cancellation that comes with the event.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 def begin(work: Coroutine[Any, Any, T], name: str, ended: _Ended[T] | None = None) -> asyncio.Task[T]:

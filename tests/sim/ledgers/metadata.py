@@ -18,7 +18,7 @@ from typing import Any
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_of_path, ledger_path
-from magnetar.metadata.local import LocalMetadataStore, LocalSession
+from magnetar.metadata.local import LocalSession
 from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import Create, Operation, Session, Versioned
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, RequestTimeout
@@ -46,7 +46,7 @@ class MetadataService:
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
-        self.truth: LocalMetadataStore = MemoryMetadataStore(grouped=False)
+        self.truth = MemoryMetadataStore(grouped=False)
         _at_once(self.truth.create(INSTANCE_PATH, CLUSTER.to_bytes(8, "big")))
         self.chances = Chances()
         self.sessions: list[ServiceSession] = []

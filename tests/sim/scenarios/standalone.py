@@ -21,8 +21,7 @@ from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.wiring.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings
-from magnetar.metadata.key_value import KeyValue
-from magnetar.metadata.local import LocalMetadataStore
+from magnetar.metadata.local import KeyValue, LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.storm import PORT, play_storm
 from support.index_model import ModelLocationIndex, ModelStorage

@@ -232,10 +232,8 @@ async def test_a_deleted_ephemeral_leaves_nothing_for_its_session_to_delete(
     assert await store.get("/a") == (b"for good", 0)
 
 
-async def test_an_expired_session_tells_its_holder_and_loses_its_nodes(
-    local_store: LocalMetadataStore,
-) -> None:
-    store = local_store
+async def test_an_expired_session_tells_its_holder_and_loses_its_nodes() -> None:
+    store = MemoryMetadataStore()
     session = await store.open_session(4)
     await store.create("/a", b"", session=session)
     told = []

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgpack
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.metadata.election import elected
+from magnetar.metadata.ephemeral import elected
 from magnetar.metadata.paths import AUDITOR_PATH
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict

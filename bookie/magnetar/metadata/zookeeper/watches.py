@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..watch import LoopWatch
+from ..watch import LoopWatch, WatchList
 from . import wire
 from .connection import LOST, Answer, Connection
 from .namespace import Namespace
@@ -30,44 +30,35 @@ class Watches:
     def __init__(self, space: Namespace, connection: Callable[[], Connection | None]) -> None:
         self._space = space
         self._connection = connection
-        self._by_path: dict[str, list[LoopWatch]] = {}
+        self._watches = WatchList(self._disarm)
 
     def add(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
         """Begins to watch; what happens after the next read of the node was sent is not missed."""
-        watch = LoopWatch(path, callback, self.remove)
-        first = path not in self._by_path
-        self._by_path.setdefault(path, []).append(watch)
+        first = path not in self._watches
+        watch = self._watches.add(path, callback)
         if first and (connection := self._connection()) is not None:
             self._arm(connection, path, missed=False)
         return watch
 
-    def remove(self, watch: LoopWatch) -> None:
-        """LoopWatch.close calls it."""
-        watches = self._by_path.get(watch.path, [])
-        if watch not in watches:
-            return
-        watches.remove(watch)
-        if not watches:
-            del self._by_path[watch.path]
-            if (connection := self._connection()) is not None:
-                connection.request(wire.remove_watches(self._space.full(watch.path)))
-
     def attached(self, connection: Connection) -> None:
         """A new connection: arms all watches on it."""
-        for path in self._by_path:
+        for path in self._watches:
             self._arm(connection, path, missed=True)
 
     def event(self, full: str) -> None:
         """The server reports a change of this node."""
         path = self._space.relative(full)
-        self._notify(path)
+        self._watches.notify(path)
         if path != "/":
-            self._notify(path.rpartition("/")[0] or "/")
+            self._watches.notify(path.rpartition("/")[0] or "/")
 
     def close(self) -> None:
         """Ends all of them."""
-        for watch in [watch for watches in self._by_path.values() for watch in watches]:
-            watch.close()
+        self._watches.close()
+
+    def _disarm(self, path: str) -> None:
+        if (connection := self._connection()) is not None:
+            connection.request(wire.remove_watches(self._space.full(path)))
 
     def _arm(self, connection: Connection, path: str, *, missed: bool) -> None:
         def armed(answer: asyncio.Future[Answer]) -> None:
@@ -79,14 +70,10 @@ class Watches:
                 )  # fmt: skip
                 asyncio.get_running_loop().call_later(_RETRY_S, self._arm_again, connection, path)
             elif missed and not error:
-                self._notify(path)
+                self._watches.notify(path)
 
         connection.request(wire.add_watch(self._space.full(path))).add_done_callback(armed)
 
     def _arm_again(self, connection: Connection, path: str) -> None:
-        if path in self._by_path and self._connection() is connection:
+        if path in self._watches and self._connection() is connection:
             self._arm(connection, path, missed=True)
-
-    def _notify(self, path: str) -> None:
-        for watch in self._by_path.get(path, ()):
-            watch.changed()
