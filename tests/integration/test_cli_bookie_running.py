@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.blocking import connect
-from magnetar.runtime.file_lock import lock_file
+from magnetar.runtime.files import OsFiles
 from support.bookie_commands import Run, documented
 from support.service import Service, held_port
 
@@ -181,7 +181,7 @@ def test_a_directory_that_another_process_holds_is_one_clear_line(service: Servi
     directory = tmp_path / "bookie"
     directory.mkdir()
     (directory / "mark").write_bytes(b"")
-    lock = lock_file(str(directory / "LOCK"))
+    lock = OsFiles().lock(str(directory / "LOCK"))
     try:
         assert "in use by process" in Run("ledgers", "--data", tmp_path).complaint
         # An address that nobody answers at any more, and one that another bookie has now.

@@ -141,7 +141,6 @@ ALLOWED: tuple[Allow, ...] = (
     ),
     _allow("proto/magnetar/runtime/clock.py", "clock", "the real clock behind the clock seam"),
     _allow("proto/magnetar/runtime/files.py", "file", "the real disk behind the file seam"),
-    _allow("proto/magnetar/runtime/file_lock.py", "file", "the real lock behind the file seam"),
     _allow("proto/magnetar/runtime/http.py", "network", "names the type of a listening socket handed in"),
     _allow("proto/magnetar/runtime/processes.py", "process", "real helper processes behind the device seams"),
     _allow(

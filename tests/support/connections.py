@@ -20,8 +20,8 @@ from magnetar.runtime.connection import (
 )
 from support.recording_handler import RecordingHandler
 
-SERVER = ConnectionOptions("server", features=("a", "b"), close_timeout_s=2.0)
-CLIENT = ConnectionOptions("client", features=("b", "c"), close_timeout_s=2.0)
+SERVER = ConnectionOptions("server", close_timeout_s=2.0)
+CLIENT = ConnectionOptions("client", close_timeout_s=2.0)
 SEND = Send(0, 1, 1).encode()
 CONNECT = encode_frame(Connect(1, 1, 1).encode())
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
-from magnetar.proto.plain_names import require_plain_name
+from magnetar.proto.ids import require_plain_name
 from magnetar.proto.policies import PlacementGroup
 
 KIB = 1024

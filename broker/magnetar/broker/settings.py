@@ -11,8 +11,7 @@ from magnetar.ledger.core.quorum import check_quorums
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
-from magnetar.proto.ids import MAX_ENTRY_ID
-from magnetar.proto.plain_names import require_plain_name
+from magnetar.proto.ids import MAX_ENTRY_ID, require_plain_name
 from magnetar.proto.policies import UNLIMITED, PlacementGroup, check_flush, check_retention
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .bookie_identity import BookieIdentity
-from .cluster_commands import *  # noqa: F403  (its commands are read under this name as well)
 from .command import Command as Command
 from .errors import (
     Action,
@@ -37,6 +36,11 @@ MIN_PROTOCOL_VERSION = 1
 
 # An error may quote what the peer sent; its text must fit into a header all the same.
 MAX_ERROR_CHARS = 8_000
+
+
+def _fields_of(error: MagnetarError) -> tuple[int, int, str]:
+    """Code, action and message of a frame that carries an error."""
+    return error.code, int(error.action), error.message[:MAX_ERROR_CHARS]
 
 
 # --- both hops -------------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Failed(Command, tag=7):
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
         """The frame that carries `error`."""
         length = error.details.get("length", 0) if isinstance(error, FrameTooLarge) else 0
-        return cls(request_id, error.code, int(error.action), error.message[:MAX_ERROR_CHARS], length)
+        return cls(request_id, *_fields_of(error), length)
 
 
 # --- client to broker and back -------------------------------------------------------------------------------------
@@ -167,8 +171,7 @@ class SendFailed(Command, tag=21):
     @classmethod
     def of(cls, producer_id: int, epoch: int, sequence_id: int, error: MagnetarError) -> SendFailed:
         """The frame that carries `error`."""
-        message = error.message[:MAX_ERROR_CHARS]
-        return cls(0, producer_id, epoch, sequence_id, error.code, int(error.action), message)
+        return cls(0, producer_id, epoch, sequence_id, *_fields_of(error))
 
 
 class CloseProducer(Command, tag=22):
@@ -186,7 +189,7 @@ class CloseProducer(Command, tag=22):
     @classmethod
     def of(cls, producer_id: int, error: MagnetarError) -> CloseProducer:
         """The frame that carries `error`."""
-        return cls(0, producer_id, *_closing(error))
+        return cls(0, producer_id, *_fields_of(error), str(error.details.get("url", "")))
 
 
 class Subscribe(Command, tag=23):
@@ -297,12 +300,7 @@ class CloseConsumer(Command, tag=30):
     @classmethod
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
         """The frame that carries `error`."""
-        return cls(0, consumer_id, *_closing(error))
-
-
-def _closing(error: MagnetarError) -> tuple[int, int, str, str]:
-    message = error.message[:MAX_ERROR_CHARS]
-    return error.code, int(error.action), message, str(error.details.get("url", ""))
+        return cls(0, consumer_id, *_fields_of(error), str(error.details.get("url", "")))
 
 
 class EndOfTopic(Command, tag=31):
@@ -336,7 +334,7 @@ class SendDelayed(Command, tag=36):
     @classmethod
     def of(cls, producer_id: int, epoch: int, error: MagnetarError) -> SendDelayed:
         """The frame that carries `error`."""
-        return cls(0, producer_id, epoch, error.code, int(error.action), error.message[:MAX_ERROR_CHARS])
+        return cls(0, producer_id, epoch, *_fields_of(error))
 
 
 class UnreadableEntry(Command, tag=37):

@@ -1,4 +1,4 @@
-"""Identifiers: message ids and topic names.
+"""Identifiers: message ids, topic names and other names.
 
 A message id is (ledger, entry, index in the entry, partition). Ids of one partition are ordered as the topic is:
 
@@ -19,7 +19,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from .errors import InvalidArgument, InvalidTopicName
+from .errors import InvalidArgument, InvalidSetting, InvalidTopicName
 
 MAX_ENTRY_ID = (1 << 43) - 1  # so that (entry, index in the entry) fits into 63 bits, for other protocols
 MAX_MESSAGES_PER_ENTRY = 1 << 20  # that ids and cursors can tell apart
@@ -143,3 +143,15 @@ def check_subscription_name(name: str) -> str:
             f"not a subscription name: {name[:40]!r} (1 to {_MAX_NAME} letters, digits or -=:._)"
         )
     return name
+
+
+def require_plain_name(setting: str, name: str) -> None:
+    """Checks a name that people give to a daemon, a rack or a zone: each is a node of the metadata, and shown in tables.
+
+    Raises InvalidSetting, which begins with `setting`. The empty name is plain.
+    """
+    if name != name.strip() or not name.isprintable() or "/" in name or len(name) > _MAX_NAME:
+        raise InvalidSetting(
+            f"{setting} is {name!r:.300}; it must be a plain name of {_MAX_NAME} characters at most: no slash, no "
+            "space around it"
+        )

@@ -25,19 +25,16 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
 
-from .file_lock import FileLock, lock_file
-from .storage_error import storage_error
-
-if sys.platform == "darwin":
+if sys.platform != "win32":
     import fcntl
-
-__all__ = ["File", "FileLock", "Files", "OsFile", "OsFiles", "file_size", "wait_for_lock"]
 
 _MAX_PARTS = 1024  # IOV_MAX on Linux and macOS
 _ZEROS = bytes(1 << 20)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_OPERATOR = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 Buffer = bytes | bytearray | memoryview
@@ -93,6 +90,23 @@ class File(Protocol):
 
     def fileno(self) -> int:
         """The descriptor, to hand to a helper process."""
+        ...
+
+
+class FileLock(Protocol):
+    """A held lock. It ends when this process *and* every process that inherited `fileno()` let go (rule 12b)."""
+
+    @property
+    def path(self) -> str:
+        """The lock file."""
+        ...
+
+    def fileno(self) -> int:
+        """The descriptor to pass to helper processes, which then hold the lock as well."""
+        ...
+
+    def release(self) -> None:
+        """Lets go of this process's share. May be called twice."""
         ...
 
 
@@ -167,6 +181,18 @@ async def wait_for_lock(files: Files, path: str, timeout_s: float) -> FileLock:
             if not error.details.get("locked") or loop.time() >= deadline:
                 raise
         await asyncio.sleep(0.02)
+
+
+def storage_error(error: OSError, doing: str, path: str) -> MagnetarError:
+    """DiskFull, DataDirectoryError (an operator must act) or StorageFailed; details hold "path" and "errno"."""
+    reason = error.strerror or str(error)
+    if error.errno in _NO_SPACE:
+        return DiskFull(
+            f"no space left while {doing} {path}: {reason}; free some space", path=path, errno=error.errno
+        )
+    if error.errno in _OPERATOR:
+        return DataDirectoryError(f"{doing} {path} failed: {reason}", path=path, errno=error.errno)
+    return StorageFailed(f"{doing} {path} failed: {reason}", path=path, errno=error.errno)
 
 
 class OsFile:
@@ -319,6 +345,25 @@ class OsFile:
         return StorageFailed(self._poison.message, **self._poison.details)
 
 
+class OsFileLock:
+    """A held flock. Made by `OsFiles.lock`."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def release(self) -> None:
+        """See `FileLock.release`. Closes only: LOCK_UN would take the lock from the helpers that share it."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
 class OsFiles:
     """The disk of this machine."""
 
@@ -374,7 +419,6 @@ class OsFiles:
             raise storage_error(error, "listing", directory) from error
 
     def make_directory(self, path: str) -> None:
-        """See `Files.make_directory`."""
         path = os.path.abspath(path)
         missing: list[str] = []
         ancestor = path
@@ -427,7 +471,6 @@ class OsFiles:
             os.close(fd)
 
     def free_bytes(self, path: str) -> tuple[int, int]:
-        """See `Files.free_bytes`."""
         try:
             status = os.statvfs(path)
         except OSError as error:
@@ -441,7 +484,38 @@ class OsFiles:
             raise storage_error(error, "looking at", path) from error
 
     def lock(self, path: str) -> FileLock:
-        return lock_file(path)
+        """See `Files.lock`. flock(2): bound to the open file description, which helper processes inherit."""
+        close_on_exec = getattr(os, "O_CLOEXEC", 0)
+        try:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | close_on_exec, 0o640)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                # A dying disk that the kernel made read-only: its operator must still be able to look at it.
+                fd = os.open(path, os.O_RDONLY | close_on_exec)
+        except OSError as error:
+            raise storage_error(error, "opening", path) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(fd)
+            raise DataDirectoryError(
+                f"{os.path.dirname(path) or '.'} is in use by another process"
+                + (f" (started by process {holder})" if holder else "")
+                + "; stop it, or choose another data directory",
+                path=path,
+                locked=True,
+                holder=holder,
+            ) from None
+        except OSError as error:
+            os.close(fd)
+            raise storage_error(error, "locking", path) from error
+        with contextlib.suppress(OSError):  # the process number is for people only
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return OsFileLock(path, fd)
 
     def note_poison(self, fd: int, error: StorageFailed) -> None:
         """Remembers a failed sync for handles to come."""

@@ -3,12 +3,14 @@
 `LongTask`     work that runs for as long as its owner does; `long_tasks` lists all of a process
 `begin`        work that nobody waits for: what it raises is logged
 `awaited`      work whose result somebody awaits, or looks at; `end_all` cancels several, and waits for their end
+`finish`       work that goes on to its end although its caller is cancelled
 `TaskSet`      any number of short ones, which end with their owner
+`Jobs`         the same by name: what is still under way is not begun again
 
 A long task:
 
-running ──ends or raises──> the reason is logged, counted and remembered ──back-off──> running
-   └──close()──> cancelled, and awaited
+    running ──ends or raises──> the reason is logged, counted and remembered ──back-off──> running
+       └──close()──> cancelled, and awaited
 """
 
 from __future__ import annotations
@@ -150,6 +152,21 @@ def awaited(work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Ta
     return asyncio.get_running_loop().create_task(work, name=name)
 
 
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits `work`, which goes on to its end even if the caller is cancelled; only then the cancellation is raised."""
+    task = awaited(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        task.exception()  # nobody is left who could handle it
+        raise cancelled
+    return task.result()
+
+
 async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels them, and waits for their end. What they raise is left out."""
     ending = list(tasks)
@@ -215,3 +232,33 @@ class TaskSet:
     def _others(self) -> list[asyncio.Task[Any]]:
         me = asyncio.current_task()
         return [task for task in self._tasks if task is not me]
+
+
+class Jobs:
+    """Regular work, by name: what is still under way is not begun again. What fails is logged with the owner's name."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Unless it is under way."""
+        if name not in self._tasks:
+            self._tasks[name] = begin(self._run(name, work), f"{self._owner}: {name}")
+
+    async def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            await work()
+        finally:
+            self._tasks.pop(name, None)
+
+    async def wait(self, name: str = "") -> None:
+        """Returns when the work, or all of it, is not under way any more."""
+        tasks = [task for other, task in self._tasks.items() if name in ("", other)]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def cancel(self) -> None:
+        """All of it."""
+        tasks, self._tasks = self._tasks, {}
+        await end_all(tasks.values())

@@ -44,8 +44,6 @@ async def test_both_sides_agree() -> None:
         connection, _, accepted = await service.connect()
         assert accepted.connection is not None
         for side in (connection, accepted.connection):
-            assert side.peer_version == 1
-            assert side.features == {"b"}
             assert side.max_frame_bytes == 100_000 + 64 * 1024
             assert side.max_message_bytes == 100_000
             assert side.writable

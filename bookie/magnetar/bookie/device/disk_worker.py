@@ -18,9 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout, StorageFailed
-from magnetar.runtime.files import FileLock
+from magnetar.runtime.files import FileLock, storage_error
 from magnetar.runtime.processes import HelperProcess, spawn_helper
-from magnetar.runtime.storage_error import storage_error
 
 from ..journal.device import ignore_failure
 from . import disk_process

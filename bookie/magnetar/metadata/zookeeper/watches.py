@@ -5,8 +5,8 @@ interface wants the node, its list of children and its children's values: events
 
 The servers forget a connection's watches with the connection. On each new one all are armed again, before anything else
 is sent; then each is called once, since changes may have been missed. One that a server refuses is armed again after a
-while, and called then. A read that is sent after `watch` returned shows
-the node as it was when the watch began, or later, because both go over the same connection in this order.
+while, and called then. A read that is sent after `watch` returned shows the node as it was when the watch began, or later,
+because both go over the same connection in this order.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError, TopicBusy, TopicNotServed, VersionConflict
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.tasks import finish
 
 from ..cursors.core.acks import Position
 from ..resources.stores import Ledgers, Writer, delete_ledgers
-from ..resources.tasks import finish
 from .ledger_list import LedgerList
 from .reading import LedgerReading, measure
 from .records import LedgerInfo

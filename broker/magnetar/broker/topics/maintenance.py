@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from magnetar.runtime.tasks import Jobs
+
 from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
-from ..resources.tasks import Jobs
 from .expiry import Expiry
 from .retention import Retention
 

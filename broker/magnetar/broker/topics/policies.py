@@ -30,13 +30,13 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
+from magnetar.runtime.tasks import Jobs
 
 from ..log.durability import Durability
 from ..log.ledger_list import LedgerList
 from ..log.list_changes import ListChanges
 from ..log.records import NamespaceRecord, namespace_path, replace
 from ..resources.stores import Ledgers
-from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask, begin
+from magnetar.runtime.tasks import Jobs, LongTask, begin
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
@@ -49,7 +49,6 @@ from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
-from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .policies import NamespacePolicies

@@ -49,8 +49,7 @@ from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
-from magnetar.runtime.file_lock import FileLock
-from magnetar.runtime.files import Files
+from magnetar.runtime.files import FileLock, Files
 
 from .bookie_identity import introduce_bookie
 from .settings import ServiceSettings

@@ -10,8 +10,7 @@ from .authentication import (
     NoAuthentication,
     NoCredentials,
 )
-from .connect import open_connection, start_server
-from .connection import Connection, ConnectionHandler
+from .connection import Connection, ConnectionHandler, open_connection, start_server
 from .options import ConnectionOptions, TransportOptions
 from .requests import Reply
 from .server import FramedServer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,9 +20,11 @@ from magnetar.proto.commands import COMMANDS, Command, Failed, Ok, Ping, Pong, d
 from magnetar.proto.errors import ConnectionLost, FrameTooLarge, MagnetarError, MalformedFrame, UnknownCommand
 from magnetar.proto.frames import FrameParser, Run, encode_frame, frame_prefix
 
+from .addresses import format_address
 from .handshake import MAX_HANDSHAKE_FRAME_BYTES, AcceptingHandshake, ConnectingHandshake, shake_hands
 from .options import ConnectionOptions
 from .requests import PendingRequests, Reply, encode_answer
+from .server import FramedServer
 from .transport import Piece, Transport
 
 _log = logging.getLogger("magnetar.connection")
@@ -70,15 +72,13 @@ class Connection:
     """One connection; see `open_connection` and `start_server`, which make it.
 
     Attributes are valid from `connection_ready` on: `principal` (whom the peer authenticated as; "" on the connecting
-    side), `peer_version`, `features`, `max_frame_bytes`, `max_message_bytes`, `bookie` (who the accepting side says that it
+    side), `max_frame_bytes`, `max_message_bytes`, `bookie` (who the accepting side says that it
     is; None: no bookie). `transport` has its buffers and its address.
     """
 
     def __init__(self, transport: Transport, handler: ConnectionHandler, options: ConnectionOptions) -> None:
         self.transport = transport
         self.principal = ""
-        self.peer_version = 0
-        self.features: frozenset[str] = frozenset()
         self.bookie: BookieIdentity | None = None
         self.max_frame_bytes = options.max_frame_bytes
         self.max_message_bytes = options.max_message_bytes
@@ -327,8 +327,6 @@ class Connection:
             return []
         self._handshake = None
         self.principal = negotiated.principal
-        self.peer_version = negotiated.version
-        self.features = negotiated.features
         self.bookie = negotiated.bookie
         self.max_frame_bytes = self._parser.max_frame_bytes = negotiated.max_frame_bytes
         self.max_message_bytes = negotiated.max_message_bytes
@@ -337,3 +335,49 @@ class Connection:
             self.ready.set_result(None)
         self._handler.connection_ready(self)
         return runs
+
+
+async def start_server(
+    host: str, port: int, handler_factory: Callable[[], ConnectionHandler], options: ConnectionOptions
+) -> FramedServer:
+    """Listens on `host` and `port` (0: a free one). Raises ServiceNotReady when the port is taken, InvalidSetting."""
+    return await FramedServer.start(
+        host, port, lambda transport: Connection(transport, handler_factory(), options), options
+    )
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    handler: ConnectionHandler,
+    options: ConnectionOptions,
+    *,
+    server_name: str | None = None,
+) -> Connection:
+    """Connects and shakes hands within `handshake_timeout_s`. `server_name`: whom TLS expects at an address; None: `host`.
+
+    Raises ConnectionLost (nobody there, no answer, cut off), or the error that the server answered.
+    """
+    # Made here: the loop drops one whose attempt is cut short, and its timer would go on.
+    transport = Transport(options, lambda transport: Connection(transport, handler, options))
+    connection, peer = transport.protocol, format_address((host, port))
+    assert isinstance(connection, Connection)
+    try:
+        async with asyncio.timeout(options.handshake_timeout_s):
+            await asyncio.get_running_loop().create_connection(
+                lambda: transport, host, port, ssl=options.tls,
+                server_hostname=(server_name or host) if options.tls is not None else None,
+            )  # fmt: skip
+            await connection.ready
+        return connection
+    except BaseException as error:
+        transport.abort()
+        if isinstance(error, MagnetarError):
+            raise
+        if isinstance(error, TimeoutError):
+            reason = f"did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
+            raise ConnectionLost(f"{peer} {reason}") from None
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}; is the service running there?"
+            raise ConnectionLost(f"cannot connect to {peer}: {reason}") from error
+        raise

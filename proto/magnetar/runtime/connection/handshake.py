@@ -1,10 +1,10 @@
 """The handshake, sans I/O: CONNECT, any number of AUTH_CHALLENGE rounds, CONNECTED.
 
     connecting side                         accepting side
-    Connect(versions 1..1, features, max)  ->
+    Connect(versions 1..1, max)            ->
                                            <-  AuthChallenge           (only if the method wants it)
     AuthChallenge                          ->
-                                           <-  Connected(version, features both know, smaller max)
+                                           <-  Connected(version, smaller max)
 
 Either side answers what it does not accept with Failed and closes. `receive` takes one frame and returns the frame to
 send (or b"") together with the outcome once there is one.
@@ -47,8 +47,6 @@ class Negotiated(NamedTuple):
 
     principal: str
     peer: str
-    version: int
-    features: frozenset[str]
     max_frame_bytes: int
     max_message_bytes: int
     # Who the accepting side is, if it is a bookie.
@@ -115,16 +113,14 @@ class AcceptingHandshake:
         negotiated = Negotiated(
             principal=outcome.principal,
             peer=connect.peer[:200],
-            version=min(PROTOCOL_VERSION, connect.protocol_version),
-            features=frozenset(own.features).intersection(connect.features),
             max_frame_bytes=max_frame_bytes,
             max_message_bytes=_message_bytes(own, max_frame_bytes),
             bookie=bookie,
         )
         connected = Connected(
             connect.request_id,
-            negotiated.version,
-            sorted(negotiated.features),
+            min(PROTOCOL_VERSION, connect.protocol_version),
+            [],
             max_frame_bytes,
             negotiated.max_message_bytes,
             own.name,
@@ -149,7 +145,7 @@ class ConnectingHandshake:
             _CONNECT_REQUEST_ID,
             PROTOCOL_VERSION,
             MIN_PROTOCOL_VERSION,
-            sorted(own.features),
+            [],
             own.max_frame_bytes,
             own.name,
             own.credentials.method,
@@ -189,8 +185,6 @@ class ConnectingHandshake:
         return Negotiated(
             principal="",
             peer=connected.peer[:200],
-            version=connected.protocol_version,
-            features=frozenset(own.features).intersection(connected.features),
             max_frame_bytes=max_frame_bytes,
             max_message_bytes=min(message_bytes, connected.max_message_bytes or message_bytes),
             bookie=connected.bookie,

@@ -51,8 +51,6 @@ class ConnectionOptions(TransportOptions):
     authenticator: Authenticator = field(default_factory=NoAuthentication)
     credentials: Credentials = field(default_factory=NoCredentials)
     authorize: Authorize = field(default_factory=AllowAll)
-    # Names of optional features of the protocol; both sides' intersection is used.
-    features: tuple[str, ...] = ()
     # Between ledger client and bookie. The connecting side: whom it expects. The accepting side: called with that, raises
     # what refuses the peer, and returns who this side is.
     expected_bookie: BookieIdentity | None = None
