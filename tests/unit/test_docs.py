@@ -1,4 +1,4 @@
-"""The pages: links that lead somewhere, a README that stays short, a picture that is the one its source describes.
+"""The pages: links that lead somewhere, goals that exist.
 
 That what the pages show is true is tested by tests/integration/test_readme.py and by the tests of the Spark pages.
 """
@@ -6,13 +6,10 @@ That what the pages show is true is tested by tests/integration/test_readme.py a
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
-
-from support.picture import draw
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -76,17 +73,6 @@ def test_the_readme_leads_to_every_page() -> None:
     assert pages - links == set()
 
 
-def test_the_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
-
-
-def test_the_picture_is_drawn_from_its_source() -> None:
-    source = REPOSITORY / "docs" / "architecture.toml"
-    drawn = draw(tomllib.loads(source.read_text()))
-    # To draw it again: PYTHONPATH=tests .venv/bin/python -m support.picture docs/architecture.toml
-    assert source.with_suffix(".svg").read_text() == drawn
-
-
 def test_goals_that_pages_name_exist() -> None:
     goals = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     named = {
@@ -97,9 +83,7 @@ def test_goals_that_pages_name_exist() -> None:
     assert named - goals == set()
 
 
-def test_the_architecture_is_short_and_leads_to_every_page_of_a_room() -> None:
-    page = REPOSITORY / "ARCHITECTURE.md"
-    text = page.read_text()
-    assert len(text.split()) <= 3000
+def test_the_architecture_leads_to_every_page_of_a_room() -> None:
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text()
     named = {room.relative_to(REPOSITORY).as_posix() for room in ROOM_PAGES}
     assert {path for path in named if path not in text} == set()
