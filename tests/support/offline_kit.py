@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from magnetar.bookie import Bookie, BookieSettings
 from magnetar.bookie.index.locations import location_pages
-from magnetar.bookie.offline.journals import JournalRecord, walk_journals
+from magnetar.bookie.offline.journals import walk_journals
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import KIB, add_all, entry, open_real, small_settings
@@ -25,6 +26,11 @@ LEDGERS = {1: (60, 100), 2: (30, 8 * KIB), 3: (10, 1000)}
 # Added after the last checkpoint: they stand in the journals only in the killed one.
 LATER = {1: (60, 75), 6: (0, 5)}
 CHECKPOINT_S = 3600.0  # only those that are asked for
+
+
+def rows(walk: Iterable[dict[str, Any]]) -> list[SimpleNamespace]:
+    """What a dump prints, its keys as attributes."""
+    return [SimpleNamespace(**row) for row in walk]
 
 
 def payload(ledger_id: int, entry_id: int, size: int) -> bytes:
@@ -92,7 +98,7 @@ def with_stopped(directory: Path, work: Callable[[StoppedBookie], T], **changes:
 def totals(bookie: StoppedBookie) -> dict[int, int]:
     """How many entries of each ledger are here: those that the index has, and those that a start would replay."""
     found = {row[:2] for row in chain.from_iterable(location_pages(bookie.index))}
-    replayed = (item for item in walk_journals(bookie, from_mark=True) if isinstance(item, JournalRecord))
+    replayed = (item for item in rows(walk_journals(bookie, from_mark=True)) if item.kind == "record")
     found |= {(item.ledger_id, item.entry_id) for item in replayed if item.type == "ADD"}
     return Counter(ledger_id for ledger_id, _ in found)
 

@@ -34,8 +34,7 @@ from .engine import Bookie
 from .index import LocationIndex
 from .offline.entry_logs import StoredEntry, find_log, stored_entry, walk_entry_log
 from .offline.identity import describe, describe_cookie
-from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk_journals
-from .offline.rows import row_of
+from .offline.journals import walk_journals
 from .offline.stopped import LogFile
 from .offline.verify import DAMAGE, SOUND, WAITING, Verification, VerifiedPart
 
@@ -111,7 +110,7 @@ class BookieShell:
             source, path, position = "write cache", "", -1
         else:
             source, position = "entry log", location.offset
-            path = self._data.log_path(location.log_id) or ""
+            path = self._bookie.logs.path_of(location.log_id) or ""
         data, damage = b"", ""
         try:
             (data,), _ = await self._bookie.read(ledger_id, entry_id, entry_id)
@@ -132,20 +131,20 @@ class BookieShell:
         written = {one.directory: one.durable_position().sequence for one in bookie.journals.all}
         warmer, being_written = _Warmer(bookie.components.disk_worker, "", 0), False
         try:
-            async for item in _in_slices(items):
-                if isinstance(item, JournalFileReport):
-                    first = written.get(os.path.dirname(item.path))
-                    being_written = first is not None and item.sequence >= first
-                    warmer = _Warmer(bookie.components.disk_worker, item.path, item.bytes)
+            async for row in _in_slices(items):
+                if row["kind"] == "file":
+                    first = written.get(os.path.dirname(row["path"]))
+                    being_written = first is not None and row["sequence"] >= first
+                    warmer = _Warmer(bookie.components.disk_worker, row["path"], row["bytes"])
                     await warmer.reach(0)
-                elif isinstance(item, JournalRecord):
-                    await warmer.reach(item.position)
-                elif isinstance(item, JournalGap) and item.is_damage:
+                elif row["kind"] == "record":
+                    await warmer.reach(row["position"])
+                elif row["kind"] == "gap" and row["damage"]:
                     if bookie.checkpointer.mark != mark:
                         raise _released()
                     if being_written:
-                        item = item._replace(verdict="being written")
-                yield row_of(item)
+                        row |= {"verdict": "being written", "damage": False}
+                yield row
         except DataDirectoryError as error:
             if bookie.checkpointer.mark != mark:
                 raise _released() from error
@@ -155,9 +154,9 @@ class BookieShell:
         log = find_log(self._data, arguments.get("log", ""))
         warmer = _Warmer(self._bookie.components.disk_worker, log.path, log.bytes)
         await warmer.reach(0)
-        async for item in _in_slices(walk_entry_log(self._data, log)):
-            await warmer.reach(getattr(item, "position", 0))
-            yield row_of(item)
+        async for row in _in_slices(walk_entry_log(self._data, log)):
+            await warmer.reach(row.get("position", 0))
+            yield row
 
     async def _verify(self, _arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         result, damage = Verification(), self._bookie.damage
@@ -172,7 +171,7 @@ class BookieShell:
         for unit, size, verified_ms in self._bookie.scrubber.verified():
             kind, _, name = unit.partition(" ")
             if kind == "log":
-                part, path = "entry log", self._data.log_path(int(name, 16)) or ""
+                part, path = "entry log", self._bookie.logs.path_of(int(name, 16)) or ""
             elif name == "walk":
                 part, path = "index", self._data.layout.index
             else:
@@ -210,9 +209,6 @@ class _RunningData:
 
     def logs(self) -> list[LogFile]:
         return [LogFile(info.log_id, info.path, info.bytes) for info in self._bookie.logs.logs()]
-
-    def log_path(self, log_id: int) -> str | None:
-        return self._bookie.logs.path_of(log_id)
 
 
 class _Warmer:

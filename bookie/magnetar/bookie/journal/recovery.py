@@ -39,6 +39,7 @@ from .records import (
     RecordType,
     decode_begin,
     holds_records,
+    holds_trace,
     incarnation_of,
     probe_begin,
     scan_journal,
@@ -56,6 +57,11 @@ class GapVerdict(enum.Enum):
     TORN_TAIL = "torn tail"
     DAMAGE = "damage"
     DAMAGE_BELOW_MARK = "damage below the mark"
+
+    @property
+    def is_damage(self) -> bool:
+        """True where bytes changed that were synced."""
+        return self in (GapVerdict.DAMAGE, GapVerdict.DAMAGE_BELOW_MARK)
 
 
 def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> GapVerdict:
@@ -145,6 +151,13 @@ def walk_journal(
                     yield JudgedGap(found.path, item, verdict)
                     if verdict is GapVerdict.COMPLETE:
                         break  # what follows here was never acknowledged
+
+
+def is_clean_end(files: Files, file: NeededFile, instance: int, gap: Gap) -> bool:
+    """Of a TORN_TAIL in `file`: whether nothing of this life of the file stands behind it."""
+    incarnation = incarnation_of(instance, file.sequence)
+    with closing(files.open(file.path, read_only=True)) as opened:
+        return not holds_trace(opened.read_at, file.bytes, incarnation, gap.position)
 
 
 async def replay_journals(

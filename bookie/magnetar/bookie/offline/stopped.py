@@ -48,10 +48,6 @@ class BookieData(Protocol):
         """Every entry log, by id."""
         ...
 
-    def log_path(self, log_id: int) -> str | None:
-        """Where a log is; None: there is none."""
-        ...
-
 
 class StoppedBookie:
     """Takes the bookie's lock, so that none can start meanwhile, and reads. Made by `open`; close it."""

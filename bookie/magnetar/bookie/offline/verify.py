@@ -17,27 +17,29 @@ from contextlib import closing
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
-from magnetar.runtime.files import file_size
+from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError, StorageFailed
+from magnetar.runtime.files import File, file_size
 
 from ..entry_log.log_ids import decode_log_ids
-from ..index import ALL_LEDGERS, LedgerRecord, LocationIndex, RocksLocationIndex
+from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, Scanned, record_entry
+from ..entry_log.scan import LogScan, scan_log
+from ..index import (
+    ALL_LEDGERS,
+    LedgerRecord,
+    Location,
+    LocationIndex,
+    RocksLocationIndex,
+    decode_ledger_record,
+)
 from ..index.database_files import DatabaseFileCheck, database_file_names
 from ..index.locations import ledgers_of, location_pages
-from ..journal.records import RecordType
+from ..journal.records import Record, ledger_change
+from ..journal.recovery import GapVerdict, NeededFile, is_clean_end, journal_files, walk_journal
+from ..mark import JournalPosition
 from ..scrub.progress import ScrubProgress
-from .entry_logs import LogBroken, LogHeader, LogRecord, read_located, walk_entry_log
+from .entry_logs import LogSums, stored_entry
 from .identity import check_identity
-from .journals import (
-    JournalDirectory,
-    JournalFileReport,
-    JournalGap,
-    JournalRecord,
-    Progress,
-    no_progress,
-    read_mark,
-    walk_journals,
-)
+from .journals import Progress, journal_directories, no_progress, read_mark
 from .stopped import LogFile, StoppedBookie
 
 # Further findings are only counted.
@@ -184,51 +186,58 @@ class _Verify:
     def _check_journals(self) -> None:
         """One row a needed file; unneeded ones are nothing to a start."""
         try:
-            self._walk_journals()
+            for directory in journal_directories(self._bookie):
+                if directory.mark is not None:
+                    self._check_journal(directory.path, directory.mark)
         except StorageFailed as error:  # a start would be refused as well
             self._failed("journal", str(error.details.get("path", "")), error.message)
         except MagnetarError as error:  # without cookie or mark it is not known which journals are needed
             self._note("journal", "", NOT_CHECKED, note=error.message)
 
-    def _walk_journals(self) -> None:
-        current: JournalFileReport | None = None
+    def _check_journal(self, directory: str, mark: JournalPosition) -> None:
+        files, instance = self._bookie.files, self._bookie.cookie.instance
+        total = sum(size for sequence, size in journal_files(files, directory) if sequence >= mark.sequence)
+        current: NeededFile | None = None
         ended = False
-        records, verdict, note = 0, SOUND, ""
-        for item in walk_journals(self._bookie, progress=self._progress):
-            if isinstance(item, JournalDirectory):
-                ended = False
-            elif isinstance(item, JournalFileReport):
-                if current is not None:
-                    self._note(
-                        "journal", current.path, verdict, records=records, size=current.bytes, note=note
-                    )
-                current, records, verdict, note = None, 0, SOUND, ""
-                if item.state == "missing":
+        before, records, verdict, note = 0, 0, SOUND, ""
+
+        def end_file() -> None:
+            if current is not None and not current.missing:
+                self._note("journal", current.path, verdict, records=records, size=current.bytes, note=note)
+
+        for item in walk_journal(files, directory, instance, mark):
+            if isinstance(item, NeededFile):
+                end_file()
+                before += current.bytes if current is not None else 0
+                current, records, verdict, note = item, 0, SOUND, ""
+                if item.missing:
                     self._failed("journal", item.path, "it is missing, and the checkpoint mark needs it")
-                elif item.state == "needed":
-                    current = item
-            elif isinstance(item, JournalRecord):
+            elif isinstance(item, Record):
+                assert current is not None
+                self._progress("journals", before + item.position, total)
                 records += 1
-                if item.type not in RecordType.__members__ and not item.below_mark:
-                    verdict, note = (
-                        DAMAGE,
-                        f"a record of type {item.type_number}, which this program does not know",
-                    )
-                    self._result.found("journal", item.path, note, position=item.position)
-                if item.change is not None and not item.below_mark and not ended:
-                    known = self._replayed.get(item.ledger_id, LedgerRecord())
-                    self._replayed[item.ledger_id] = known.merged(item.change)
-            elif isinstance(item, JournalGap):
-                ended = ended or item.ends_replay
-                if item.is_damage:
-                    verdict, note = DAMAGE, f"{item.verdict} at or after byte {item.position}"
-                    self._result.found(
-                        "journal", item.path, f"{item.verdict}, offset {item.offset}", position=item.position
-                    )
-                elif item.verdict == TORN and verdict == SOUND:
-                    verdict, note = TORN, f"at byte {item.position}: never acknowledged"
-        if current is not None:
-            self._note("journal", current.path, verdict, records=records, size=current.bytes, note=note)
+                if item.offset < mark.offset:
+                    continue
+                try:
+                    change = ledger_change(item)
+                except DataDirectoryError as error:
+                    verdict, note = DAMAGE, error.message
+                    self._result.found("journal", current.path, note, position=item.position)
+                    continue
+                if change is not None and not ended:
+                    known = self._replayed.get(change[0], LedgerRecord())
+                    self._replayed[change[0]] = known.merged(change[1])
+            else:
+                # Behind damage or a torn tail a start reads no further.
+                ended = ended or item.verdict in (GapVerdict.DAMAGE, GapVerdict.TORN_TAIL)
+                at, name = item.gap.position, item.verdict.value
+                if item.verdict.is_damage:
+                    verdict, note = DAMAGE, f"{name} at or after byte {at}"
+                    self._result.found("journal", item.path, f"{name}, offset {item.gap.offset}", position=at)
+                elif item.verdict is GapVerdict.TORN_TAIL and current is not None and verdict == SOUND:
+                    if not is_clean_end(files, current, instance, item.gap):
+                        verdict, note = TORN, f"at byte {at}: never acknowledged"
+        end_file()
 
     # --- entry logs ----------------------------------------------------------------------------------------------------
 
@@ -256,49 +265,50 @@ class _Verify:
             self._note("log ids", path, SOUND, records=1)
 
     def _check_log(self, log: LogFile) -> None:
-        verdict, note, records, size = SOUND, "", 0, log.bytes
-        header_damage = ""
         try:
-            for item in walk_entry_log(self._bookie, log, index=self._index, progress=self._progress):
-                if isinstance(item, LogRecord):
-                    if item.state is not None:
-                        known = self._states.get(item.ledger_id)
-                        self._states[item.ledger_id] = (
-                            item.state if known is None else known.merged(item.state)
-                        )
-                    elif item.type == "state":
-                        verdict, note = DAMAGE, item.content
-                        self._result.found(
-                            "entry log",
-                            log.path,
-                            item.content,
-                            position=item.position,
-                            ledger_id=item.ledger_id,
-                        )
-                elif isinstance(item, LogBroken):
-                    if item.torn and not item.live:
-                        if not item.position:  # not even the header of this log was ever synced
-                            header_damage = ""
-                        verdict = TORN if verdict == SOUND else verdict
-                        note = note or f"{item.bytes} bytes at byte {item.position}: never synced"
-                        continue
-                    verdict, note = DAMAGE, f"{item.bytes} bytes at byte {item.position}"
-                    if (
-                        not item.live
-                    ):  # else it is reported by ledger and entry when the locations are checked
-                        self._result.found("entry log", log.path, note, position=item.position)
-                elif isinstance(item, LogHeader):
-                    size, header_damage = item.bytes, item.damage
-                else:
-                    records = item.records
-                    self._live[log.log_id] = item.live
-                    for damage in filter(None, (header_damage, item.damage)):
-                        verdict, note = DAMAGE, damage
-                        self._result.found("entry log", log.path, damage)
+            with closing(self._bookie.files.open(log.path, read_only=True)) as file:
+                self._check_records(log, file)
         except MagnetarError as error:
             self._failed("entry log", log.path, error.message)
-            return
-        self._note("entry log", log.path, verdict, records=records, size=size, note=note)
+
+    def _check_records(self, log: LogFile, file: File) -> None:
+        scan, sums = LogScan(log.log_id, file.size()), LogSums(log.log_id, self._index)
+        verdict, note = SOUND, ""
+        header_torn = False
+        for found in scan_log(file.read_at, scan):
+            self._progress(f"entry log {log.log_id:08x}", found.offset, scan.size)
+            live = sums.take(found)
+            if found.data is not None:
+                if found.entry_id == STATE_ENTRY and (fault := self._take_state(found)):
+                    verdict, note = DAMAGE, fault
+                    self._result.found(
+                        "entry log", log.path, fault, position=found.offset, ledger_id=found.ledger_id
+                    )
+            elif found.torn and not live:
+                # Not even the header of this log was ever synced.
+                header_torn = header_torn or not found.offset
+                verdict = TORN if verdict == SOUND else verdict
+                note = note or f"{found.length} bytes at byte {found.offset}: never synced"
+            else:
+                verdict, note = DAMAGE, f"{found.length} bytes at byte {found.offset}"
+                if not live:  # else it is reported by ledger and entry when the locations are checked
+                    self._result.found("entry log", log.path, note, position=found.offset)
+        self._live[log.log_id] = sums.live
+        header_fault = f"it {scan.header_fault}" if scan.header_fault and not header_torn else ""
+        for damage in filter(None, (header_fault, sums.footer_fault(scan))):
+            verdict, note = DAMAGE, damage
+            self._result.found("entry log", log.path, damage)
+        self._note("entry log", log.path, verdict, records=sums.records, size=scan.size, note=note)
+
+    def _take_state(self, found: Scanned) -> str:
+        """Merges it with what is known of its ledger. What is wrong with it; "" if nothing is."""
+        try:
+            state = decode_ledger_record(found.data or b"")
+        except MagnetarError as error:
+            return error.message
+        known = self._states.get(found.ledger_id)
+        self._states[found.ledger_id] = state if known is None else known.merged(state)
+        return ""
 
     # --- index -----------------------------------------------------------------------------------------------------------
 
@@ -372,18 +382,28 @@ class _Verify:
                 deleted = (ledger_id, record is not None and record.deleted_at_ms > 0)
             if deleted[1]:
                 continue  # nothing of it is served, and its logs may be deleted already
-            entry = read_located(self._bookie, ledger_id, entry_id, location)
-            if entry.damage:
+            path, fault = self._fault_at(ledger_id, entry_id, location)
+            if fault:
                 damaged += 1
-                self._result.found(
-                    "entry",
-                    entry.path or self._bookie.layout.index,
-                    entry.damage,
-                    position=location.offset,
-                    ledger_id=ledger_id,
-                    entry_id=entry_id,
-                )
+                at = location.offset
+                self._result.found("entry", path, fault, position=at, ledger_id=ledger_id, entry_id=entry_id)
         return damaged
+
+    def _fault_at(self, ledger_id: int, entry_id: int, location: Location) -> tuple[str, str]:
+        """The file, and why the entry that the index says to be there cannot be served; "" if it can."""
+        path = self._bookie.log_path(location.log_id)
+        if path is None:
+            missing = f"entry log {location.log_id:08x}, where the index has it, is missing"
+            return self._bookie.layout.index, missing
+        try:
+            with closing(self._bookie.files.open(path, read_only=True)) as file:
+                data = file.read_at(location.offset, RECORD_HEADER_BYTES + location.length)
+            entry = record_entry(data, 0, location.log_id, ledger_id, entry_id, location.length)
+        except EntryDamaged:
+            return path, "the record is damaged"
+        except MagnetarError as error:
+            return path, error.message
+        return path, stored_entry(ledger_id, entry_id, "entry log", path, location.offset, entry, "").damage
 
     def _check_ledgers(self, index: LocationIndex) -> None:
         """A ledger record says at least what the logs say, and no entry lies beyond its last one."""

@@ -21,7 +21,6 @@ from magnetar.bookie.listing import LedgerSummary
 from magnetar.bookie.offline.entry_logs import StoredEntry, find_log, walk_entry_log
 from magnetar.bookie.offline.identity import describe, describe_cookie
 from magnetar.bookie.offline.journals import walk_journals
-from magnetar.bookie.offline.rows import row_of
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
@@ -51,14 +50,11 @@ class StoppedTool:
 
     def journal(self, journal: int | None, file: str, from_mark: bool, progress: Progress) -> Iterator[Row]:
         """As `offline.walk_journals`."""
-        found = walk_journals(
-            self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress
-        )
-        return map(row_of, found)
+        return walk_journals(self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress)
 
     def entry_log(self, log: str, progress: Progress) -> Iterator[Row]:
         """As `offline.walk_entry_log`."""
-        return map(row_of, walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress))
+        return walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress)
 
     def verify(self, progress: Progress) -> Row:
         """As `offline.verify`."""

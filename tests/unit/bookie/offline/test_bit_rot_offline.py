@@ -10,13 +10,13 @@ import xxhash
 
 from magnetar.bookie.journal.records import Record
 from magnetar.bookie.journal.recovery import replay_journals
-from magnetar.bookie.offline.journals import JournalFileReport, JournalGap, journal_directories, walk_journals
+from magnetar.bookie.offline.journals import journal_directories, walk_journals
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.bookie.offline.verify import Verification, verify
 from magnetar.bookie.scrub.progress import encode_progress
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import File, OsFiles
-from support.offline_kit import entry_logs, flip, settings_of, with_stopped
+from support.offline_kit import entry_logs, flip, rows, settings_of, with_stopped
 
 pytestmark = pytest.mark.real
 
@@ -26,7 +26,7 @@ PAGE = 4096
 
 def offline_verdict(bookie: StoppedBookie) -> bool:
     """True if the dump says that a start is refused."""
-    return any(isinstance(item, JournalGap) and item.verdict == "damage" for item in walk_journals(bookie))
+    return any(item.kind == "gap" and item.verdict == "damage" for item in rows(walk_journals(bookie)))
 
 
 async def start_verdict(bookie: StoppedBookie) -> bool:
@@ -54,9 +54,7 @@ def test_rule_05_every_page_of_the_journals_is_judged_as_a_start_judges_it(kille
         refused = 0
         with await StoppedBookie.open(settings_of(killed), OsFiles()) as bookie:
             needed = [
-                item
-                for item in walk_journals(bookie)
-                if isinstance(item, JournalFileReport) and item.state == "needed"
+                item for item in rows(walk_journals(bookie)) if item.kind == "file" and item.state == "needed"
             ]
             for file in needed:
                 for page in range(0, file.bytes, PAGE):
@@ -143,8 +141,8 @@ def test_what_cannot_be_read_is_not_sound(killed: Path, name: str) -> None:
     if name == "journal":
         needed = [
             item.path
-            for item in with_stopped(killed, lambda bookie: list(walk_journals(bookie)))
-            if isinstance(item, JournalFileReport) and item.state == "needed"
+            for item in with_stopped(killed, lambda bookie: rows(walk_journals(bookie)))
+            if item.kind == "file" and item.state == "needed"
         ]
         path = Path(needed[-1])
     elif name == "index":

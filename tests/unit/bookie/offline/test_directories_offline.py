@@ -19,13 +19,13 @@ from magnetar.bookie.offline.identity import (
     inspect_directories,
 )
 from magnetar.bookie.offline.index_rebuild import rebuild
-from magnetar.bookie.offline.journals import JournalDirectory, walk_journals
+from magnetar.bookie.offline.journals import walk_journals
 from magnetar.bookie.offline.stopped import StoppedBookie
 from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import open_real
-from support.offline_kit import entries_of, make_images, settings_of, totals, trace_of, with_stopped
+from support.offline_kit import entries_of, make_images, rows, settings_of, totals, trace_of, with_stopped
 
 pytestmark = pytest.mark.real
 
@@ -63,10 +63,10 @@ def test_everything_is_found_in_all_of_them(killed: Path) -> None:
     assert result.sound, result.findings
     logs = {Path(check.path).parent.name for check in result.checks if check.part == "entry log"}
     assert logs == {"l0", "l1"}
-    walked = looked_at(killed, lambda bookie: list(walk_journals(bookie)))
-    assert [item.name for item in walked if isinstance(item, JournalDirectory)] == ["j0", "j1"]
-    rows = looked_at(killed, lambda bookie: inspect_directories(bookie, bookie.cookie))
-    assert [(row.name, row.copy, row.in_settings) for row in rows] == [
+    walked = looked_at(killed, lambda bookie: rows(walk_journals(bookie)))
+    assert [item.name for item in walked if item.kind == "journal"] == ["j0", "j1"]
+    reports = looked_at(killed, lambda bookie: inspect_directories(bookie, bookie.cookie))
+    assert [(row.name, row.copy, row.in_settings) for row in reports] == [
         ("j0", "ours", True),
         ("j1", "ours", True),
         ("l0", "ours", True),

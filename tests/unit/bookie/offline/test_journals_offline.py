@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,39 +14,30 @@ from magnetar.bookie.journal.records import (
     encode_record_header,
     incarnation_of,
 )
-from magnetar.bookie.offline.journals import (
-    JournalDirectory,
-    JournalFileReport,
-    JournalGap,
-    JournalRecord,
-    walk_journals,
-)
+from magnetar.bookie.offline.journals import walk_journals
 from magnetar.bookie.offline.verify import verify
 from magnetar.proto.errors import DataDirectoryError, EntryNotFound
 from support.bookie_kit import entry, open_real
-from support.offline_kit import LATER, flip, journals, with_stopped
+from support.offline_kit import LATER, flip, journals, rows, with_stopped
 
 pytestmark = pytest.mark.real
 
 
-Item = JournalDirectory | JournalFileReport | JournalRecord | JournalGap
+def walked(directory: Path, **options: object) -> list[SimpleNamespace]:
+    return with_stopped(directory, lambda bookie: rows(walk_journals(bookie, **options)))  # type: ignore[arg-type]
 
 
-def walked(directory: Path, **options: object) -> list[Item]:
-    return with_stopped(directory, lambda bookie: list(walk_journals(bookie, **options)))  # type: ignore[arg-type]
+def gaps(items: list[SimpleNamespace]) -> list[str]:
+    return [item.verdict for item in items if item.kind == "gap"]
 
 
-def gaps(items: list[Item]) -> list[str]:
-    return [item.verdict for item in items if isinstance(item, JournalGap)]
-
-
-def records(items: list[Item]) -> list[JournalRecord]:
-    return [item for item in items if isinstance(item, JournalRecord)]
+def records(items: list[SimpleNamespace]) -> list[SimpleNamespace]:
+    return [item for item in items if item.kind == "record"]
 
 
 def test_a_killed_bookie_is_dumped_record_by_record(killed: Path) -> None:
     items = walked(killed)
-    assert isinstance(items[0], JournalDirectory)
+    assert items[0].kind == "journal"
     assert items[0].mark is not None
     adds = [(one.ledger_id, one.entry_id) for one in records(items) if one.type == "ADD"]
     assert [one for one in adds if one[0] == 6] == [(6, number) for number in range(*LATER[6])]
@@ -98,7 +90,7 @@ def test_rule_05_a_torn_tail_is_no_damage(killed: Path) -> None:
     flip(Path(last.path), last.position + 50)
     items = walked(killed)
     assert gaps(items)[-1] == "torn tail"
-    assert not any(isinstance(item, JournalGap) and item.is_damage for item in items)
+    assert not any(item.kind == "gap" and item.damage for item in items)
 
 
 def test_rule_05_damage_before_what_was_synced_is_damage(killed: Path) -> None:
@@ -118,20 +110,20 @@ def test_damage_below_the_mark_is_told_as_such(killed: Path) -> None:
 
 
 def test_a_missing_journal_is_told(killed: Path) -> None:
-    mark = next(item for item in walked(killed) if isinstance(item, JournalDirectory)).mark
+    mark = next(item for item in walked(killed) if item.kind == "journal").mark
     assert mark is not None
-    path = killed / "journal" / f"journal-{mark.sequence:016x}.log"
+    path = killed / "journal" / f"journal-{mark['sequence']:016x}.log"
     path.unlink()
-    states = {item.path: item.state for item in walked(killed) if isinstance(item, JournalFileReport)}
+    states = {item.path: item.state for item in walked(killed) if item.kind == "file"}
     assert states[str(path)] == "missing"  # beside older ones, which may be there still
 
 
 def test_one_file_alone_needed_or_not(killed: Path) -> None:
     for path in journals(killed):
         items = walked(killed, file=path.name)
-        assert [item.path for item in items if isinstance(item, JournalFileReport)] == [str(path)]
-        assert not any(isinstance(item, JournalDirectory) for item in items)
-        state = next(item.state for item in items if isinstance(item, JournalFileReport))
+        assert [item.path for item in items if item.kind == "file"] == [str(path)]
+        assert all(item.kind != "journal" for item in items)
+        state = next(item.state for item in items if item.kind == "file")
         assert bool(records(items)) == (state in ("needed", "unneeded"))
 
 

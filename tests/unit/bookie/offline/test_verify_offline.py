@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.index import RocksLocationIndex
-from magnetar.bookie.offline.journals import JournalRecord, walk_journals
+from magnetar.bookie.offline.journals import walk_journals
 from magnetar.bookie.offline.verify import Verification, verify
 from support.bookie_kit import add, entry, open_real
 from support.golden_bookie import golden_settings
-from support.offline_kit import entry_logs, fill, flip, totals, trace_of, with_stopped
+from support.offline_kit import entry_logs, fill, flip, rows, totals, trace_of, with_stopped
 from support.running_copy import copy_running
 
 PAGE = 4096
@@ -127,8 +127,8 @@ def test_a_damaged_journal(killed: Path) -> None:
         killed,
         lambda bookie: [
             item
-            for item in walk_journals(bookie, from_mark=True)
-            if isinstance(item, JournalRecord) and item.type == "ADD"
+            for item in rows(walk_journals(bookie, from_mark=True))
+            if item.kind == "record" and item.type == "ADD"
         ],
     )
     flip(Path(adds[0].path), adds[0].position + 50)
