@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from magnetar.bookie.status import bookie_info
 from magnetar.proto.commands import (
     ENTRY_RANGE_ROW,
     LEDGER_FENCED,
@@ -59,5 +58,5 @@ class Answering:
                 ranges, following = await bookie.list_entries(ledger_id, first, count)
                 return {"next": following}, (encode_rows(ENTRY_RANGE_ROW, ranges),)
             case BookieInfo():
-                return bookie_info(bookie), ()
+                return bookie.info(), ()
         raise AssertionError(f"not a request to a bookie: {command}")
