@@ -17,9 +17,8 @@ from typing import Any
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
-from magnetar.ledger.replication.core.fragments import fragments_of
-from magnetar.ledger.replication.core.request import Request
-from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.ledger.replication.core.request import RepairRequest
+from magnetar.ledger.replication.queue import UnderreplicatedLedgers
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.paths import cookie_path
@@ -46,7 +45,7 @@ class RepairCluster:
         self.metadata = MemoryMetadataStore()
         self.bookies = Bookies(metadata=self.metadata)
         self.settings = settings or LedgerSettings()
-        self.queue = RepairQueue(self.metadata)
+        self.queue = UnderreplicatedLedgers(self.metadata)
         self.repairs: list[AutoRecovery] = []
         self._sessions: dict[str, Session] = {}
         self._clients: list[LedgerClient] = []
@@ -142,7 +141,7 @@ class RepairCluster:
     def lacking(self, ledger_id: int, metadata: LedgerMetadata) -> list[tuple[str, int]]:
         """Bookies and entries that they should have and lack, or cannot serve."""
         found = []
-        for fragment in fragments_of(metadata):
+        for fragment in metadata.fragments():
             last = fragment.last if fragment.last is not None else fragment.first - 1
             for entry_id in range(fragment.first, last + 1):
                 for position in metadata.striping.write_set(entry_id):
@@ -154,7 +153,7 @@ class RepairCluster:
                         found.append((bookie, entry_id))
         return found
 
-    async def requests(self) -> dict[int, Request]:
+    async def requests(self) -> dict[int, RepairRequest]:
         """The queue."""
         ledgers = [one for page in await self.queue.pages() for one in await self.queue.ledgers(page)]
         found = [(ledger_id, await self.queue.get(ledger_id)) for ledger_id in ledgers]

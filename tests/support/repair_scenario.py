@@ -52,7 +52,7 @@ from magnetar.ledger.replication.core.repair import (
     Repaired,
     RepairState,
 )
-from magnetar.ledger.replication.core.request import Reason, Request
+from magnetar.ledger.replication.core.request import Reason, RepairRequest
 from magnetar.proto.errors import LedgerNotFound, RequestTimeout
 from support.text_scenarios import play
 
@@ -123,7 +123,7 @@ class _Scenario:
         bookies = {bookie: reason for reason in Reason for bookie in _names(options.get(reason.value, ""))}
         grace = None if self.repair is None else self.repair.grace  # as a worker remembers it
         self.repair = RepairCore(
-            LEDGER_ID, Request(bookies, "placement" in words), float(options.get("grace", "30")), grace
+            LEDGER_ID, RepairRequest(bookies, "placement" in words), float(options.get("grace", "30")), grace
         )
         return self.after(self.repair.begin())
 

@@ -19,7 +19,7 @@ from magnetar.bookie.scrub import repair_queue
 from magnetar.broker.cursors import cursor
 from magnetar.broker.listeners.native import ports
 from magnetar.broker.topics.core.producers import Producers, ProducerSession
-from magnetar.ledger.replication import audit_pass
+from magnetar.ledger.replication import auditor
 from support.bookie_kit import open_inline
 from support.index_model import ModelStorage
 from support.virtual_time import in_virtual_time
@@ -45,7 +45,7 @@ def every_id_is_believed(planted: pytest.MonkeyPatch) -> None:
 
 def an_unreadable_request_ends_the_audit(planted: pytest.MonkeyPatch) -> None:
     """One node of the queue that cannot be read leaves all ledgers behind it unqueued."""
-    planted.setattr(audit_pass, "InvalidArgument", Never)
+    planted.setattr(auditor, "InvalidArgument", Never)
 
 
 def an_unreadable_node_is_tried_for_ever(planted: pytest.MonkeyPatch) -> None:

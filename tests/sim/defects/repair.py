@@ -44,17 +44,24 @@ def repair_fences_without_a_grace_period() -> None:
 @repair_defect
 def repair_changes_the_writers_ensemble() -> None:
     """An open ledger is not recovered: a bookie of its last ensemble is replaced like any other."""
-    from magnetar.ledger.core import metadata as ledger_metadata
-    from magnetar.ledger.replication.core import repair as module
+    from magnetar.ledger.core.metadata import LedgerMetadata
+    from magnetar.ledger.replication.core.repair import RepairCore
 
-    repair: Any = module
-    fragments_of = repair.fragments_of
+    core: Any = RepairCore
+    record: Any = LedgerMetadata
+    following, fragments = core._next, record.fragments
 
-    def closed(metadata: Any) -> Any:
-        return [f if f.last is not None else f._replace(last=f.first - 1 + 3) for f in fragments_of(metadata)]
+    def closed(self: Any) -> Any:
+        return [f if f.last is not None else f._replace(last=f.first - 1 + 3) for f in fragments(self)]
 
-    repair.fragments_of = closed
-    record: Any = ledger_metadata.LedgerMetadata
+    def careless(self: Any, now: float, view: Any) -> Any:
+        record.fragments = closed
+        try:
+            return following(self, now, view)
+        finally:
+            record.fragments = fragments
+
+    core._next = careless
     replaced = record.with_replaced
 
     def anywhere(self: Any, first_entry: int, bookies: Any) -> Any:
@@ -102,7 +109,7 @@ def leftovers_of_open_ledgers_are_dropped() -> None:
         node = await self._ledgers.get(ledger_id)
         if node is None:
             return None
-        ranges = ranges_of_others(LedgerMetadata.decode(node.value, ledger_id), self._bookie)
+        ranges = ranges_of_others(LedgerMetadata.decode(node.value, ledger_id), self.bookie)
         return UnassignedEntries(ledger_id, ranges, (node.value, node.version)) if ranges else None
 
     assignments.unassigned = any_state

@@ -16,7 +16,6 @@ from magnetar.ledger import LedgerMetadata, RegisteredBookies, StoredIdentities
 from magnetar.ledger.core.metadata import LedgerState
 from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
-from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
@@ -256,7 +255,7 @@ class RepairCluster(Cluster):
             metadata = self.metadata.ledger(ledger_id)
             if metadata is not None and any(
                 not fragment.empty and lost.intersection(fragment.bookies)
-                for fragment in fragments_of(metadata)
+                for fragment in metadata.fragments()
             ):
                 found.append(ledger_id)
         return found
@@ -288,7 +287,7 @@ class RepairCluster(Cluster):
     def _check_repair(
         self, process: str, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata
     ) -> None:
-        for fragment, old in zip(fragments_of(after), before.ensembles, strict=True):
+        for fragment, old in zip(after.fragments(), before.ensembles, strict=True):
             for position, (bookie, left) in enumerate(zip(fragment.bookies, old.bookies, strict=True)):
                 if bookie == left:
                     continue

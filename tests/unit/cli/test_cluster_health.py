@@ -12,8 +12,8 @@ from magnetar.cli.cluster.commands import _print_status
 from magnetar.cli.wiring.cluster_facts import ClusterHealth, cluster_facts
 from magnetar.cli.wiring.health import HttpPages, Started
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
-from magnetar.ledger.replication.core.request import Reason, Request
-from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.ledger.replication.core.request import Reason, RepairRequest
+from magnetar.ledger.replication.queue import UnderreplicatedLedgers
 from magnetar.metadata.damage import damaged_path
 from magnetar.metadata.paths import AUDITOR_PATH, cookie_path, known_broker_path
 from magnetar.proto.errors import ConnectionLost
@@ -68,9 +68,11 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
     await store.delete(broker_path("h:1"))
     await broker(store, "h:2", {"subscription s of t": "message 1:2:3 came back 9 times"})
     await store.delete(AUDITOR_PATH)
-    queue = RepairQueue(store)
+    queue = UnderreplicatedLedgers(store)
     for ledger_id in range(21):
-        await queue.add(ledger_id, Request({"b1": Reason.LOST}, note="no other bookie takes its copies"))
+        await queue.add(
+            ledger_id, RepairRequest({"b1": Reason.LOST}, note="no other bookie takes its copies")
+        )
     found = await cluster_facts(store)
     assert found["problems"] == {
         "bookie b1": "it is lost: it has no session with the metadata store",

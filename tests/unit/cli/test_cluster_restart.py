@@ -16,8 +16,8 @@ from magnetar.cli.cluster.restart import Commands, fill, restart
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import encode_registration
-from magnetar.ledger.replication.core.request import Reason, Request
-from magnetar.ledger.replication.queue import RepairQueue
+from magnetar.ledger.replication.core.request import Reason, RepairRequest
+from magnetar.ledger.replication.queue import UnderreplicatedLedgers
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import InvalidArgument, ServiceNotReady
 from support.memory_metadata import MemoryMetadataStore
@@ -241,7 +241,7 @@ async def test_the_next_one_waits_until_the_one_before_is_registered_anew_and_no
     tmp_path: Path,
 ) -> None:
     store = await cluster()
-    queue = RepairQueue(store)
+    queue = UnderreplicatedLedgers(store)
     log = tmp_path / "log"
     said: list[str] = []
     chosen = plan(await read_members(store), ["b1", "b2"])
@@ -257,7 +257,7 @@ async def test_the_next_one_waits_until_the_one_before_is_registered_anew_and_no
     await until_restarted(["b1"])
     await asyncio.sleep(0.05)
     assert not said, "its old node does not count"
-    await queue.add(7, Request({"b1": Reason.CHECK}))
+    await queue.add(7, RepairRequest({"b1": Reason.CHECK}))
     await register(store, "b1", 2)
     await asyncio.sleep(0.05)
     assert not said, "a ledger waits for repair"

@@ -9,7 +9,6 @@ import pytest
 from magnetar.ledger import BookieFacts, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.events import BookiesChosen, ChooseBookies, NoBookies
 from magnetar.ledger.placement.chooser import BOOKIE_GROUP_PROPERTY
-from magnetar.ledger.replication.compliance import compliant_replacements
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, NotEnoughBookies
 from magnetar.proto.policies import PlacementGroup
@@ -108,10 +107,10 @@ async def test_repair_replaces_within_the_group_and_brings_preferred_ledgers_hom
     assert isinstance(chooser.replacements(ChooseBookies((0,), ensemble), striping), NoBookies)
     party.directory.answered(left, BookieFacts.of({"group": "fast"}))
     preferring = party.client.components.chooser.of({BOOKIE_GROUP_PROPERTY: "preferred:fast"})
-    moved = compliant_replacements(preferring, striping, ("s1", "f1"), ("s1", "f1"))
+    moved = preferring.compliant_replacements(striping, ("s1", "f1"), ("s1", "f1"))
     assert list(moved) == [0]
     assert moved[0] in ("f2", "f3")
-    assert compliant_replacements(preferring, striping, ("f2", "f1"), ("f2", "f1")) == {}
+    assert preferring.compliant_replacements(striping, ("f2", "f1"), ("f2", "f1")) == {}
     await party.client.close()
 
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -45,6 +45,19 @@ class Ensemble:
 
     first_entry: int
     bookies: Bookies  # as many as ensemble_size, each once
+
+
+class Fragment(NamedTuple):
+    """Entries `first` to `last`, both included, on one ensemble. `last` is None in the last one of a ledger that is open."""
+
+    first: int
+    last: int | None
+    bookies: Bookies
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is certain that it has no entries, and never will."""
+        return self.last is not None and self.last < self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +123,20 @@ class LedgerMetadata:
         """Last entry of the ensemble that holds this one; None if it is the last ensemble."""
         following = [e.first_entry for e in self.ensembles if e.first_entry > entry_id]
         return following[0] - 1 if following else None
+
+    def fragments(self) -> list[Fragment]:
+        """All fragments, in order of their entries. The last one of a closed ledger may be empty."""
+        ends: list[int | None] = [ensemble.first_entry - 1 for ensemble in self.ensembles[1:]]
+        ends.append(self.last_entry if self.closed else None)
+        return [
+            # A ledger can be closed below an ensemble that was recorded before: then entries end in an earlier one.
+            Fragment(
+                ensemble.first_entry,
+                min(end, self.last_entry) if end is not None and self.closed else end,
+                ensemble.bookies,
+            )
+            for ensemble, end in zip(self.ensembles, ends, strict=True)
+        ]
 
     def with_ensemble(self, first_entry: int, bookies: Bookies) -> LedgerMetadata:
         """Entries from `first_entry` on go to `bookies`; replaces an ensemble recorded for the same entry (rule 17)."""

@@ -11,8 +11,11 @@ E bookies make the ensemble, an entry is written to Qw of them (its write set, r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE, quorum_problem
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
@@ -52,6 +55,19 @@ class Striping:
     def mask(self, entry_id: int) -> int:
         """The write set as bits."""
         return self.masks[entry_id % self.ensemble_size]
+
+    def stripe_of(self, positions: Iterable[int]) -> Stripe:
+        """The entries that one of the positions stores, at least.
+
+        >>> Striping(3, 2, 2).stripe_of([1])  # entries 0, 1, 3, 4, 6, 7...
+        Stripe(cycle=3, residues=3)
+        """
+        if self.cycle == 1:
+            return EVERY_ENTRY
+        wanted = sum(1 << position for position in positions)
+        return Stripe(
+            self.cycle, sum(1 << residue for residue, mask in enumerate(self.masks) if mask & wanted)
+        )
 
     @property
     def negatives_for_absence(self) -> int:

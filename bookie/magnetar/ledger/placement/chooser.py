@@ -6,6 +6,7 @@ A ledger may be confined to the bookies of a group, or prefer them: its properti
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from magnetar.ledger.core.degrade import degraded_striping, describe
 from magnetar.ledger.core.events import BookiesChosen, ChooseBookies, NoBookies
+from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import BookieDirectory
 from magnetar.ledger.health import BookieHealth
@@ -23,6 +25,9 @@ from .policy import Candidates, Placement
 
 _log = logging.getLogger(__name__)
 
+# Bookies that are replaced in one ensemble so that it complies; more would be nearly a new one, for which a new ledger is
+# cheaper.
+_MOST_MOVES = 2
 # Bookies whose refusal an error names.
 _MOST_NAMED = 5
 # The key in a ledger's properties; its value is the text of a PlacementGroup.
@@ -155,6 +160,31 @@ class BookieChooser:
                     return False
         return self._placement.complies(
             striping, ensemble, Candidates(names, bookies.labels, bookies.free_bytes)
+        )
+
+    def compliant_replacements(
+        self, striping: Striping, ensemble: Sequence[str], exclude: Sequence[str]
+    ) -> dict[int, str]:
+        """New bookies by position, after which the ensemble complies; none if it does, or if no few of them make it so."""
+        if self.complies(striping, ensemble):
+            return {}
+        for moves in range(1, _MOST_MOVES + 1):
+            for positions in itertools.combinations(range(len(ensemble)), moves):
+                chosen = self.replacements(ChooseBookies(positions, tuple(exclude)), striping)
+                if isinstance(chosen, BookiesChosen):
+                    changed = [chosen.bookies.get(place, bookie) for place, bookie in enumerate(ensemble)]
+                    if self.complies(striping, changed):
+                        return dict(chosen.bookies)
+        return {}
+
+    def breaks_placement(self, metadata: LedgerMetadata) -> bool:
+        """Whether a fragment that no writer writes to breaks placement although a choice that complies exists."""
+        chooser, striping = self.of(metadata.properties), metadata.striping
+        return any(
+            fragment.last is not None
+            and not fragment.empty
+            and bool(chooser.compliant_replacements(striping, fragment.bookies, fragment.bookies))
+            for fragment in metadata.fragments()
         )
 
     def figures(self) -> dict[str, int]:

@@ -1,30 +1,40 @@
-"""The auditor: elected by an ephemeral node, it carries out what `core.audit` decides.
+"""The auditor: elected by an ephemeral node, it carries out what `core.audit` decides, by passes over all ledgers.
 
     /auditor     ephemeral: the name of the process that audits
     /audit       msgpack map {"format": 1, "full_check_ms": wall clock of the last full check}
 
 `serve` contends until its session is lost, and audits while it holds the node. An auditor that does not know yet that its
-session is lost does no harm: all it writes are requests, which whoever repairs verifies.
+session is lost does no harm: all it writes are requests, which whoever repairs verifies. A record that cannot be decoded is
+counted and logged, and costs itself only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import msgpack
 
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.ephemeral import elected
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.paths import AUDITOR_PATH
 from magnetar.metadata.store import MetadataStore, Session
-from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    NotFoundInStore,
+    VersionConflict,
+)
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import begin, end_all
 
-from .audit_pass import LedgerAudit, PassFound
 from .cluster_watch import ClusterWatch
 from .core.audit import (
     AuditorCore,
@@ -37,7 +47,9 @@ from .core.audit import (
     TimeReached,
     WakeAt,
 )
-from .core.request import Reason
+from .core.request import Reason, RepairRequest
+from .queue import UnderreplicatedLedgers
+from .records import may_name, stored_records
 from .settings import RepairSettings
 
 AUDIT_PATH = "/audit"
@@ -45,6 +57,97 @@ _FORMAT = 1
 _log = logging.getLogger(__name__)
 # Looks whether a full check is due.
 _POLL_S = 30.0
+_MAX_LOGGED = 20
+
+
+class PassFound(NamedTuple):
+    """What a pass has done so far."""
+
+    ledgers: int = 0
+    queued: int = 0
+    unreadable: int = 0
+
+
+class LedgerAudit:
+    """Passes over the records of all ledgers, which queue those whose copies are missing, must move, or break placement.
+
+    `found` is the one that runs or ran last.
+    """
+
+    def __init__(self, ledgers: StoredLedgers, queue: UnderreplicatedLedgers, clock: Clock) -> None:
+        self.found = PassFound()
+        self._ledgers = ledgers
+        self._queue = queue
+        self._clock = clock
+
+    async def run(
+        self,
+        replaced: Mapping[str, Reason],
+        *,
+        registered: Callable[[], Mapping[str, None]] | None = None,
+        violates: Callable[[LedgerMetadata], bool] = lambda _: False,
+    ) -> PassFound:
+        """Queues the ledgers that name one of the bookies `replaced`, for the reason given.
+
+        With `registered`, in a full check, also those that name a bookie that is not, and those that break placement
+        (`violates`). Raises what the store raises: the pass is to be repeated then, and queues nothing twice.
+        """
+        self.found = PassFound()
+        names = tuple(bookie.encode() for bookie in replaced)
+        async for group in stored_records(self._ledgers):
+            for ledger_id, node in group:
+                if registered is None and not may_name(node, names):
+                    continue
+                try:
+                    metadata = LedgerMetadata.decode(node.value, ledger_id)
+                except MagnetarError as error:
+                    self._unreadable(ledger_id, error)
+                    continue
+                there = None if registered is None else registered()
+                request = request_for(metadata, replaced, there, there is not None and violates(metadata))
+                if request is not None:
+                    await self._add(ledger_id, request)
+            self.found = self.found._replace(ledgers=self.found.ledgers + len(group))
+        return self.found
+
+    async def _add(self, ledger_id: int, request: RepairRequest) -> None:
+        try:
+            queued = await self._queue.add(ledger_id, replace(request, since_ms=self._clock.now_ms()))
+        except InvalidArgument as error:  # its node of the queue: other ledgers go on
+            self._unreadable(ledger_id, error)
+        else:
+            self.found = self.found._replace(queued=self.found.queued + queued)
+
+    def _unreadable(self, ledger_id: int, error: MagnetarError) -> None:
+        if self.found.unreadable < _MAX_LOGGED:
+            _log.error("%s: the ledger cannot be audited: %s", ledger_path(ledger_id), error)
+        self.found = self.found._replace(unreadable=self.found.unreadable + 1)
+
+
+def request_for(
+    metadata: LedgerMetadata,
+    replaced: Mapping[str, Reason],
+    registered: Mapping[str, None] | None,
+    violates: bool,
+) -> RepairRequest | None:
+    """What has to be asked for this ledger; None: nothing. `registered`: of a full check."""
+    bookies: dict[str, Reason] = {}
+    fragments = metadata.fragments()
+    if registered is not None:
+        # A writer replaces a bookie that fails from LAC+1 on: up to there it may lack entries that Qa others have.
+        for fragment, following in itertools.pairwise(fragments):
+            for bookie in fragment.bookies:
+                if bookie not in following.bookies and bookie in registered:
+                    bookies[bookie] = Reason.CHECK
+    for fragment in fragments:
+        for bookie in fragment.bookies:
+            reason = replaced.get(bookie)
+            if reason is None and registered is not None and bookie not in registered:
+                reason = Reason.LOST
+            # A fragment without entries lacks nothing; only a drained bookie must leave it.
+            if reason is not None and not (fragment.empty and reason is not Reason.DRAINING):
+                bookies[bookie] = reason
+    return RepairRequest(bookies, violates) if bookies or violates else None
 
 
 class Auditor:

@@ -15,7 +15,6 @@ import logging
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from magnetar.ledger.client import LedgerClient
@@ -29,15 +28,12 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import LongTask, awaited, end_all
 
-from .audit_pass import LedgerAudit, PassFound
-from .auditor import Auditor
+from .auditor import Auditor, LedgerAudit, PassFound
 from .cluster_watch import ClusterWatch, PlacedBookies
-from .compliance import violates_placement
 from .copying import EntryCopier, Throttle
 from .core.request import Reason
-from .queue import RepairQueue
+from .queue import UnderreplicatedLedgers, WorkList
 from .settings import RepairSettings
-from .work_list import WorkList
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -88,7 +84,7 @@ class AutoRecovery:
             clock,
         )
         c = self._client.components
-        queue = RepairQueue(store)
+        queue = UnderreplicatedLedgers(store)
         self._throttle = Throttle(settings.copy_bytes_per_s)
         self._copier = EntryCopier(c, self._throttle, settings.copy_bytes_in_flight, self._damage_found)
         self._work = WorkList(store, queue, rng, settings.retry_backoff_s, settings.retry_backoff_max_s)
@@ -96,7 +92,6 @@ class AutoRecovery:
         self._worker = Worker(
             self._client, store, queue, self._work, self._watch, self._copier, settings, owner
         )
-        self._violates = partial(violates_placement, c.chooser)
         self._auditor = Auditor(
             store,
             LedgerAudit(ledgers, queue, clock),
@@ -104,7 +99,7 @@ class AutoRecovery:
             settings,
             clock,
             owner,
-            self._violates,
+            c.chooser.breaks_placement,
             self._wake.set,
         )
         self._task: LongTask | None = None
@@ -154,7 +149,7 @@ class AutoRecovery:
         found = await self._own_audit().run(
             dict.fromkeys(view.draining, Reason.DRAINING),
             registered=lambda: self._watch.view.registered,
-            violates=self._violates,
+            violates=self._client.components.chooser.breaks_placement,
         )
         self._wake_workers()
         return found
@@ -198,7 +193,7 @@ class AutoRecovery:
 
     def _own_audit(self) -> LedgerAudit:
         c = self._client.components
-        return LedgerAudit(StoredLedgers(self._store), RepairQueue(self._store), c.clock)
+        return LedgerAudit(StoredLedgers(self._store), UnderreplicatedLedgers(self._store), c.clock)
 
     def _cluster_changed(self) -> None:
         self._wake_workers()

@@ -14,9 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from magnetar.ledger.components import LedgerComponents
-from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.metadata import Fragment, LedgerMetadata
 from magnetar.ledger.core.outstanding_adds import MAX_ADD_TIMEOUTS
-from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replicas import SILENT, first_good, most_significant, verified
 from magnetar.proto.errors import (
     EntryDamaged,
@@ -25,8 +24,6 @@ from magnetar.proto.errors import (
     error_name,
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
-
-from .core.fragments import Fragment, residues_of
 
 _READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 # Added in one turn of the loop. Short bursts disturb writers less than long ones at the same rate.
@@ -109,7 +106,11 @@ class EntryCopier:
         assert fragment.last is not None
         striping = metadata.striping
         window = _Adds(self._components, ledger_id, self._bytes_in_flight)
-        for stripe, residue in _stripes(striping, residues_of(striping, targets)):
+        wanted = striping.stripe_of(targets)
+        for residue in range(wanted.cycle):
+            if not wanted.holds(residue):
+                continue
+            stripe = Stripe(wanted.cycle, 1 << residue)  # each has a write set of its own
             write_set = striping.write_sets[residue]
             takers = [targets[position] for position in write_set if position in targets]
             sources = in_order(fragment.bookies, write_set, registered, ledger_id)
@@ -152,12 +153,9 @@ class EntryCopier:
         def ask(bookie: str) -> Coroutine[Any, Any, list[bytes]]:
             return self.read_copy(bookie, ledger_id, first, last, stripe)
 
-        def slow(bookie: str) -> None:
-            return None
-
         errors: list[MagnetarError] = []
-        slow_s = self._components.settings.speculative_read_s
-        entries = await first_good(sources, ask, slow_s, slow, errors)
+        c = self._components
+        entries = await first_good(sources, ask, c.settings.speculative_read_s, c.health.slow, errors)
         if entries is None:
             raise SourceFailed(first, most_significant(errors, ledger_id, first))
         return entries
@@ -257,11 +255,3 @@ def in_order(
     begin = turn % len(write_set)
     order = [bookies[position] for position in (*write_set[begin:], *write_set[:begin])]
     return sorted(order, key=lambda bookie: bookie not in registered)
-
-
-def _stripes(striping: Striping, residues: int) -> list[tuple[Stripe, int]]:
-    """One stripe for each residue, since each has a write set of its own; a single one if all bookies have all entries."""
-    if striping.ensemble_size == striping.write_quorum:
-        return [(EVERY_ENTRY, 0)]
-    size = striping.ensemble_size
-    return [(Stripe(size, 1 << residue), residue) for residue in range(size) if residues >> residue & 1]

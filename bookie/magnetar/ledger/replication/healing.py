@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.metadata import Fragment, LedgerMetadata
 from magnetar.ledger.replicas import SILENT
 from magnetar.ledger.transport import BookieTransport
 from magnetar.proto.errors import EntryNotFound, LedgerNotFound, MagnetarError, UnknownLedgerState
-from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .copying import EntryCopier, SourceFailed, TargetFailed
-from .core.fragments import Fragment, fragments_of, residues_of
 
 _LIST = 1000
 _AT_ONCE = 10_000  # entries that are copied before they are read at the bookie
@@ -86,7 +84,11 @@ class Healer:
         missing: list[tuple[int, int]] = []
 
         def gap(first: int, last: int) -> None:
-            if any(True for part in parts for _ in part.entries(first, last)):
+            if any(
+                part.stripe.ids(begin, end, 1)
+                for part in parts
+                for begin, end in part.clipped([(first, last)])
+            ):
                 missing.append((first, last))
 
         expected = parts[0].first if parts else 0
@@ -199,11 +201,8 @@ class _Part:
         self.bookie = bookie
         self.first, self.last = fragment.first, fragment.last
         self.fragment = fragment
-        self.position = position = fragment.bookies.index(bookie)
-        striping = metadata.striping
-        size = striping.ensemble_size
-        whole = size == striping.write_quorum
-        self.stripe = EVERY_ENTRY if whole else Stripe(size, residues_of(striping, (position,)))
+        self.position = fragment.bookies.index(bookie)
+        self.stripe = metadata.striping.stripe_of([self.position])
 
     def next(self, entry_id: int) -> int:
         """The first entry of this part from `entry_id` on."""
@@ -214,14 +213,6 @@ class _Part:
     def after(self, first: int, count: int, last: int) -> int:
         """The entry of this part after `count` of them."""
         return self.next(self.stripe.ids(first, last, count)[-1] + 1)
-
-    def entries(self, first: int, last: int) -> Iterator[int]:
-        """The entries of this part in a range."""
-        entry_id = self.next(max(first, self.first))
-        last = last if self.last is None else min(last, self.last)
-        while entry_id <= last:
-            yield entry_id
-            entry_id = self.next(entry_id + 1)
 
     def clipped(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """What of the ranges lies in this part."""
@@ -241,6 +232,6 @@ class _Part:
 
 
 def _parts(metadata: LedgerMetadata, bookie: str) -> Iterator[_Part]:
-    for fragment in fragments_of(metadata):
+    for fragment in metadata.fragments():
         if bookie in fragment.bookies and not fragment.empty:
             yield _Part(metadata, fragment, bookie)

@@ -9,7 +9,6 @@ be written into its record.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
@@ -17,11 +16,9 @@ from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import NotFoundInStore, VersionConflict
 
-from .core.fragments import fragments_of, residues_of
+from .records import may_name, stored_records
 
 _NO_END = (1 << 63) - 1
-# Records that are read together.
-_READS = 50
 
 
 class UnassignedEntries(NamedTuple):
@@ -54,21 +51,18 @@ class AssignedEntries(NamedTuple):
 
     def whole(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether these entries are all that the record gives the bookie; False while it is open."""
-        striping = self.metadata.striping
-        for fragment in fragments_of(self.metadata):
+        for fragment in self.metadata.fragments():
             if self.bookie not in fragment.bookies or fragment.empty:
                 continue
             if fragment.last is None:
                 return False
-            bits = residues_of(striping, (fragment.bookies.index(self.bookie),))
+            stripe = self.metadata.striping.stripe_of((fragment.bookies.index(self.bookie),))
             following = fragment.first
             for first, last in (*ranges, (fragment.last + 1, fragment.last + 1)):
                 if last < following:
                     continue
                 until = min(first - 1, fragment.last)
-                if any(
-                    bits >> entry_id % striping.ensemble_size & 1 for entry_id in range(following, until + 1)
-                ):
+                if any(map(stripe.holds, range(following, until + 1))):
                     return False
                 following = max(following, last + 1)
                 if following > fragment.last:
@@ -101,21 +95,13 @@ class StoredAssignments:
 
     async def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
         """Of the ledgers whose record names the bookie. Raises what the store raises, also for a record that is damaged."""
-        name = self.bookie.encode()
-        for start in await self._ledgers.page_starts():
-            if start >= ledger_id:
-                return
-            page = await self._ledgers.page(start)
-            for at in range(0, len(page), _READS):
-                some = [number for number in page[at : at + _READS] if number < ledger_id]
-                nodes = await asyncio.gather(*map(self._ledgers.get, some))
-                for number, node in zip(some, nodes, strict=True):
-                    if node is None or name not in node.value:
-                        continue  # deleted meanwhile, or of no interest
+        names = (self.bookie.encode(),)
+        async for group in stored_records(self._ledgers, below=ledger_id):
+            for number, node in group:
+                if may_name(node, names):
                     metadata = LedgerMetadata.decode(node.value, number)
                     if any(self.bookie in ensemble.bookies for ensemble in metadata.ensembles):
                         yield AssignedEntries(number, metadata, self.bookie)
-                await asyncio.sleep(0)
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """Writes the record as it is under a new version: a repair that read the old one cannot write it any more."""
@@ -135,7 +121,7 @@ def ranges_of_others(metadata: LedgerMetadata, bookie: str) -> list[tuple[int, i
     >>> ranges_of_others(open_ledger.close(19, 100), "a") == [(10, 9223372036854775807)]
     True
     """
-    fragments = fragments_of(metadata)
+    fragments = metadata.fragments()
     ends = [fragment.first - 1 for fragment in fragments[1:]] + [_NO_END]
     return [
         (fragment.first, end)

@@ -37,7 +37,6 @@ from magnetar.proto.errors import (
 )
 
 from .cluster_watch import ClusterWatch
-from .compliance import compliant_replacements
 from .copying import EntryCopier, SourceFailed, TargetFailed
 from .core.repair import (
     CheckCopies,
@@ -56,11 +55,10 @@ from .core.repair import (
     RepairCore,
     Repaired,
 )
-from .core.request import Request
+from .core.request import RepairRequest
 from .healing import Healed, Healer
-from .queue import RepairQueue
+from .queue import Task, UnderreplicatedLedgers, WorkList
 from .settings import RepairSettings
-from .work_list import Task, WorkList
 
 _log = logging.getLogger(__name__)
 # Ledgers whose grace period, and those whose lost entries, are remembered.
@@ -87,7 +85,7 @@ class Worker:
         self,
         client: LedgerClient,
         store: MetadataStore,
-        queue: RepairQueue,
+        queue: UnderreplicatedLedgers,
         work: WorkList,
         watch: ClusterWatch,
         copier: EntryCopier,
@@ -161,7 +159,7 @@ class Worker:
                 instructions.extend(core.handle(event, loop.time(), self._watch.view))
 
     async def _carry_out(
-        self, task: Task, core: RepairCore, instruction: Instruction, request: Request, version: int
+        self, task: Task, core: RepairCore, instruction: Instruction, request: RepairRequest, version: int
     ) -> Event | None:
         ledger_id, c = task.ledger_id, self._components
         self.repairing[ledger_id] = type(instruction).__name__
@@ -176,7 +174,7 @@ class Worker:
                 if isinstance(instruction, ChooseBookies):
                     return chooser.replacements(instruction, striping)
                 wanted, exclude = instruction.bookies, instruction.exclude
-                return BookiesChosen(compliant_replacements(chooser, striping, wanted, exclude))
+                return BookiesChosen(chooser.compliant_replacements(striping, wanted, exclude))
             case CopyEntries():
                 return await self._copy(ledger_id, instruction)
             case CheckCopies(metadata, bookie):

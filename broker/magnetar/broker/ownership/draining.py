@@ -19,8 +19,13 @@ from typing import NamedTuple
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
 from magnetar.ledger.replication.cluster_watch import encode_drain, zone_of_drain
-from magnetar.ledger.replication.operations import begin_drain, cancel_drain, drain_progress
-from magnetar.ledger.replication.remaining_bookies import NewLedgers, obstacles_to_drain
+from magnetar.ledger.replication.operations import (
+    NewLedgers,
+    begin_drain,
+    cancel_drain,
+    drain_progress,
+    obstacles_to_drain,
+)
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH

@@ -186,13 +186,12 @@ async def _too_few_copies(store: MetadataStore, groups: Sequence[Group]) -> dict
 def may_be_away(metadata: LedgerMetadata, bookies: dict[str, None]) -> bool:
     """Whether every entry of the ledger keeps enough copies without these bookies; see the module docstring."""
     from magnetar.ledger.core.degrade import DEGRADED_PROPERTY, asked_for
-    from magnetar.ledger.replication.core.fragments import fragments_of
 
     full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, "")) or metadata.striping
     most = min(full.write_quorum - full.ack_quorum, metadata.write_quorum - 1)
     return all(
         sum(fragment.bookies[position] in bookies for position in write_set) <= most
-        for fragment in fragments_of(metadata)
+        for fragment in metadata.fragments()
         if not fragment.empty
         for write_set in metadata.striping.write_sets
     )

@@ -85,11 +85,11 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
 
 async def _note(store: MetadataStore) -> str:
     """Why a ledger stays in the queue, if one of the first few says so."""
-    from magnetar.ledger.replication.queue import RepairQueue
+    from magnetar.ledger.replication.queue import UnderreplicatedLedgers
     from magnetar.metadata.timed import TimedStore
     from magnetar.proto.errors import InvalidArgument
 
-    queue = RepairQueue(TimedStore(store, _TIMEOUT_S))
+    queue = UnderreplicatedLedgers(TimedStore(store, _TIMEOUT_S))
     for page in (await queue.pages())[:1]:
         for ledger_id in (await queue.ledgers(page))[:_MOST_NOTES]:
             with contextlib.suppress(InvalidArgument):  # a record that cannot be read says nothing
@@ -200,8 +200,8 @@ async def bookie_facts(store: MetadataStore, *, count: bool = True) -> list[dict
 
 async def ledgers_to_repair(store: MetadataStore, most_pages: int = 0) -> int:
     """How many wait in the queue; of its first `most_pages` pages (0: of all)."""
-    from magnetar.ledger.replication.queue import RepairQueue
+    from magnetar.ledger.replication.queue import UnderreplicatedLedgers
     from magnetar.metadata.timed import TimedStore
 
-    queue = RepairQueue(TimedStore(store, _TIMEOUT_S))
+    queue = UnderreplicatedLedgers(TimedStore(store, _TIMEOUT_S))
     return sum([len(await queue.ledgers(page)) for page in (await queue.pages())[: most_pages or None]])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerState
-from magnetar.ledger.replication.audit_pass import records_naming
 from magnetar.ledger.replication.copying import EntryCopier, Throttle
 from magnetar.ledger.replication.healing import Healer
 from magnetar.ledger.replication.operations import begin_drain, drain_progress, remove_bookie
 from magnetar.ledger.replication.queue import LOCKS_PATH
+from magnetar.ledger.replication.records import records_naming
 from magnetar.metadata.damage import add_ranges, damaged_path
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, RequestTimeout, StorageFailed

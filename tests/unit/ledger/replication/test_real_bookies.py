@@ -15,7 +15,6 @@ from magnetar.bookie.status import bookie_figures
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
-from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.ledgers import StoredLedgers
@@ -105,7 +104,7 @@ class RealBookies:
             node = await StoredLedgers(self.store).get(ledger_id)
             assert node is not None
             metadata = LedgerMetadata.decode(node.value, ledger_id)
-            for fragment in fragments_of(metadata):
+            for fragment in metadata.fragments():
                 assert fragment.last is not None
                 for entry_id in range(fragment.first, fragment.last + 1):
                     for position in metadata.striping.write_set(entry_id):

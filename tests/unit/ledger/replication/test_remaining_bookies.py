@@ -8,8 +8,13 @@ import random
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
-from magnetar.ledger.replication.operations import begin_drain, cancel_drain, drain_progress
-from magnetar.ledger.replication.remaining_bookies import NewLedgers, obstacles_to_drain
+from magnetar.ledger.replication.operations import (
+    NewLedgers,
+    begin_drain,
+    cancel_drain,
+    drain_progress,
+    obstacles_to_drain,
+)
 from magnetar.metadata.ledgers import StoredLedgers
 from support.repair_kit import RepairCluster
 from unit.ledger.test_degrade import replaceable

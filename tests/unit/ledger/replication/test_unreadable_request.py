@@ -6,11 +6,10 @@ import logging
 
 import pytest
 
-from magnetar.ledger.replication.audit_pass import LedgerAudit
-from magnetar.ledger.replication.core.request import Reason, Request
+from magnetar.ledger.replication.auditor import LedgerAudit
+from magnetar.ledger.replication.core.request import Reason, RepairRequest
 from magnetar.ledger.replication.operations import begin_drain, drain_progress, remove_bookie
-from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH
-from magnetar.ledger.replication.work_list import Task
+from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH, Task
 from magnetar.ledger.replication.worker import Worker
 from magnetar.metadata.damage import damaged_path, encode_ranges
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_path
@@ -102,7 +101,7 @@ async def test_rule_41_a_defect_that_one_ledger_meets_stops_the_repair_of_no_oth
     monkeypatch.setattr(Worker, "_repair_ledger", broken)
     repair = await cluster.autorecovery()
     for ledger_id in ledgers:
-        await cluster.queue.add(ledger_id, Request({"b1": Reason.CHECK}, False, 0))
+        await cluster.queue.add(ledger_id, RepairRequest({"b1": Reason.CHECK}, False, 0))
 
     async def done() -> bool:
         return list(await cluster.requests()) == ledgers[:1]

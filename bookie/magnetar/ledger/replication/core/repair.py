@@ -35,11 +35,10 @@ from magnetar.ledger.core.events import (
     ReadMetadata,
     WriteMetadata,
 )
-from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata
+from magnetar.ledger.core.metadata import Ensemble, Fragment, LedgerMetadata
 from magnetar.proto.errors import LedgerNotFound
 
-from .fragments import Fragment, fragments_of
-from .request import Reason, Request
+from .request import Reason, RepairRequest
 
 # Others changed the record so often while its entries were being copied: the ledger waits for its turn again.
 MAX_CONFLICTS = 5
@@ -182,7 +181,9 @@ Instruction = (
 class RepairCore:
     """Sans-I/O. One instruction is outstanding at a time; `handle` takes its answer."""
 
-    def __init__(self, ledger_id: int, request: Request, grace_s: float, grace: Grace | None = None) -> None:
+    def __init__(
+        self, ledger_id: int, request: RepairRequest, grace_s: float, grace: Grace | None = None
+    ) -> None:
         self.ledger_id = ledger_id
         self.state = RepairState.READING
         # The open last ensemble that an earlier attempt saw; the shell hands it to the next attempt.
@@ -291,7 +292,7 @@ class RepairCore:
         assert metadata is not None
         replaced = self._to_replace(view)
         open_with_lost = ""
-        for fragment in fragments_of(metadata):
+        for fragment in metadata.fragments():
             positions = tuple(
                 position
                 for position, bookie in enumerate(fragment.bookies)
@@ -377,7 +378,7 @@ class RepairCore:
             assert self._fragment is not None
             assert self.metadata is not None
             assert self._fragment.last is not None, "the last ensemble of an open ledger is its writer's"
-            assert self._fragment in fragments_of(self.metadata)
+            assert self._fragment in self.metadata.fragments()
             assert self._targets
         if self.metadata is not None:
             self.metadata.check()

@@ -29,7 +29,7 @@ _STRENGTH = {Reason.CHECK: 0, Reason.DRAINING: 1, Reason.LOST: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RepairRequest:
     """What is asked for one ledger."""
 
     bookies: Mapping[str, Reason] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Request:
     since_ms: int = 0
     note: str = ""
 
-    def merged(self, other: Request) -> Request:
+    def merged(self, other: RepairRequest) -> RepairRequest:
         """Both requests in one; the same object if `other` asks for nothing new."""
         bookies = dict(self.bookies)
         for bookie, reason in other.bookies.items():
@@ -62,7 +62,7 @@ class Request:
         return data
 
     @classmethod
-    def decode(cls, data: bytes) -> Request:
+    def decode(cls, data: bytes) -> RepairRequest:
         """Inverse of `encode`. InvalidArgument."""
         try:
             fields = msgpack.unpackb(data)
