@@ -16,7 +16,7 @@ import pytest
 
 from magnetar.bookie import adds
 from magnetar.bookie.scrub import repair_queue
-from magnetar.broker.cursors import cursor
+from magnetar.broker.cursors import cursor, snapshot_ledger
 from magnetar.broker.listeners.native import ports
 from magnetar.broker.topics.core.producers import Producers, ProducerSession
 from magnetar.ledger.replication import auditor
@@ -65,7 +65,8 @@ def a_failing_port_ends_the_turn(planted: pytest.MonkeyPatch) -> None:
 
 def a_cursor_ignores_fencing(planted: pytest.MonkeyPatch) -> None:
     """It takes the fence for an ordinary failure, and rolls over."""
-    planted.setattr(cursor, "LedgerFenced", Never)
+    for module in (cursor, snapshot_ledger):
+        planted.setattr(module, "LedgerFenced", Never)
 
 
 def a_closing_topic_admits_producers(planted: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from magnetar.broker.log.whole_log import WholeLog
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
 from magnetar.broker.topics.backlog import AcknowledgedBeyond, CountingReads, find_skip, peek, skip
-from magnetar.broker.topics.topic import Topic
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, encode_rows
@@ -240,7 +240,7 @@ async def test_a_skip_is_durable_when_it_is_answered_and_nothing_is_skipped_by_a
 
         async def seek_slowly() -> Position:
             with pytest.raises(TopicBusy, match="is seeking already"):
-                await skip(topic.ledger.list, topic.read_entry, subscription, 1)
+                await skip(topic.ledger.list, topic.log.read_entry, subscription, 1)
             return topic.ledger.list.start
 
         await subscription.seek(seek_slowly)
@@ -321,15 +321,15 @@ async def test_rule_54_the_figures_of_a_topic_have_one_budget_of_reads_for_all_s
             consumer = await client.subscribe("t", name, type="shared", start="earliest")
             messages = [await consumer.receive(10.0) for _ in range(60)]
             await consumer.ack([*messages[10:20], *messages[30:40]], receipt=True)
-        monkeypatch.setattr(Topic, "cached", lambda topic, key: None)
+        monkeypatch.setattr(WholeLog, "cached", lambda topic, key: None)
         monkeypatch.setattr(backlog, "MAX_COUNTING_READS", 3)
-        reads, read_entry = [], Topic.read_entry
+        reads, read_entry = [], WholeLog.read_entry
 
-        async def counted(topic: Topic, key: Any) -> Any:
+        async def counted(topic: WholeLog, key: Any) -> Any:
             reads.append(key)
             return await read_entry(topic, key)
 
-        monkeypatch.setattr(Topic, "read_entry", counted)
+        monkeypatch.setattr(WholeLog, "read_entry", counted)
         stats = (await client.admin.topic_stats("t"))["subscriptions"]
         assert len(reads) <= 3
         assert all(40 <= stats[name]["backlog_messages"] <= 60 for name in stats)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker import Broker, Topic
+from magnetar.broker import Broker
 from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.pointer import NO_LEDGER, PointerRecord
 from magnetar.broker.dispatch.subscription import Subscription
 from magnetar.broker.log.records import cursor_path
+from magnetar.broker.log.whole_log import WholeLog
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     InvalidArgument,
@@ -420,13 +421,13 @@ async def test_rule_34_an_ack_that_must_be_looked_up_comes_before_what_is_dispat
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that reconnects sends its unanswered acks, then permits: the first delivery must lack what they name."""
-    real = Topic.read_message_count
+    real = WholeLog.read_message_count
 
-    async def slow(topic: Topic, key: tuple[int, int]) -> int:
+    async def slow(topic: WholeLog, key: tuple[int, int]) -> int:
         await settle()
         return await real(topic, key)
 
-    monkeypatch.setattr(Topic, "read_message_count", slow)
+    monkeypatch.setattr(WholeLog, "read_message_count", slow)
     ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
     async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)

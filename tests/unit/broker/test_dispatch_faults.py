@@ -12,6 +12,7 @@ from magnetar.broker.dispatch import subscription as subscription_module
 from magnetar.broker.dispatch.core import message_counts
 from magnetar.broker.dispatch.subscription import LOOKUPS_AT_ONCE
 from magnetar.broker.listeners.native.ports import ConsumerPort
+from magnetar.broker.log.whole_log import WholeLog
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -165,15 +166,15 @@ async def test_a_defect_in_a_read_is_a_failed_read(monkeypatch: pytest.MonkeyPat
     async with running_broker(ledgers, retry_initial_ms=1) as broker:
         client = FakeClient(broker)
         await publish(client, 2)
-        read = Topic.read
+        read = WholeLog.read
         broken = deque([ZeroDivisionError()])
 
-        async def fails_once(self: Topic, *given: Any, **named: Any) -> Any:
+        async def fails_once(self: WholeLog, *given: Any, **named: Any) -> Any:
             if broken:
                 raise broken.popleft()
             return await read(self, *given, **named)
 
-        monkeypatch.setattr(Topic, "read", fails_once)
+        monkeypatch.setattr(WholeLog, "read", fails_once)
         await client.consumer()
         assert await client.received(2) == [b"0", b"1"]
 
@@ -257,14 +258,14 @@ async def test_readers_know_the_slowest_position_and_the_cache_drops_what_all_ha
         await slow.consumer(1, "slow", permits=2)
         await publish(FakeClient(broker), 5)
         topic = topic_of(broker)
-        topic._readers.check()
+        topic.readers.check()
         assert len(broker.cache) == 3
         slow.frame(c.Flow(0, 1, 2))
         await settle()
-        topic._readers.check()
+        topic.readers.check()
         assert len(broker.cache) == 1
         slow.handler.connection_closed(None)
-        topic._readers.check()
+        topic.readers.check()
         assert len(broker.cache) == 0
 
 
@@ -327,14 +328,14 @@ async def test_a_read_that_ends_after_its_consumer_left_keeps_no_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = asyncio.Event()
-    read = Topic.read
+    read = WholeLog.read
 
-    async def slow(self: Topic, *given: Any, **named: Any) -> Any:
+    async def slow(self: WholeLog, *given: Any, **named: Any) -> Any:
         found = await read(self, *given, **named)
         await gate.wait()
         return found
 
-    monkeypatch.setattr(Topic, "read", slow)
+    monkeypatch.setattr(WholeLog, "read", slow)
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 3)
@@ -351,7 +352,7 @@ async def test_a_cancelled_close_stays_cancelled(monkeypatch: pytest.MonkeyPatch
     """`suppress(CancelledError)` around an awaited task would take the caller's cancellation for the task's."""
     release = asyncio.Event()
 
-    async def stubborn(self: Topic, *_given: Any, **_named: Any) -> Any:
+    async def stubborn(self: WholeLog, *_given: Any, **_named: Any) -> Any:
         try:
             await asyncio.Event().wait()
         finally:
@@ -360,7 +361,7 @@ async def test_a_cancelled_close_stays_cancelled(monkeypatch: pytest.MonkeyPatch
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 1)
-        monkeypatch.setattr(Topic, "read", stubborn)
+        monkeypatch.setattr(WholeLog, "read", stubborn)
         await client.consumer()
         await settle()
         subscription = topic_of(broker).subscriptions["billing"]
@@ -381,13 +382,13 @@ async def test_acknowledgements_that_wait_for_a_lookup_are_bounded_and_what_is_d
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(subscription_module, "MAX_LOOKUP_ROWS", 2)
     gate = asyncio.Event()
-    count = Topic.read_message_count
+    count = WholeLog.read_message_count
 
-    async def slow(self: Topic, key: Any) -> int:
+    async def slow(self: WholeLog, key: Any) -> int:
         await gate.wait()
         return await count(self, key)
 
-    monkeypatch.setattr(Topic, "read_message_count", slow)
+    monkeypatch.setattr(WholeLog, "read_message_count", slow)
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 5)
@@ -414,22 +415,22 @@ async def test_rule_48_acknowledgements_of_more_than_is_remembered_stop_nobody(
 ) -> None:
     monkeypatch.setattr(message_counts, "MAX_MESSAGE_COUNTS", 2)
     gate, waiting = asyncio.Event(), 0
-    count = Topic.read_message_count
+    count = WholeLog.read_message_count
 
-    async def slow(self: Topic, key: Any) -> int:
+    async def slow(self: WholeLog, key: Any) -> int:
         nonlocal waiting
         waiting += 1
         await gate.wait()
         return await count(self, key)
 
-    monkeypatch.setattr(Topic, "read_message_count", slow)
+    monkeypatch.setattr(WholeLog, "read_message_count", slow)
     async with running_broker() as broker:
         client, other = FakeClient(broker), FakeClient(broker)
         await publish(other, 100)
         await client.consumer(type=type)
         await client.received(100)
         topic = topic_of(broker)
-        monkeypatch.setattr(topic, "message_count", lambda key: None)  # none is in memory
+        monkeypatch.setattr(topic.log, "message_count", lambda key: None)  # none is in memory
         client.ack(*[message.row() for message in client.messages])
         await settle()
         assert waiting == LOOKUPS_AT_ONCE

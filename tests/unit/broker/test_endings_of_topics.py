@@ -34,11 +34,14 @@ async def test_a_closing_topic_does_not_admit_a_producer_that_waited_for_its_pre
 
 
 async def test_a_fenced_topic_has_let_go_before_its_successor_is_loaded() -> None:
-    async with running_broker() as broker:
-        await FakeClient(broker).producer()
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"a")
+        await client.confirmed(1)
         fenced = broker.topics[str(TOPIC)]
-        gate = asyncio.Event()
-        fenced.in_background(_wait(gate))
+        gate = ledgers.close_gate = asyncio.Event()
         fenced.fence(TopicNotServed("another owner"))
         successor = asyncio.create_task(broker.topic(TOPIC, create=False))
         await settle()
@@ -141,7 +144,3 @@ def test_a_topic_with_100_subscriptions_is_handed_over_within_a_second_and_no_ac
             assert await client.received(200 if fenced else 100) == ([b"a", b"b"] if fenced else [b"b"]) * 100
 
     run()
-
-
-async def _wait(gate: asyncio.Event) -> None:
-    await gate.wait()

@@ -112,7 +112,7 @@ async def test_what_cannot_expire_is_refused() -> None:
             await expire(client, -1)
         with pytest.raises(TopicNotFound):
             await client.ask(c.ExpireMessages, "nowhere", "s", 5)
-        topic_of(broker).recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic_of(broker).subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         with pytest.raises(ServiceNotReady, match="its bookies are away"):
             await expire(client, 5, "lost")
 
@@ -224,7 +224,7 @@ async def test_an_entry_that_cannot_be_read_moves_nothing() -> None:
         await client.producer()
         await published(client, clock, [1_000, 2_000, 3_000, 4_000, 5_000])
         await settle()
-        topic_of(broker)._cache.clear()
+        topic_of(broker).cache.clear()
         # The figures do without it, the search does not.
         ledgers.fail_read.extend([BookieUnavailable("away")] * 2)
         with pytest.raises(BookieUnavailable):
@@ -288,7 +288,7 @@ async def test_who_is_further_ahead_holds_up_nobody_and_costs_nothing() -> None:
         await one_round(broker)
         assert mark(broker, "behind")[1] == 2
         assert mark(broker, "ahead") == topic_of(broker).ledger.list.end
-        topic_of(broker)._cache.clear()
+        topic_of(broker).cache.clear()
         reads = ledgers.reads
         await expire(client, 21_000, "ahead")
         assert ledgers.reads == reads
@@ -301,7 +301,7 @@ async def test_a_thousand_subscriptions_share_one_look() -> None:
         await client.producer()
         await published(client, clock, list(range(1_000, 65_000, 1_000)))
         await set_ttl(client, 10_000)
-        topic_of(broker)._cache.clear()
+        topic_of(broker).cache.clear()
         reads = ledgers.reads
         clock.now = 50_000
         await one_round(broker)
@@ -337,8 +337,8 @@ async def test_a_damaged_cursor_or_a_lost_entry_costs_its_own_expiry_only() -> N
         await published(client, clock, [1_000, 2_000, 3_000])
         await set_ttl(client, 1_000, slow=500)
         topic = topic_of(broker)
-        topic.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
-        topic._cache.clear()
+        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.cache.clear()
         clock.now = 3_500
         ledgers.fail_read.append(BookieUnavailable("away"))  # for the first TTL that is looked at
         await one_round(broker)

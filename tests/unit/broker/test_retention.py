@@ -69,11 +69,11 @@ async def test_trimming_archiving_and_figures_name_the_same_holder() -> None:
         waiting = ([ids[1], 0, 0], "subscription 'slow' has not acknowledged all of it")
         assert await figures() == waiting
         assert await archivable(topic) == (1, waiting[1])
-        topic.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         assert await figures() == ([0, 0, 0], "where subscription 'lost' stands cannot be read")
         assert await archivable(topic) == (0, "where subscription 'lost' stands cannot be read")
         assert await trimmed(topic) == 0
-        topic.recovery.unavailable.clear()
+        topic.subscribing.recovery.unavailable.clear()
         await client.consumer(7, "", durable=False, permits=0)
         assert await figures() == ([ids[0], 0, 0], "'reader-1' is reading it")
         assert (await archivable(topic), await trimmed(topic)) == ((0, "'reader-1' is reading it"), 0)
@@ -168,9 +168,9 @@ async def test_whoever_needs_more_than_retention_keeps_gets_it() -> None:
         await reader.received(3)
         assert await trimmed(topic) == 0
         topic.export.leases.release("spark")
-        topic.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         assert await trimmed(topic) == 0
-        topic.recovery.unavailable.clear()
+        topic.subscribing.recovery.unavailable.clear()
         slow = FakeClient(broker)
         await slow.consumer(1, "slow", permits=0)
         assert await trimmed(topic) == 0
@@ -342,7 +342,7 @@ async def test_where_the_end_of_what_is_trimmed_cannot_be_read_it_is_trimmed_all
         topic = await of_one_entry_each(broker, clock, [10, 20])
         first = topic.ledger.list.ledgers[0].ledger_id
         await topic.set_policies(Policies(retention_ms=1), 0)
-        topic._cache.clear()
+        topic.cache.clear()
         clock.now = 20
         ledgers.damaged.add((first, 0))
         assert await trimmed(topic) == 1

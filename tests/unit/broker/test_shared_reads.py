@@ -188,10 +188,10 @@ async def test_a_reader_far_behind_leaves_the_cache_to_the_tail_and_comes_back_t
         await publish(100, 200)
         assert await tail.received(100) == sent[100:200]
         topic = broker.topics[str(TOPIC)]
-        assert topic._cache.used < 1.5 * 8_000
+        assert topic.cache.used < 1.5 * 8_000
         tail.frame(c.Flow(0, 1, 0))
         await publish(200, 240)  # the tail reader has no permits: these wait for it
-        assert 40 * 600 < topic._cache.used < 40 * 800 + 1.5 * 8_000
+        assert 40 * 600 < topic.cache.used < 40 * 800 + 1.5 * 8_000
         tail.frame(FLOW)
         assert await tail.received(140) == sent[100:]
         assert broker.dispatched.reads == reads, "the tail was read from the ledger"
@@ -220,7 +220,7 @@ async def test_reads_that_wait_for_a_bookie_are_counted_in_the_budget() -> None:
             await release.wait()
             raise BookieUnavailable("away")
 
-        topic.read = read  # type: ignore[method-assign, assignment]
+        topic.log.read = read  # type: ignore[method-assign, assignment]
         clients = [FakeClient(broker) for _ in range(10)]
         for number, client in enumerate(clients):
             await client.consumer(1, f"s-{number}")

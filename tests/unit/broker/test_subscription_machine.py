@@ -392,7 +392,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         rng = Random(pick)
         type, name = self.consumer(rng)
         ledger = self.broker.topics[str(TOPIC)]
-        there = sorted(number for number, row in self.rows.items() if ledger.is_known(row[0]))
+        there = sorted(number for number, row in self.rows.items() if ledger.log.is_known(row[0]))
         if there:
             number = rng.choice(there)
             self.models[type].sought(number)

@@ -32,10 +32,11 @@ from magnetar.runtime.tasks import awaited, begin, end_all
 from ..cursors.snapshot_ledger import is_damage
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import CompactedLedger
+from ..log.whole_log import WholeLog
 from ..resources.stores import Ledgers, Writer
 from ..settings import BrokerSettings
 from .compactor import CompactedWriter, Compactor, Progress
-from .view import CompactedLog, CompactedView, WholeTopic
+from .view import CompactedLog, CompactedView
 
 _log = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ class TopicCompaction:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def log_of(self, topic: WholeTopic) -> CompactedLog:
+    def log_of(self, whole: WholeLog) -> CompactedLog:
         """The topic for one `read_compacted` subscription; `load` before."""
-        return CompactedLog(topic, lambda: self.view, self._found_damage)
+        return CompactedLog(whole, lambda: self.view, self._found_damage)
 
     async def load(self) -> None:
         """`view` is what the last compaction left, unless that is damaged. Raises what may pass."""

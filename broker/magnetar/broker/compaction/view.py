@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import accumulate
-from typing import Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryDamaged, MagnetarError, MessageLost
@@ -33,6 +32,7 @@ from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.snapshot_ledger import is_damage
 from ..log.positions import Start, first_published
 from ..log.records import CompactedLedger
+from ..log.whole_log import WholeLog
 from .core.index import CompactedIndex
 from .core.rows import decode_chunk, decode_index_page
 
@@ -130,28 +130,6 @@ def _payload(entry: bytes) -> bytes:
 # --- the topic of a subscription -------------------------------------------------------------------------------------
 
 
-class WholeTopic(Protocol):
-    """The topic as others see it. See `dispatch`, whose TopicLog and AckLog these are."""
-
-    def normalise(self, position: Position) -> Position: ...
-
-    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool: ...
-
-    def is_known(self, ledger_id: int) -> bool: ...
-
-    def cached(self, key: EntryKey) -> Entry | None: ...
-
-    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]: ...
-
-    def message_count(self, key: EntryKey) -> int | None: ...
-
-    async def read_message_count(self, key: EntryKey) -> int: ...
-
-    async def find(self, start: Start) -> Position: ...
-
-    async def last_message_id(self) -> MessageId | None: ...
-
-
 class CompactedLog:
     """See the module docstring: TopicLog and AckLog of one subscription, and the topology of its cursor.
 
@@ -160,12 +138,12 @@ class CompactedLog:
 
     def __init__(
         self,
-        topic: WholeTopic,
+        whole: WholeLog,
         view: Callable[[], CompactedView | None],
         damaged: Callable[[CompactedView], None],
     ) -> None:
         """`damaged` is called when a read finds damage in a view."""
-        self._topic = topic
+        self._whole = whole
         self._view = view
         self._damaged = damaged
         self._tombstones_from: Position = (0, 0, 0)
@@ -191,7 +169,7 @@ class CompactedLog:
         """The position, or the next one whose message is shown, or the tail."""
         view = self._view()
         if view is None or position >= view.horizon:
-            return self._topic.normalise(position)
+            return self._whole.normalise(position)
         index, hidden_before = view.index, self._tombstones_from[:2]
         row, first = index.find(position[:2]), position[2]
         while row < len(index):
@@ -202,29 +180,29 @@ class CompactedLog:
             row += 1
             if key < hidden_before:
                 row = max(row, min(index.next_value(row), index.find(hidden_before)))
-        return self._topic.normalise(view.horizon)
+        return self._whole.normalise(view.horizon)
 
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched; of the compacted part, if anything of it is left."""
         key = (ledger_id, entry_id)
-        return self._row(key) is not None if self._is_compacted(key) else self._topic.is_confirmed(*key)
+        return self._row(key) is not None if self._is_compacted(key) else self._whole.is_confirmed(*key)
 
     def is_known(self, ledger_id: int) -> bool:
         """True if there is anything of the ledger."""
         view = self._view()
-        return (view is not None and view.index.has_ledger(ledger_id)) or self._topic.is_known(ledger_id)
+        return (view is not None and view.index.has_ledger(ledger_id)) or self._whole.is_known(ledger_id)
 
     def cached(self, key: EntryKey) -> Entry | None:
         """The entry if it is in memory."""
         if not self._is_compacted(key):
-            return self._topic.cached(key)
+            return self._whole.cached(key)
         found = self._row(key)
         return None if found is None else found[0].cached(found[1])
 
     def message_count(self, key: EntryKey) -> int | None:
         """Messages of an entry that is in memory, those that are not left among them."""
         if not self._is_compacted(key):
-            return self._topic.message_count(key)
+            return self._whole.message_count(key)
         entry = self.cached(key)
         return None if entry is None else entry.message_count
 
@@ -260,13 +238,13 @@ class CompactedLog:
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """As the topic's; of the compacted part one entry. Raises MessageLost if nothing of it is left."""
         if not self._is_compacted((ledger_id, first)):
-            return await self._topic.read(ledger_id, first, max_bytes=max_bytes)
+            return await self._whole.read(ledger_id, first, max_bytes=max_bytes)
         return [(await self._read_compacted((ledger_id, first))).data]
 
     async def read_message_count(self, key: EntryKey) -> int:
         """Messages of any entry. Raises MessageLost."""
         if not self._is_compacted(key):
-            return await self._topic.read_message_count(key)
+            return await self._whole.read_message_count(key)
         count: int = (await self._read_compacted(key)).message_count
         return count
 
@@ -307,13 +285,13 @@ class CompactedLog:
                 if low < len(rows):
                     key = view.index.key(low)
                     return (*key, first_published(await self._read_compacted(key), value))
-        position = await self._topic.find(start)
+        position = await self._whole.find(start)
         return max(position, view.horizon) if view is not None else position
 
     async def last_message_id(self) -> MessageId | None:
         """The last message that this subscription gets; None: there is none."""
         view = self._view()
-        tail = await self._topic.last_message_id()
+        tail = await self._whole.last_message_id()
         if view is None or (tail is not None and tail[:2] >= view.horizon[:2]):
             return tail
         for row in reversed(range(len(view.index))):

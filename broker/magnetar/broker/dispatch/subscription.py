@@ -33,10 +33,11 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, check_subscription_name
 from magnetar.proto.ranges import Range
 from magnetar.runtime.tasks import begin
 
-from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
+from ..compaction.view import CompactedAcks, CompactedLog
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
+from ..log.whole_log import WholeLog
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE, Acks
 from .core.events import (
@@ -222,12 +223,12 @@ class Subscription:
         self.compacted = compacted
         self._look_at(compacted, CompactedAcks(compacted, self.cursor.state))
 
-    def read_all_from(self, topic: WholeTopic) -> None:
+    def read_all_from(self, whole: WholeLog) -> None:
         """While there are no consumers: as if it had never read what compactions left."""
         self.compacted = None
-        self._look_at(topic, self.cursor.state)
+        self._look_at(whole, self.cursor.state)
 
-    def _look_at(self, log: WholeTopic, acks: Acks) -> None:
+    def _look_at(self, log: WholeLog | CompactedLog, acks: Acks) -> None:
         self._log = log
         self.cursor.follow(log)
         self.dispatcher.look_at(log, acks)

@@ -119,7 +119,8 @@ class BrokerService:
     @on_consumer("consume")
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:
         """The last confirmed message of the consumer's topic that it gets; None if there is none."""
-        return await opened.topic.last_message_id(opened.subscription)
+        compacted = opened.subscription.compacted
+        return await (opened.topic.log if compacted is None else compacted).last_message_id()
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +258,7 @@ class BrokerService:
             raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
         topic = await self._broker.known(name)
         found = topic.subscribing.get(subscription, durable=True)
-        return _skipped(await skip(topic.ledger.list, topic.read_entry, found, count), found)
+        return _skipped(await skip(topic.ledger.list, topic.log.read_entry, found, count), found)
 
     @on_topic("skip_messages")
     async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
@@ -265,7 +266,7 @@ class BrokerService:
         topic = await self._broker.known(name)
         found = topic.subscribing.get(subscription, durable=True)
         cleared = (await backlog(topic, found, TopicOffsets(topic))).messages
-        await found.skip_to(lambda: topic.find(("latest", None)))
+        await found.skip_to(lambda: topic.log.find(("latest", None)))
         return _skipped(cleared, found)
 
     @on_topic("expire_messages")
@@ -290,7 +291,7 @@ class BrokerService:
         topic = await self._broker.known(name)
         cursor = topic.subscribing.get(subscription).cursor
         return Peeked(
-            await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.read_entry, count)
+            await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.log.read_entry, count)
         )
 
     # --- the cluster -------------------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ async def topic_stats(topic: Topic) -> TopicStats:
             name: await _subscription_stats(topic, subscription, offsets)
             for name, subscription in list(topic.subscriptions.items())
         },
-        unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
+        unavailable_subscriptions={
+            name: error.message for name, error in topic.subscribing.recovery.unavailable.items()
+        },
         compaction=topic.compaction.stats(),
     )
 
@@ -174,7 +176,7 @@ class TopicOffsets:
         self._infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
         self._sizes = list(accumulate((info.size for info in self._infos), initial=0))
         self.end = Offset(ledgers.message_count, self._sizes[-1])
-        self.read_entry = CountingReads(ledgers, topic.read_entry, topic.cached)
+        self.read_entry = CountingReads(ledgers, topic.log.read_entry, topic.log.cached)
 
     async def of(self, position: Position, entry: Entry | None = None) -> Offset:
         """`entry`: the one that the position is in, if that is in memory.

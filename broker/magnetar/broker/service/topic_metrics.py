@@ -87,7 +87,7 @@ def _of_topic(topic: Topic) -> Mapping[str, float]:
 def _of_subscription(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Mapping[str, float]:
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     dispatch = subscription.dispatcher.core
-    entry = topic.cached(mark[:2]) or dispatch.source.get(mark[:2])
+    entry = topic.log.cached(mark[:2]) or dispatch.source.get(mark[:2])
     before = offsets.estimate(mark, entry)
     return {
         "subscription_backlog_messages": max(offsets.end.messages - before.messages, 0),

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -24,28 +23,24 @@ from magnetar.proto.errors import (
     TopicInUse,
     TopicNotFound,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
+from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
-from ..cursors.core.acks import EntryKey, Position
-from ..cursors.cursor import Cursor
-from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.core.entry_source import DispatchCounters
-from ..dispatch.dispatcher import Dispatcher, tell_closed
+from ..dispatch.dispatcher import tell_closed
 from ..dispatch.readers import Readers
-from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.appending import LedgerEvents
 from ..log.ledger_list import LedgerList
 from ..log.managed_ledger import ManagedLedger
-from ..log.positions import Start, find_position
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
+from ..log.whole_log import WholeLog
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
@@ -55,11 +50,9 @@ from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .probing import probe
 from .retention import Retention
-from .subscribing import Subscribing
+from .subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
-
-_CURSORS_AT_ONCE = 32  # that are closed
 
 
 class Topic:
@@ -72,11 +65,10 @@ class Topic:
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
-        self.subscriptions: dict[str, Subscription] = {}
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
         self._coalescer = Coalescer(settings.max_entry_bytes)
-        self._cache = TopicCache(components.cache, settings.read_ahead_bytes)
-        self._readers = Readers(self._drop_before)
+        self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
+        self.readers = Readers(self.cache.drop_before)
         ledgers = LedgerList(name, components.metadata)
         self.policies = TopicPolicies(name, ledgers, components.namespaces, settings)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
@@ -87,17 +79,7 @@ class Topic:
             ),
             self.policies.durability,
         )  # fmt: skip
-        self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self.attach, settings)
-        self._leases = Leases(settings, self._loop.time)
-        self.retention = Retention(
-            self.ledger.list,
-            self.subscriptions,
-            self.recovery.unavailable,
-            self._leases,
-            self.policies.in_force,
-            components.clock,
-            compacts=settings.compaction_threshold_bytes > 0,
-        )
+        self.log = WholeLog(self.ledger, self.cache)
         self.compaction = TopicCompaction(
             self.ledger,
             components.ledgers,
@@ -106,24 +88,47 @@ class Topic:
             components.clock.now_ms,
             self._ledgers_changed,
         )
+        self._tasks = TaskSet(f"topic {name}")
+        self.dispatched = DispatchCounters(components.dispatched)
+        self.subscribing = Subscriptions(
+            self.log,
+            self.compaction,
+            self.readers,
+            self.dispatched,
+            components,
+            self._tasks,
+            self.check_served,
+        )
+        self.subscriptions = self.subscribing.by_name
+        self._leases = Leases(settings, self._loop.time)
+        self.retention = Retention(
+            self.ledger.list,
+            self.subscriptions,
+            self.subscribing.recovery.unavailable,
+            self._leases,
+            self.policies.in_force,
+            components.clock,
+            compacts=settings.compaction_threshold_bytes > 0,
+        )
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self.expiry = Expiry(
-            self.ledger.list, self.read_entry, self.subscriptions, self.policies.in_force, components.clock
+            self.ledger.list,
+            self.log.read_entry,
+            self.subscriptions,
+            self.policies.in_force,
+            components.clock,
         )
         self.maintenance = Maintenance(self.ledger, self.retention, self.expiry, self.compaction)
-        self.subscribing = Subscribing(self, components.clock)
         self._append_scheduled = False
         # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False  # nothing may be written any more
-        self._tasks = TaskSet(f"topic {name}")
         self._drained: asyncio.Future[None] | None = None
         self.messages_in = 0
         self.bytes_in = 0
         self.receipted_entries = 0
         self.publish_s = 0.0  # from their appends to their receipts, summed
-        self.dispatched = DispatchCounters(components.dispatched)
         self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ class Topic:
             staged = await metadata.children(staged_path(self.name), limit=1)
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
-        await self.recovery.run(await metadata.children(cursors_path(self.name)))
+        await self.subscribing.load()
         self.check_served()  # a cursor may have met another owner
         return not existed
 
@@ -150,21 +155,6 @@ class Topic:
         version = await self.policies.set(self.ledger.changes, policies, version)
         self.ledger.appending.look_at_durability()
         return version
-
-    def attach(self, name: str, cursor: Cursor) -> Subscription:
-        components = self._components
-        dispatcher = Dispatcher(
-            f"subscription {name!r} of topic {self.name}",
-            self,
-            cursor,
-            self._settings,
-            components.read_budget,
-            self.dispatched,
-            self._readers,
-        )
-        subscription = Subscription(name, self, cursor, dispatcher, self._emptied)
-        self.subscriptions[name] = subscription
-        return subscription
 
     @property
     def export(self) -> TopicExport:
@@ -264,7 +254,7 @@ class Topic:
         confirmed, self._confirmed_entries = self._confirmed_entries, []
         sessions: dict[int, ProducerSession] = {}
         released, now_s = 0, self._loop.time()
-        cached = len(self._readers) > 0
+        cached = len(self.readers) > 0
         for ledger_id, entry_id, data, entry, is_confirmed in confirmed:
             if not entry.receipted:
                 entry.receipted = True
@@ -278,104 +268,32 @@ class Topic:
             if is_confirmed:
                 released += entry.size
             if cached and data is not None:
-                self._cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
-        self._cache.drop_what_nobody_holds(self._readers.slowest_from)
+                self.cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
+        self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
             if session.state is not SessionState.CLOSED:
                 session.receipts(rows)
             self.producers.finished(session, len(rows))
         self._release(released)
-        self._readers.notify()
+        self.readers.notify()
 
     def _release(self, size: int) -> None:
         self.publish_budget.release(size)
         if self._drained is not None and not self.publish_budget.used and not self._drained.done():
             self._drained.set_result(None)
 
-    # --- what dispatch and acknowledgement ask -----------------------------------------------------------------------
-
-    def normalise(self, position: Position) -> Position:
-        """See `core.acks.Topology`."""
-        return self.ledger.list.normalise(position)
-
-    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry may be dispatched (rule 25)."""
-        return self.ledger.list.is_confirmed(ledger_id, entry_id)
-
-    def is_known(self, ledger_id: int) -> bool:
-        """False if the ledger was trimmed or is not of this topic."""
-        return self.ledger.list.info(ledger_id) is not None
-
-    def cached(self, key: EntryKey) -> Entry | None:
-        """The entry if the tail cache has it."""
-        return self._cache.get(key)
-
-    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
-        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost."""
-        return await self.ledger.reading.read(ledger_id, first, max_bytes=max_bytes)
-
-    def _drop_before(self, slowest: EntryKey | None) -> None:
-        """Drops from the cache what no reader will ask for again."""
-        if slowest is None:
-            self._cache.clear()
-        else:
-            self._cache.drop_before(slowest)
-
-    def message_count(self, key: EntryKey) -> int | None:
-        """Messages of an entry that is in memory."""
-        entry = self._cache.get(key)
-        return None if entry is None else entry.message_count
-
-    async def read_message_count(self, key: EntryKey) -> int:
-        """Messages of any confirmed entry. Raises MessageLost."""
-        count: int = (await self.read_entry(key)).message_count
-        return count
-
-    async def read_entry(self, key: EntryKey) -> Entry:
-        """One confirmed entry, from memory or the ledger. Raises MessageLost."""
-        entry = self._cache.get(key)
-        if entry is not None:
-            return entry
-        found = await self.ledger.reading.read(*key, max_bytes=1)
-        return Entry(found[0], LEDGER_ENTRY_HEADER_BYTES)
-
-    # --- subscriptions -----------------------------------------------------------------------------------------------
-
-    async def find(self, start: Start) -> Position:
-        """The position that "earliest", "latest", an id or a time means now."""
-        return await find_position(self.ledger.list, self.read_entry, start)
-
-    def _emptied(self, subscription: Subscription) -> None:
-        """The last consumer left; a reader's cursor goes with it."""
-        if not subscription.durable and self.subscriptions.get(subscription.name) is subscription:
-            del self.subscriptions[subscription.name]
-            # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
-            self.in_background(subscription.delete())
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.begin(work)
-
-    async def last_message_id(self, subscription: Subscription | None = None) -> MessageId | None:
-        """The last confirmed message, None if the topic holds none; of a subscription the last one that it gets."""
-        if subscription is not None and subscription.compacted is not None:
-            return await subscription.compacted.last_message_id()
-        last = self.ledger.list.last_entry()
-        return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
-
     # --- maintenance -------------------------------------------------------------------------------------------------
 
     def _ledgers_changed(self) -> None:
-        for subscription in self.subscriptions.values():
-            subscription.ledgers_changed()
+        self.subscribing.ledgers_changed()
 
     def maintain(self) -> None:
         """The regular round."""
         if self.not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
-            for subscription in self.subscriptions.values():
-                subscription.cursor.restore()
+            self.subscribing.restore_cursors()
             self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
@@ -394,7 +312,7 @@ class Topic:
         """False if unloading the topic now would disturb nobody."""
         return bool(
             len(self.producers)
-            or any(subscription.consumers for subscription in self.subscriptions.values())
+            or self.subscribing.consumers
             or self.publish_budget.used
             or self._tasks
             or self._leases.count()
@@ -464,7 +382,8 @@ class Topic:
         assert self.not_served is not None
         consumers: list[Consumer] = []
         try:
-            consumers = await self._close_subscriptions(self.not_served)
+            consumers = await self.subscribing.close(self.not_served, fenced=self._fenced)
+            self.cache.clear()
             await self._tasks.wait()
             self.policies.stop()
             if self._export is not None:
@@ -478,38 +397,16 @@ class Topic:
             self.producers.close_all(self.not_served)
             tell_closed(consumers, self.not_served)
 
-    async def _close_subscriptions(self, error: MagnetarError) -> list[Consumer]:
-        """Returns consumers that are to be told when nothing is written any more. A defect in one costs itself only."""
-        slots = asyncio.Semaphore(_CURSORS_AT_ONCE)
-
-        async def close(subscription: Subscription) -> list[Consumer]:
-            try:
-                async with slots:
-                    return await subscription.close(error, fenced=self._fenced)
-            except Exception:
-                _log.exception("topic %s: closing subscription %r failed", self.name, subscription.name)
-                return []
-
-        await self.recovery.stop()
-        subscriptions = list(self.subscriptions.values())
-        self.subscriptions.clear()
-        closed = await asyncio.gather(*map(close, subscriptions))
-        self._cache.clear()
-        return [consumer for consumers in closed for consumer in consumers]
-
     async def probe_users(self) -> None:
         """Those who are not there any more have left when this returns."""
-        peers = [session.port.peer for session in self.producers]
-        for subscription in self.subscriptions.values():
-            peers += [consumer.port.peer for consumer in subscription.consumers]
-        await probe(peers)
+        await probe([user.port.peer for user in (*self.producers, *self.subscribing.consumers)])
 
     def check_unused(self) -> None:
         """Raises TopicInUse while producers or consumers are connected."""
-        consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
-        if len(self.producers) or consumers:
+        producers, consumers = len(self.producers), len(self.subscribing.consumers)
+        if producers or consumers:
             raise TopicInUse(
-                f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
+                f"topic {self.name} has {producers} producer(s) and {consumers} consumer(s); "
                 "close them or use force"
             )
 

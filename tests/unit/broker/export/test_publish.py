@@ -282,7 +282,7 @@ async def test_producer_names_of_all_tasks_and_what_one_entry_cannot_hold(
         await job.attach(0, *rows)
         info = (await record_of(bookies)).ledgers[0]
         topic = loaded(broker)
-        entry = await topic.read_entry((info.ledger_id, 0))
+        entry = await topic.log.read_entry((info.ledger_id, 0))
         names = entry.producer_names
         assert [names[number] for number in entry.producers] == [
             name for task in range(3) for name in ("shared", f"task-{task}")

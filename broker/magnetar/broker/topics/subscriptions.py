@@ -3,6 +3,7 @@
     subscribe, create --> find the position (beside others) --> made, one at a time --> attached
     seek              --> find the position --> its epoch rises; durable
     delete            --> refused while others are connected, unless it is forced
+    the topic ends    --> all are closed, side by side
     refused for them  --> asked whether they are still there; if one is not, once more
 
 A subscription with `read_compacted` looks at what a compaction left and at what came after, instead of at the whole topic.
@@ -12,81 +13,136 @@ Which of the two it looks at changes only while it has no consumers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, SubscriptionNotFound
-from magnetar.proto.ids import TopicName
-from magnetar.runtime.clock import Clock
+from magnetar.proto.errors import (
+    AlreadyExists,
+    ConsumerBusy,
+    InvalidArgument,
+    MagnetarError,
+    SubscriptionNotFound,
+)
+from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
-from ..compaction.view import CompactedLog, WholeTopic
+from ..compaction.view import CompactedLog
 from ..cursors.core.acks import Position
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort, Peer
+from ..dispatch.core.entry_source import DispatchCounters
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.readers import Readers
 from ..dispatch.subscription import Sought, Subscribed, SubscribeRequest, Subscription
-from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
+from ..log.records import cursors_path
+from ..log.whole_log import WholeLog
+from .components import Components
 from .probing import probe
 
+_log = logging.getLogger(__name__)
+
+_CURSORS_AT_ONCE = 32  # that are closed
 T = TypeVar("T")
 
 
-class SubscribedTopic(WholeTopic, Protocol):
-    """What subscriptions need of their topic."""
+class Subscriptions:
+    """Of one topic; `load` before use, `close` in the end."""
 
-    name: TopicName
-    subscriptions: dict[str, Subscription]
-    recovery: CursorRecovery
-    ledger: ManagedLedger[Any]
-    compaction: TopicCompaction
-
-    def check_served(self) -> None:
-        """Raises if the topic is not served here any more."""
-
-    def attach(self, name: str, cursor: Cursor) -> Subscription:
-        """A subscription of the topic with this cursor."""
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that the topic awaits when it is closed."""
-
-
-class Subscribing:
-    """Of one topic."""
-
-    def __init__(self, topic: SubscribedTopic, clock: Clock) -> None:
-        self._topic = topic
-        self._clock = clock
+    def __init__(
+        self,
+        log: WholeLog,
+        compaction: TopicCompaction,
+        readers: Readers,
+        dispatched: DispatchCounters,
+        components: Components,
+        tasks: TaskSet,
+        check_served: Callable[[], None],
+    ) -> None:
+        """`tasks`: work that the topic awaits when it ends. `check_served` raises once it has."""
+        self._log = log
+        self._ledger = log.ledger
+        self._compaction = compaction
+        self._readers = readers
+        self._dispatched = dispatched
+        self._components = components
+        self._tasks = tasks
+        self._check_served = check_served
+        self.by_name: dict[str, Subscription] = {}
+        self.recovery = CursorRecovery(
+            self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
+        )
         self._changing = asyncio.Lock()
         self._reader_number = 0
+
+    async def load(self) -> None:
+        """Recovers the durable cursors; see `cursors.recovery` for when it returns."""
+        await self.recovery.run(await self._components.metadata.children(cursors_path(self._ledger.name)))
+
+    def _attach(self, name: str, cursor: Cursor) -> Subscription:
+        dispatcher = Dispatcher(
+            f"subscription {name!r} of topic {self._ledger.name}",
+            self._log,
+            cursor,
+            self._components.settings,
+            self._components.read_budget,
+            self._dispatched,
+            self._readers,
+        )
+        subscription = Subscription(name, self._log, cursor, dispatcher, self._emptied)
+        self.by_name[name] = subscription
+        return subscription
+
+    def _emptied(self, subscription: Subscription) -> None:
+        """The last consumer left; a reader's cursor goes with it."""
+        if not subscription.durable and self.by_name.get(subscription.name) is subscription:
+            del self.by_name[subscription.name]
+            # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
+            self._tasks.begin(subscription.delete())
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """Those connected, of all subscriptions."""
+        return [consumer for subscription in self.by_name.values() for consumer in subscription.consumers]
+
+    def ledgers_changed(self) -> None:
+        """The topic's list of ledgers is another one."""
+        for subscription in self.by_name.values():
+            subscription.ledgers_changed()
+
+    def restore_cursors(self) -> None:
+        """The regular round: cursors leave ledgers for which there are better ones."""
+        for subscription in self.by_name.values():
+            subscription.cursor.restore()
 
     async def subscribe(self, asked: SubscribeRequest, port: ConsumerPort) -> Subscribed:
         """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy.
 
         The request was checked as a whole before anything is made, as the topic may be.
         """
-        topic, name, start = self._topic, asked.subscription, asked.start
+        name, start = asked.subscription, asked.start
         if not name and not asked.durable:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
         self._check(name)
         compacted: CompactedLog | None = None
         if asked.read_compacted:
-            await topic.compaction.load()
-            compacted = topic.compaction.log_of(topic)
-        find = topic.find if compacted is None else compacted.find
+            await self._compaction.load()
+            compacted = self._compaction.log_of(self._log)
+        find = self._log.find if compacted is None else compacted.find
         # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
-        position = None if name in topic.subscriptions else await find(start)
+        position = None if name in self.by_name else await find(start)
 
         async def attach() -> Subscribed:
             nonlocal position
             self._check(name)
-            subscription = topic.subscriptions.get(name)
+            subscription = self.by_name.get(name)
             trimmed = False
             if subscription is None:
                 position = position or await find(start)
-                trimmed = not asked.read_compacted and skips_trimmed(topic.ledger.list, start, position)
+                trimmed = not asked.read_compacted and skips_trimmed(self._ledger.list, start, position)
                 subscription = await self._create(name, position, durable=asked.durable)
                 if compacted is not None:
                     compacted.begin_at(position, new=start[0] == "earliest")
@@ -94,7 +150,7 @@ class Subscribing:
             elif subscription.durable != asked.durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
-            topic.check_served()
+            self._check_served()
             self._choose_view(subscription, compacted)
             consumer = subscription.add_consumer(port, asked)
             active = subscription.dispatcher.core.active
@@ -111,17 +167,17 @@ class Subscribing:
                 async with self._changing:
                     return await change()
             except ConsumerBusy:
-                subscription = self._topic.subscriptions.get(name)
+                subscription = self.by_name.get(name)
                 holders = [] if subscription is None else list(subscription.consumers)
                 # Others go on meanwhile, and holders may leave by themselves.
                 await probe([holder.port.peer for holder in holders], newcomer)
                 if not any(holder.closed for holder in holders):
-                    self._topic.check_served()
+                    self._check_served()
                     raise
 
     def _check(self, name: str) -> None:
-        self._topic.check_served()
-        self._topic.recovery.check(name)
+        self._check_served()
+        self.recovery.check(name)
 
     def _choose_view(self, subscription: Subscription, compacted: CompactedLog | None) -> None:
         """What a subscription looks at from now on. Raises ConsumerBusy if its consumers look at another thing."""
@@ -133,43 +189,43 @@ class Subscribing:
                 "all of its consumers must have the same"
             )
         if compacted is None:
-            subscription.read_all_from(self._topic)
+            subscription.read_all_from(self._log)
         else:
             compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
             subscription.read_compacted_from(compacted)
 
     async def create(self, name: str, start: Start) -> None:
         """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
-        position = await self._topic.find(start)
+        position = await self._log.find(start)
         async with self._changing:
             self._check(name)
-            if name in self._topic.subscriptions:
+            if name in self.by_name:
                 raise AlreadyExists(
-                    f"topic {self._topic.name} has a subscription {name!r} already; use it, move it by seeking, "
+                    f"topic {self._ledger.name} has a subscription {name!r} already; use it, move it by seeking, "
                     "or delete it first"
                 )
             await self._create(name, position, durable=True)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
-        ledger = self._topic.ledger
+        ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name if durable else None, position)
         try:
-            await cursor.create(self._clock.now_ms())
+            await cursor.create(clock.now_ms())
         except AlreadyExists:
             # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
             # or deleted in part.
             if not await cursor.recover(ledger.list):
                 await cursor.delete()
                 cursor = ledger.cursor(name if durable else None, position)
-                await cursor.create(self._clock.now_ms())
-        return self._topic.attach(name, cursor)
+                await cursor.create(clock.now_ms())
+        return self._attach(name, cursor)
 
     def get(self, name: str, *, durable: bool = False) -> Subscription:
         """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
         self._check(name)
-        found = self._topic.subscriptions.get(name)
+        found = self.by_name.get(name)
         if found is None:
-            raise SubscriptionNotFound(f"topic {self._topic.name} has no subscription {name!r}")
+            raise SubscriptionNotFound(f"topic {self._ledger.name} has no subscription {name!r}")
         if durable and not found.durable:
             raise InvalidArgument(
                 f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
@@ -184,8 +240,8 @@ class Subscribing:
             nonlocal trimmed
             compacted = subscription.compacted
             if compacted is None:
-                position = await self._topic.find(start)
-                trimmed = skips_trimmed(self._topic.ledger.list, start, position)
+                position = await self._log.find(start)
+                trimmed = skips_trimmed(self._ledger.list, start, position)
                 return position
             position = await compacted.find(start)
             compacted.begin_at(position, new=start[0] == "earliest")
@@ -195,11 +251,10 @@ class Subscribing:
 
     async def delete(self, name: str, *, force: bool = False, by: Consumer | None = None) -> None:
         """Deletes a subscription; refused while other consumers than `by` are connected, unless `force`."""
-        topic = self._topic
 
         async def remove() -> None:
-            if name in topic.recovery.unavailable:
-                await asyncio.shield(topic.in_background(topic.recovery.delete(name)))
+            if name in self.recovery.unavailable:
+                await asyncio.shield(self._tasks.begin(self.recovery.delete(name)))
                 return
             subscription = self.get(name)
             others = [consumer for consumer in subscription.consumers if consumer is not by]
@@ -209,8 +264,31 @@ class Subscribing:
                 )
             if by is not None:
                 subscription.remove_consumer(by)
-            topic.subscriptions.pop(name, None)
+            self.by_name.pop(name, None)
             # Goes on to its end when the caller's connection breaks.
-            await asyncio.shield(topic.in_background(subscription.delete()))
+            await asyncio.shield(self._tasks.begin(subscription.delete()))
 
         await self._change(name, remove, None if by is None else by.port.peer)
+
+    async def close(self, error: MagnetarError, *, fenced: bool) -> list[Consumer]:
+        """Closes all cursors, side by side; a defect in one costs itself only. `fenced`: nothing is written.
+
+        Returns consumers that are to be told when nothing of the topic is written any more.
+        """
+        slots = asyncio.Semaphore(_CURSORS_AT_ONCE)
+
+        async def close(subscription: Subscription) -> list[Consumer]:
+            try:
+                async with slots:
+                    return await subscription.close(error, fenced=fenced)
+            except Exception:
+                _log.exception(
+                    "topic %s: closing subscription %r failed", self._ledger.name, subscription.name
+                )
+                return []
+
+        await self.recovery.stop()
+        subscriptions = list(self.by_name.values())
+        self.by_name.clear()
+        closed = await asyncio.gather(*map(close, subscriptions))
+        return [consumer for consumers in closed for consumer in consumers]
