@@ -374,22 +374,53 @@ def test_a_line_that_is_too_long_is_named_with_what_is_stored_before_it(service:
     assert [message.value for message in stored(service, "long", 2)] == [b"1", b"2"]
 
 
-def test_ctrl_c_of_a_producer_tells_what_is_stored(service: Service) -> None:
-    line = [*MAGNETAR, "produce", "ctrl-c-p", "--url", service.url]
+ENDS = pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+
+
+@ENDS
+def test_a_producer_that_is_ended_tells_what_is_stored(
+    service: Service, end: signal.Signals, code: int
+) -> None:
+    topic = f"producer-{end.name}"
+    line = [*MAGNETAR, "produce", topic, "--url", service.url]
     with (
         connect(service.url) as client,
-        client.create_reader("ctrl-c-p", start="earliest") as reader,
+        client.create_reader(topic, start="earliest") as reader,
         subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as producing,
     ):  # fmt: skip
         assert producing.stdin is not None
         producing.stdin.write(b"1\n2\nhalf")
         producing.stdin.flush()
         ids = [str(reader.receive(20).id) for _ in range(2)]
-        producing.send_signal(signal.SIGINT)
-        out, errors = producing.communicate(timeout=20)
-    assert producing.returncode == 130
-    assert out.decode() == f"stored 2 messages in ctrl-c-p (last id {ids[-1]})\n"
+        producing.send_signal(end)
+        producing.wait(timeout=20)  # before its input ends
+        out, errors = producing.communicate()
+    assert producing.returncode == code
+    assert out.decode() == f"stored 2 messages in {topic} (last id {ids[-1]})\n"
     assert errors == b""
+
+
+def test_what_is_measured_or_printed_until_sigterm_is_shown(service: Service) -> None:
+    measuring = [*MAGNETAR, "perf", "produce", "sigterm-perf", "--url", service.url]
+    printing = [*MAGNETAR, "tail", "sigterm-perf", "--url", service.url]
+    with (
+        subprocess.Popen(printing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail,
+        connect(service.url) as client,
+        client.create_reader("sigterm-perf", start="earliest") as reader,
+    ):
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        new = tail.stderr.readline()
+        with subprocess.Popen(measuring, stdout=subprocess.PIPE, text=True) as perf:
+            reader.receive(20)
+            perf.send_signal(signal.SIGTERM)
+            out, _ = perf.communicate(timeout=20)
+        tail.stdout.readline()
+        tail.send_signal(signal.SIGTERM)
+        tail.communicate(timeout=20)
+    assert perf.returncode == tail.returncode == -signal.SIGTERM
+    assert out.startswith("produced: ")
+    assert new.startswith("magnetar: topic sigterm-perf did not exist; it is made now, and empty")
 
 
 def test_on_a_terminal_a_message_is_shown_with_its_id_and_key(service: Service) -> None:
@@ -421,7 +452,7 @@ def test_a_closed_stream_is_told(closed: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@ENDS
 def test_a_consumer_that_is_ended_acknowledges_what_was_printed(
     service: Service, end: signal.Signals, code: int
 ) -> None:

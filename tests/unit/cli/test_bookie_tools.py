@@ -13,8 +13,7 @@ from magnetar.broker.cursors.entries import encode_acks
 from magnetar.cli.bookie_tools import read as bookie_tools_read
 from magnetar.cli.bookie_tools.read import decode_payload, parse_range, read
 from magnetar.cli.bookie_tools.target import Target
-from magnetar.cli.main import _is_daemon
-from magnetar.cli.wiring.flags import UsageError, parse_flags
+from magnetar.cli.wiring.flags import UsageError, is_daemon, parse_flags
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 
@@ -112,4 +111,4 @@ def test_a_subcommand_that_comes_too_late_is_told_so() -> None:
     ],
 )
 def test_a_bookie_alone_or_with_flags_is_the_daemon(line: list[str], daemon: bool) -> None:
-    assert _is_daemon(line) is daemon
+    assert is_daemon(line) is daemon

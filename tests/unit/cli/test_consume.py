@@ -13,7 +13,8 @@ import pytest
 
 from magnetar.cli.app import app
 from magnetar.cli.commands import consume, perf
-from magnetar.cli.commands.consume import as_line, as_plain, encoder, topics_of
+from magnetar.cli.commands.consume import topics_of
+from magnetar.cli.commands.formats import SHOWN_BYTES, as_line, as_plain, encoder
 from magnetar.cli.terminal.session import start_of
 from magnetar.client import InvalidArgument, MessageId, TopicNotFound
 from support.served_broker import connect_to, serving
@@ -63,7 +64,7 @@ def test_nothing_of_a_message_reaches_the_terminal_as_a_command() -> None:
 
 def test_a_large_value_does_not_flood_the_terminal() -> None:
     shown = line(b"x" * 5_000_000)
-    assert len(shown) < consume.SHOWN_BYTES + 100
+    assert len(shown) < SHOWN_BYTES + 100
     assert shown.endswith("xxx... (5,000,000 bytes; --format plain writes all)")
 
 
@@ -169,8 +170,8 @@ def test_a_pattern_that_is_none_is_one_line_without_a_traceback(capsys: pytest.C
 
 def consuming(url: str, topic: str, *, follow: bool) -> Coroutine[Any, Any, None]:
     return consume.consume(
-        url, [topic], "s", kind="exclusive", count=None, start="earliest", timeout=0.1, follow=follow, encode=as_plain
-    )  # fmt: skip
+        [topic], "s", start="earliest", timeout=0.1, follow=follow, format="plain", url=url
+    )
 
 
 async def test_no_follow_of_a_topic_that_does_not_exist_is_an_error(
@@ -197,11 +198,10 @@ def test_a_start_may_be_a_while_ago() -> None:
         start_of("-1")
 
 
-async def test_the_age_of_a_backlog_is_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_age_of_a_backlog_is_no_latency() -> None:
     async with serving() as server, connect_to(server) as client:
-        url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
         async with client.create_producer("t") as producer:
             await producer.send_many([b""] * 10)
         await asyncio.sleep(0.01)
-        await perf.tail(url, "t", start="earliest", messages=10, as_json=False)
-        assert "no latency, since all were published before it began" in capsys.readouterr().out
+        answer = await perf.tail(client, "t", start="earliest", messages=10)
+        assert "no latency, since all were published before it began" in str(answer.shown)

@@ -12,7 +12,12 @@ from magnetar.cli.terminal.session import EXIT_USAGE
 
 def changed(**given: Any) -> dict[str, Any]:
     """What these options set, by the names of their parameters."""
-    return changed_by({row: given.pop(row.parameter, None) for row in NAMESPACE_POLICIES})
+    texts = [(row, given.pop(row.parameter, None)) for row in NAMESPACE_POLICIES]
+    return changed_by(
+        row.changes(text)
+        for row, some in texts
+        for text in ([] if some is None else some if row.repeated else [some])
+    )
 
 
 def test_what_is_not_given_is_not_changed() -> None:

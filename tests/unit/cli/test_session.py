@@ -6,13 +6,11 @@ import asyncio
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from magnetar.cli.app import app
-from magnetar.cli.commands import consume, produce
 from magnetar.cli.terminal.session import run
 from magnetar.client import connect
 from magnetar.proto.commands import Subscribe
@@ -136,52 +134,54 @@ def test_a_command_leaves_the_log_of_the_client_as_it_was() -> None:
     assert levels == [client_log.level, logging.ERROR]
 
 
+async def beside(line: str, url: str) -> Result:
+    """The command, in a thread and a loop of its own: the test's loop has the broker."""
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, [*line.split(), "--url", url]))
+
+
 @pytest.mark.parametrize("line", ["consume t -s s -n 1", "tail t -n 1"])
-def test_rule_45_a_command_that_waits_for_a_broker_says_so(
+async def test_rule_45_a_command_that_waits_for_a_broker_says_so(
     line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = line.split()[0]
-    real = getattr(consume, name)
-    monkeypatch.setattr(consume, "connect", partial(connect, operation_timeout=0.2, backoff_max=0.2))
-
-    async def while_the_broker_goes_and_comes(url: str, *arguments: Any, **named: Any) -> None:
-        broker = await FakeBroker.start()
-        command = asyncio.ensure_future(real(broker.url, *arguments, **named))
-        await until(lambda: broker.received(Subscribe))
-        port = broker.port
-        await broker.close()
-        await until(lambda: "has waited" in caplog.text)
-        await broker.listen(port)
-        await until(lambda: len(broker.received(Subscribe)) > 1)
-        async with connect(broker.url) as client, client.create_producer("t") as producer:
-            await producer.send(b"0")
-        await command
-        await broker.close()
-
-    monkeypatch.setattr(consume, name, while_the_broker_goes_and_comes)
-    ended = CliRunner().invoke(app, line.split())
+    impatient = partial(connect, operation_timeout=0.2, backoff_max=0.2)
+    monkeypatch.setattr("magnetar.client.connect", impatient)
+    broker = await FakeBroker.start()
+    command = asyncio.ensure_future(beside(line, broker.url))
+    await until(lambda: broker.received(Subscribe))
+    port = broker.port
+    await broker.close()
+    await until(lambda: "has waited" in caplog.text)
+    await broker.listen(port)
+    await until(lambda: len(broker.received(Subscribe)) > 1)
+    async with connect(broker.url) as client, client.create_producer("t") as producer:
+        await producer.send(b"0")
+    ended = await command
+    await broker.close()
     assert ended.exit_code == 0, ended.stderr
     assert ended.stdout == "0\n"
     assert "has waited 0.2 s for a broker that serves it, and goes on waiting: " in ended.stderr
     assert all(told.startswith("magnetar: ") for told in ended.stderr.splitlines())
 
 
-def test_rule_45_a_command_that_sends_says_that_its_connection_was_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = produce.produce
-
-    async def while_the_connection_breaks(url: str, *arguments: Any, **named: Any) -> None:
-        broker = await FakeBroker.start()
-        broker.hold_receipts = True
-        command = asyncio.ensure_future(real(broker.url, *arguments, **named))
-        await until(lambda: broker.held)
-        broker.hold_receipts = False
-        broker.cut()
-        await command
-        await broker.close()
-
-    monkeypatch.setattr(produce, "produce", while_the_connection_breaks)
-    ended = CliRunner().invoke(app, ["produce", "t", "-m", "0"])
+async def test_rule_45_a_command_that_sends_says_that_its_connection_was_lost() -> None:
+    broker = await FakeBroker.start()
+    broker.hold_receipts = True
+    command = asyncio.ensure_future(beside("produce t -m 0", broker.url))
+    await until(lambda: broker.held)
+    broker.hold_receipts = False
+    broker.cut()
+    ended = await command
+    await broker.close()
     assert ended.exit_code == 0, ended.stderr
     assert "what used it attaches again" in ended.stderr
+
+
+def test_a_reason_that_was_a_warning_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    async def command() -> None:
+        logging.getLogger("magnetar.client").warning("2 messages to t failed: the topic is fenced")
+        raise SendTimeout("the topic is fenced")
+
+    with pytest.raises(SystemExit) as ended:
+        run(command(), warnings=True)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "magnetar: 2 messages to t failed: the topic is fenced\n"

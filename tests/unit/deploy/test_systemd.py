@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from bench.service_process import ServiceProcess
 
-from magnetar.cli.main import DAEMONS
 from magnetar.cli.wiring.daemons import EXIT_USAGE
+from magnetar.cli.wiring.flags import FLAGS
 from magnetar.cli.wiring.settings import SettingSources, service_settings
 from magnetar.cli.wiring.supervisor import notify_supervisor
 from magnetar.runtime.lifecycle import EXIT_CONFIG, EXIT_FAILED
@@ -32,10 +32,10 @@ def unit(name: str) -> RawConfigParser:
 
 
 def test_there_is_one_for_each_daemon() -> None:
-    assert {path.name for path in UNITS.iterdir()} == {f"magnetar-{name}.service" for name in DAEMONS}
+    assert {path.name for path in UNITS.iterdir()} == {f"magnetar-{name}.service" for name in FLAGS}
 
 
-@pytest.mark.parametrize("name", DAEMONS)
+@pytest.mark.parametrize("name", FLAGS)
 def test_the_command_is_right_and_a_stop_has_time_to_hand_over(name: str) -> None:
     service = unit(name)["Service"]
     program, *line = shlex.split(service["ExecStart"])
@@ -50,7 +50,7 @@ def test_the_command_is_right_and_a_stop_has_time_to_hand_over(name: str) -> Non
     assert int(service["LimitNOFILE"]) >= 100_000
 
 
-@pytest.mark.parametrize("name", DAEMONS)
+@pytest.mark.parametrize("name", FLAGS)
 def test_what_a_restart_mends_is_restarted_and_nothing_else(name: str) -> None:
     service = unit(name)["Service"]
     assert service["Restart"] == "on-failure"
@@ -82,7 +82,7 @@ def test_daemons_of_one_machine_have_data_and_http_ports_of_their_own() -> None:
 
 @pytest.mark.real
 def test_systemd_is_told_when_a_daemon_serves_and_when_it_stops(tmp_path: Path) -> None:
-    assert all(unit(name)["Service"]["Type"] == "notify" for name in DAEMONS)
+    assert all(unit(name)["Service"]["Type"] == "notify" for name in FLAGS)
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(path)

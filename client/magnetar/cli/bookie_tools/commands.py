@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..terminal.options import Json, Yes, with_options
+from ..terminal.command import with_options
+from ..terminal.options import Json, Yes
 from .target import Target
 
 tools_app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich")

@@ -16,7 +16,7 @@ import typer
 from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
 from magnetar.proto.errors import InvalidArgument
 
-from ..terminal.asking import runs
+from ..terminal.command import command
 from ..terminal.options import Json, Yes
 from ..terminal.session import fail, print_json
 from ..terminal.tables import counted, print_table, text
@@ -43,7 +43,7 @@ Metadata = Annotated[
 ]
 
 
-@runs(cluster_app, "init")
+@command(cluster_app, "init", json=False)
 async def init(
     metadata: Metadata,
     wait: Annotated[
@@ -59,7 +59,7 @@ async def init(
     print(f"cluster {cluster:016x} at {metadata.rpartition('@')[2]}")
 
 
-@runs(cluster_app, "status")
+@command(cluster_app, "status", json=False)
 async def status(
     metadata: Metadata,
     wait: Annotated[
@@ -96,7 +96,7 @@ Kind = Annotated[
 ]
 
 
-@runs(cluster_app, "drain")
+@command(cluster_app, "drain", json=False)
 async def drain(
     metadata: Metadata,
     name: Annotated[
@@ -128,7 +128,7 @@ async def drain(
 Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")]
 
 
-@runs(cluster_app, "remove")
+@command(cluster_app, "remove", json=False)
 async def remove(
     metadata: Metadata,
     name: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="NAME")],
@@ -156,13 +156,13 @@ async def remove(
             print(f"broker {name} is forgotten")
 
 
-@runs(cluster_app, "recover")
+@command(cluster_app, "recover", json=False)
 async def recover(metadata: Metadata, bookie: Bookie) -> None:
     """Queue the ledgers of a lost bookie now, without its delay; of one that is there, what it lacks."""
     await _queue_repairs(metadata, bookie)
 
 
-@runs(cluster_app, "recover-ledger")
+@command(cluster_app, "recover-ledger", json=False)
 async def recover_ledger(
     ledger: Annotated[int, typer.Argument(help="The id of a ledger.", metavar="LEDGER", min=0)],
     metadata: Annotated[
@@ -216,13 +216,13 @@ async def recover_ledger(
     await recover(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json)
 
 
-@runs(cluster_app, "check")
+@command(cluster_app, "check", json=False)
 async def check(metadata: Metadata) -> None:
     """Compare all ledgers with the bookies that there are, and queue what is to be repaired; runs weekly by itself."""
     await _queue_repairs(metadata, None)
 
 
-@runs(cluster_app, "rolling-restart")
+@command(cluster_app, "rolling-restart", json=False)
 async def rolling_restart(
     metadata: Metadata,
     via: Annotated[

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..terminal.asking import Ask, asks
-from ..terminal.tables import print_table, text
+from ..terminal.command import Answer, command
+from ..terminal.tables import Table, text
+
+if TYPE_CHECKING:
+    from magnetar.client import Client
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List brokers.")
 bundles_app = typer.Typer(no_args_is_help=True, help="List bundles of topics; move and divide them.")
@@ -20,13 +23,10 @@ Bundle = Annotated[
 ]
 
 
-@asks(brokers_app, "list")
-def brokers_list() -> Ask:
+@command(brokers_app, "list")
+async def brokers_list(client: Client) -> Answer:
     """Brokers of the cluster with their load: messages a second, and the share of a core."""
-    return Ask(lambda client: client.admin.brokers(), _print_brokers)
-
-
-def _print_brokers(found: list[dict[str, Any]]) -> None:
+    found = await client.admin.brokers()
     rows = []
     for row in found:
         load = row["load"]
@@ -34,38 +34,36 @@ def _print_brokers(found: list[dict[str, Any]]) -> None:
         address = row["url"].removeprefix("magnetar://")
         rows.append((row["name"], address, row["state"], row["zone"], *numbers, f"{load['cpu']:.0%}"))
     columns = ("broker", "address", "state", "zone", "bundles", "topics", "in/s", "out/s", "CPU")
-    print_table("", columns, rows, right=(4, 5, 6, 7, 8))
+    return Answer(found, [Table("", columns, rows, right=(4, 5, 6, 7, 8))])
 
 
-@asks(bundles_app, "list")
-def bundles_list(
+@command(bundles_app, "list")
+async def bundles_list(
+    client: Client,
     namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE")] = "public/default",
-) -> Ask:
+) -> Answer:
     """Bundles of a namespace and the brokers that own them."""
-
-    def show(found: list[dict[str, Any]]) -> None:
-        rows = [(row["bundle"], row["broker"] or "-", row["to"]) for row in found]
-        print_table("", ("bundle", "broker", "goes to"), rows)
-
-    return Ask(lambda client: client.admin.bundles(namespace), show)
+    found = await client.admin.bundles(namespace)
+    rows = [(row["bundle"], row["broker"] or "-", row["to"]) for row in found]
+    return Answer(found, [Table("", ("bundle", "broker", "goes to"), rows)])
 
 
-@asks(bundles_app, "unload", json=False)
-def bundles_unload(
+@command(bundles_app, "unload", json=False)
+async def bundles_unload(
+    client: Client,
     bundle: Bundle,
     to: Annotated[
         str,
         typer.Option("--to", help="The broker that gets it; without it one of low load.", metavar="BROKER"),
     ] = "",
-) -> Ask:
+) -> Answer:
     """Move a bundle to another broker. Producers and consumers go on there."""
-    return Ask(
-        lambda client: client.admin.unload_bundle(bundle, to=to),
-        lambda _: print(f"{bundle} has moved{f' to {to}' if to else ''}"),
-    )
+    await client.admin.unload_bundle(bundle, to=to)
+    return Answer(None, [f"{bundle} has moved{f' to {to}' if to else ''}"])
 
 
-@asks(bundles_app, "split", json=False)
-def bundles_split(bundle: Bundle) -> Ask:
+@command(bundles_app, "split", json=False)
+async def bundles_split(client: Client, bundle: Bundle) -> Answer:
     """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
-    return Ask(lambda client: client.admin.split_bundle(bundle), lambda parts: print(*parts, sep="\n"))
+    parts = await client.admin.split_bundle(bundle)
+    return Answer(parts, parts)

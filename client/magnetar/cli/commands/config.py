@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
-from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.quantities import format_size
 from magnetar.runtime.settings import MASK, SECRET, UNIT, Loaded, setting_fields
 
-from ..terminal.session import EXIT_CONFIG, fail, print_json
+from ..terminal.command import Answer, command
 from ..wiring.settings import SettingSources, load_all
 
+config_app = typer.Typer()
 
-def show(file: str | None, assignments: Sequence[str], *, as_json: bool) -> None:
-    """As a settings file, or as JSON by section and name."""
-    try:
-        loaded = load_all(SettingSources.of_options(None, file, assignments))
-    except InvalidSetting as error:
-        fail(error.message, EXIT_CONFIG)
-    if as_json:
-        print_json({section.section: describe_settings(section) for section in loaded})
-    else:
-        print(render_settings(loaded), end="")
+
+@command(config_app, "config", "Operate")
+async def config(
+    file: Annotated[str | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="As a daemon takes it.", metavar="SECTION.NAME=VALUE")
+    ] = None,
+) -> Answer:
+    """Show every setting, its value and where it comes from; the output is a settings file."""
+    loaded = load_all(SettingSources.of_options(None, file, assignments))
+    described = {section.section: describe_settings(section) for section in loaded}
+    return Answer(described, [render_settings(loaded)])
 
 
 def describe_settings(loaded: Loaded[Any]) -> dict[str, dict[str, Any]]:
@@ -54,7 +57,7 @@ def render_settings(sections: Collection[Loaded[Any]]) -> str:
             comment += f"; {setting['description']}" if setting["description"] else ""
             lines.append(f"{assignment:<40}  # {comment}")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines[:-1])
 
 
 def _text(name: str, value: Any) -> str:

@@ -3,129 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import math
-import os
 import re
-import signal
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
 
-from magnetar.client import (
-    AlreadyClosed,
-    Client,
-    Consumer,
-    InvalidArgument,
-    MagnetarError,
-    Message,
-    Reader,
-    ReceiveTimeout,
-    TopicNotFound,
-    connect,
-)
-from magnetar.client.options import Start
+import typer
 
-from .templates import Template
+from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotFound
+
+from ..terminal.command import command
+from ..terminal.options import DEFAULT_URL, Begin, Count, Json, Kind, Timeout, Topic, Url
+from ..terminal.session import connected, parsed, say
+from .formats import Format, chosen
+
+if TYPE_CHECKING:
+    from magnetar.client import Client, Consumer, Message, Reader
+
+    from .formats import Encode
 
 FLUSH_MESSAGES = 1000
 LOOK_AGAIN_S = 0.5  # whether a subscription that others consume as well is empty
-# What `--format line` shows of a value: a file of megabytes must not flood the terminal.
-SHOWN_BYTES = 16 * 1024
 
-Encode = Callable[[Message], bytes]
-
-
-def as_plain(message: Message) -> bytes:
-    """The value as it is."""
-    return message.value or b""
-
-
-def as_json(message: Message) -> bytes:
-    """As `as_record`."""
-    return json.dumps(as_record(message), ensure_ascii=False).encode()
-
-
-def as_record(message: Message) -> dict[str, Any]:
-    """A message as `--json` prints it; a value that is not UTF-8 is in "value_base64"."""
-    key, value = message.key, message.value
-    record: dict[str, Any] = {
-        "id": str(message.id),
-        "key": key.decode(errors="replace") if isinstance(key, bytes) else key,
-    }
-    try:
-        record["value"] = None if value is None else value.decode()
-    except UnicodeDecodeError:
-        record["value_base64"] = base64.b64encode(value or b"").decode()
-    record["properties"] = dict(message.properties)
-    record["publish_time"] = message.publish_time
-    record["event_time"] = message.event_time
-    record["redelivery_count"] = message.redelivery_count
-    record["topic"] = message.topic
-    return record
-
-
-def as_line(message: Message, *, dim: bool = False) -> bytes:
-    """For people: id, publish time (local), key and properties if there are any, value. `dim`: all but the value is grey.
-
-    Control characters and bytes that are not text are shown as escapes: `\\x1b`, `\\n`, `\\xff`.
-    """
-    fields = [str(message.id), _local_time(message.publish_time)]
-    if message.key is not None:
-        fields.append(f"key={printable(message.key)}")
-    if message.properties:
-        pairs = ", ".join(f"{printable(k)}={printable(v)}" for k, v in message.properties.items())
-        fields.append(f"{{{pairs}}}")
-    head, value = "  ".join(fields), message.value
-    if value is None:
-        shown, note = "", "(no value)"
-    elif len(value) > SHOWN_BYTES:
-        shown, note = (
-            printable(value[:SHOWN_BYTES]),
-            f"... ({len(value):,} bytes; --format plain writes all)",
-        )
-    else:
-        shown, note = printable(value), "" if value else "(empty)"
-    if dim:
-        head, note = f"\x1b[2m{head}\x1b[0m", note and f"\x1b[2m{note}\x1b[0m"
-    return f"{head}  {shown}{note}".encode()
-
-
-def _local_time(ms: int) -> str:
-    try:
-        when = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
-    except (ValueError, OverflowError, OSError):  # a producer's clock may be wrong by any amount
-        return f"{ms} ms"
-    return when.replace(tzinfo=None).isoformat(" ", "milliseconds")
-
-
-def printable(data: bytes | str) -> str:
-    """Text that no terminal takes for a command: control characters and bytes that are not text become escapes."""
-    text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else data
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
-def encoder(format: str | None) -> Encode:
-    """What makes a line of a message. None: for people on a terminal, else the plain value. Raises InvalidArgument."""
-    terminal = sys.stdout.isatty()
-    if format not in (None, "plain", "line", "json"):
-        if "{" not in format:
-            raise InvalidArgument(
-                f"{format!r} is neither plain, line or json nor a template with fields in braces, as '{{key}} {{value}}'"
-            )
-        template = Template(format)
-        return lambda message: template.encode(message, printable if terminal else None)
-    if format is None:
-        format = "line" if terminal else "plain"
-    if format == "line":
-        dim = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        return lambda message: as_line(message, dim=dim)
-    return as_json if format == "json" else as_plain
+consume_app = typer.Typer()
 
 
 class Printer:
@@ -134,8 +36,8 @@ class Printer:
     def __init__(self, consumer: Consumer, encode: Encode) -> None:
         self._consumer = consumer
         self._encode = encode
-        # Written to the buffer of standard output; at most FLUSH_MESSAGES.
-        self._printed: list[Message] = []
+        # Written to the buffer of standard output and not acknowledged; at most FLUSH_MESSAGES.
+        self._printed: deque[Message] = deque()
 
     async def print(self, message: Message) -> None:
         """One message."""
@@ -145,13 +47,11 @@ class Printer:
             await self.flush()
 
     async def flush(self, *, receipt: bool = False) -> None:
-        """With `receipt` the acknowledgements are durable when it returns."""
+        """With `receipt` the acknowledgements are durable when it returns. One that is cancelled can be done again."""
         sys.stdout.buffer.flush()
-        printed, self._printed = self._printed, []
-        for message in printed[: -1 if receipt else None]:
-            await self._consumer.ack(message)
-        if receipt and printed:
-            await self._consumer.ack(printed[-1], receipt=True)
+        while self._printed:
+            await self._consumer.ack(self._printed[0], receipt=receipt and len(self._printed) == 1)
+            self._printed.popleft()
 
 
 def topics_of(topics: list[str], *, pattern: bool) -> list[str] | re.Pattern[str]:
@@ -166,42 +66,54 @@ def topics_of(topics: list[str], *, pattern: bool) -> list[str] | re.Pattern[str
         raise InvalidArgument(f"not a regular expression: {topics[0]!r} ({error})") from None
 
 
+@command(consume_app, "consume", "Messages", json=False, warnings=True)
 async def consume(
-    url: str,
-    topics: list[str] | re.Pattern[str],
-    subscription: str,
-    *,
-    kind: str,
-    count: int | None,
-    start: Start,
-    timeout: float | None,
-    follow: bool,
-    encode: Encode,
+    topics: Annotated[
+        list[str],
+        typer.Argument(
+            help="One or several; a short name means persistent://public/default/NAME.", metavar="TOPIC..."
+        ),
+    ],
+    subscription: Annotated[
+        str, typer.Option("-s", "--subscription", help="Created at --start when it is new.", metavar="NAME")
+    ],
+    kind: Kind = "exclusive",
+    count: Count = None,
+    start: Begin = "latest",
+    timeout: Timeout = None,
+    format: Format = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+    pattern: Annotated[
+        bool,
+        typer.Option(
+            "--pattern", help="TOPIC is a regular expression: all topics of the namespace that it matches."
+        ),
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--no-follow",
+            help="Wait for more at the end, as tail -f does, or stop when everything stored is acknowledged.",
+        ),
+    ] = True,
 ) -> None:
-    """Prints and acknowledges `count` messages, without a count all that come.
+    """Receive messages of a subscription, print each on a line, and acknowledge it.
 
-    Until interrupted, until none came for `timeout` seconds, or (not `follow`) until the subscription has no backlog; then
-    a topic that does not exist is an error. SIGTERM ends it, and the process, once what was printed is acknowledged.
+    At the end it waits for more until Ctrl-C, unless --count, --timeout or --no-follow says when to stop.
     """
-    terminated = False
-    async with connect(url) as client, contextlib.AsyncExitStack() as stack:
-        new = (
-            []
-            if isinstance(topics, re.Pattern)
-            else await _without(client, topics, subscription, follow=follow)
-        )
+    encode = chosen(format, as_json=as_json)
+    wanted = parsed("--pattern", lambda topics: topics_of(topics, pattern=pattern), topics)
+    async with connected(url) as client, contextlib.AsyncExitStack() as stack:
+        new = [] if pattern else await _without(client, topics, subscription, follow=follow)
         consumer = await stack.enter_async_context(
-            client.subscribe(topics, subscription, type=kind, start=start)
+            client.subscribe(wanted, subscription, type=kind, start=start)
         )
         for topic in new:
-            print(
-                f"magnetar: subscription {subscription} of {topic} is new; messages are kept for it until it is deleted "
-                "(magnetar subscriptions delete)",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"subscription {subscription} of {topic} is new; messages are kept for it until it is deleted "
+                "(magnetar subscriptions delete)"
             )
-        if sys.platform != "win32":
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _stop, consumer)
         printer = Printer(consumer, encode)
         seen = 0
         try:
@@ -211,18 +123,8 @@ async def consume(
                     break
                 await printer.print(message)
                 seen += 1
-        except AlreadyClosed:
-            terminated = True
         finally:
             await printer.flush(receipt=True)
-    if terminated:
-        os.kill(os.getpid(), signal.SIGTERM)  # so that whoever sent it sees that the process ended by it
-
-
-def _stop(consumer: Consumer) -> None:
-    """On SIGTERM; the next one ends the process at once."""
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-    consumer.stop()
 
 
 async def _without(client: Client, topics: list[str], subscription: str, *, follow: bool) -> list[str]:
@@ -245,6 +147,8 @@ async def _next(
     client: Client, consumer: Consumer, printer: Printer, timeout: float | None, *, follow: bool
 ) -> Message | None:
     """None: nothing more is to be printed."""
+    from magnetar.client import ReceiveTimeout
+
     with contextlib.suppress(ReceiveTimeout):
         return await consumer.receive(timeout=0)
     await printer.flush(receipt=not follow)
@@ -270,26 +174,42 @@ async def _is_empty(client: Client, consumer: Consumer) -> bool:
     return True
 
 
-async def peek(url: str, topic: str, subscription: str, count: int, encode: Encode) -> None:
-    """Prints the next messages of a subscription, which stay where they are."""
-    async with connect(url) as client:
-        for message in await client.admin.peek_messages(topic, subscription, count):
-            sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
-
-
+@command(consume_app, "tail", "Messages", json=False, warnings=True)
 async def tail(
-    url: str, topic: str, *, count: int | None, start: Start, timeout: float | None, encode: Encode
+    topic: Topic,
+    count: Count = None,
+    start: Begin = "latest",
+    timeout: Timeout = None,
+    format: Format = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
 ) -> None:
-    """Prints messages without a subscription."""
-    async with connect(url) as client, client.create_reader(topic, start=start) as reader:
-        try:
-            await _tail(reader, count, timeout, encode)
-        finally:
-            sys.stdout.buffer.flush()
+    """Follow a topic without a subscription."""
+    encode = chosen(format, as_json=as_json)
+    async with connected(url) as client:
+        await say_if_new(client, topic)
+        async with client.create_reader(topic, start=start) as reader:
+            try:
+                await _tail(reader, count, timeout, encode)
+            finally:
+                sys.stdout.buffer.flush()
+
+
+async def say_if_new(client: Client, topic: str) -> None:
+    """A reader makes the topic that it reads: a misspelt name would wait for ever without a word."""
+    try:
+        await client.admin.topic_stats(topic)
+    except TopicNotFound:
+        say(
+            f"topic {topic} did not exist; it is made now, and empty (magnetar topics list shows those that there are)"
+        )
+    except MagnetarError:
+        pass  # what is not known is not said: reading tells what is wrong
 
 
 async def _tail(reader: Reader, count: int | None, timeout: float | None, encode: Encode) -> None:
+    from magnetar.client import ReceiveTimeout
+
     seen = 0
     while count is None or seen < count:
         try:

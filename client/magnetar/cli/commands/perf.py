@@ -11,16 +11,29 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from magnetar.client import Consumer, MessageBatch, Reader, connect
+import typer
 
+from ..terminal.command import Answer, command
+from ..terminal.options import Begin, Kind, Topic
 from ..terminal.progress import ProgressMeter
-from ..terminal.session import print_json, start_of
+from ..terminal.tables import counted
+from .consume import say_if_new
+
+if TYPE_CHECKING:
+    from magnetar.client import Client, Consumer, MessageBatch, Reader
 
 UNCONFIRMED_MESSAGES = 20_000
 TICK_S = 0.002
 SEND_TIMEOUT_S = 60.0
+
+perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
+
+Messages = Annotated[
+    int | None,
+    typer.Option("--messages", "-n", min=1, help="How many; without it until Ctrl-C.", metavar="N"),
+]
 
 
 class Latencies:
@@ -47,9 +60,7 @@ class Latencies:
         return {f"p{percent:g}_ms": round(self.percentile(percent) * 1000, 3) for percent in (50, 99, 99.9)}
 
 
-def report(
-    what: str, watch: ProgressMeter, payload_bytes: int, latencies: Latencies, *, as_json: bool
-) -> None:
+def report(what: str, watch: ProgressMeter, payload_bytes: int, latencies: Latencies) -> Answer:
     """The figures at the end."""
     seconds = max(watch.seconds, 1e-9)
     figures: dict[str, Any] = {
@@ -59,36 +70,41 @@ def report(
         "mib_per_s": round(payload_bytes / seconds / (1 << 20), 2),
         "latency": latencies.as_ms(),
     }
-    if as_json:
-        print_json({"what": what, **figures})
-        return
     latency = "  ".join(
         f"{name.removesuffix('_ms')} {value:.2f} ms" for name, value in figures["latency"].items()
     )
-    print(
-        f"{what}: {figures['messages']:,} messages in {seconds:.2f} s = {figures['messages_per_s']:,}/s, "
+    shown = (
+        f"{what}: {counted(watch.done, 'message')} in {seconds:.2f} s = {figures['messages_per_s']:,}/s, "
         f"{figures['mib_per_s']:.1f} MiB/s; {latency or 'no latency, since all were published before it began'}"
     )
+    return Answer({"what": what, **figures}, [shown])
 
 
+@command(perf_app, "produce", warnings=True)
 async def produce(
-    url: str,
-    topic: str,
-    *,
-    size: int,
-    rate: float,
-    messages: int | None,
-    batch: int,
-    as_json: bool,
-) -> None:
-    """`batch` 1 sends each message in a frame of its own; else `send_many`, with the time until it was durable."""
+    client: Client,
+    topic: Topic,
+    size: Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.", metavar="N")] = 100,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0, help="Messages per second; 0: as fast as it goes.", metavar="N")
+    ] = 0,
+    messages: Messages = None,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", min=1, help="Messages a batch; 1 sends each in a frame of its own.", metavar="N"
+        ),
+    ] = 1000,
+) -> Answer:
+    """Send messages and show the rate and the time until each was durable.
+
+    At a --rate each takes longer than one sent right after another: the
+    processes on its way sleep in between, and have to be woken.
+    """
     value = b"m" * size
     latencies = Latencies()
     watch = ProgressMeter("sending", total=messages)
-    async with (
-        connect(url) as client,
-        client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer,
-    ):
+    async with client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer:
         unconfirmed: deque[asyncio.Future[Any]] = deque()
 
         def note_sent(count: int, receipt: Awaitable[Any]) -> None:
@@ -104,7 +120,7 @@ async def produce(
             future.add_done_callback(stored)
             unconfirmed.append(future)
 
-        with watch, contextlib.suppress(asyncio.CancelledError):
+        with watch, contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what was measured is shown
             sent = 0
             while messages is None or sent < messages:
                 allowed = UNCONFIRMED_MESSAGES
@@ -126,41 +142,44 @@ async def produce(
                     await unconfirmed.popleft()
             while unconfirmed:
                 await unconfirmed.popleft()
-    report("produced", watch, watch.done * size, latencies, as_json=as_json)
+    return report("produced", watch, watch.done * size, latencies)
 
 
+@command(perf_app, "consume", warnings=True)
 async def consume(
-    url: str,
-    topic: str,
-    subscription: str,
-    *,
-    kind: str,
-    start: str,
-    messages: int | None,
-    as_json: bool,
-) -> None:
-    """Acknowledges each batch. The latency is from publishing to here, by this machine's clock.
+    client: Client,
+    topic: Topic,
+    subscription: Annotated[
+        str,
+        typer.Option(
+            "-s",
+            "--subscription",
+            help="It is not durable: it ends with the last command that uses it. Commands that use one share its messages.",
+            metavar="NAME",
+        ),
+    ] = "perf",
+    kind: Kind = "shared",
+    start: Begin = "earliest",
+    messages: Messages = None,
+) -> Answer:
+    """Receive and acknowledge each message, and show the rate."""
+    await say_if_new(client, topic)
+    # Not durable: however the command ends, nothing stays that keeps the topic from being trimmed.
+    async with client.subscribe(topic, subscription, type=kind, start=start, durable=False) as consumer:
+        return await _receive("consumed", consumer, consumer, messages)
 
-    The subscription is not durable: however the command ends, nothing stays that keeps the topic from being trimmed.
-    """
-    begin = start_of(start)
-    async with (
-        connect(url) as client,
-        client.subscribe(topic, subscription, type=kind, start=begin, durable=False) as consumer,
-    ):
-        await _receive("consumed", consumer, consumer, messages, as_json=as_json)
 
-
-async def tail(url: str, topic: str, *, start: str, messages: int | None, as_json: bool) -> None:
-    """Without a subscription."""
-    begin = start_of(start)
-    async with connect(url) as client, client.create_reader(topic, start=begin) as reader:
-        await _receive("tailed", reader, None, messages, as_json=as_json)
+@command(perf_app, "tail", warnings=True)
+async def tail(client: Client, topic: Topic, start: Begin = "latest", messages: Messages = None) -> Answer:
+    """Follow a topic and show the rate and the time from publishing to here."""
+    await say_if_new(client, topic)
+    async with client.create_reader(topic, start=start) as reader:
+        return await _receive("tailed", reader, None, messages)
 
 
 async def _receive(
-    what: str, source: Consumer | Reader, acknowledge: Consumer | None, messages: int | None, *, as_json: bool
-) -> None:
+    what: str, source: Consumer | Reader, acknowledge: Consumer | None, messages: int | None
+) -> Answer:
     latencies = Latencies()
     payload_bytes, began_ms = 0, time.time() * 1000
     watch = ProgressMeter(what, total=messages)
@@ -177,4 +196,4 @@ async def _receive(
             watch.advance(len(batch))
             if messages is not None and watch.done >= messages:
                 break
-    report(what, watch, payload_bytes, latencies, as_json=as_json)
+    return report(what, watch, payload_bytes, latencies)

@@ -7,17 +7,26 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from magnetar.client import MessageId, Producer, ProducerQueueFull, Receipt, connect
-from magnetar.client.options import ClientOptions
+import typer
+
+from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFailed
 
+from ..terminal.command import Answer, command
+from ..terminal.options import DEFAULT_URL, Json, MessageCompression, Topic, Url
 from ..terminal.progress import ProgressMeter
-from ..terminal.session import fail, print_json
+from ..terminal.session import connected, exclusive, fail, named_values, parsed, utf8
+from ..terminal.tables import counted
 from .lines import open_input, read_lines, read_whole
 
+if TYPE_CHECKING:
+    from magnetar.client import MessageId, Producer, Receipt
+
 MAX_UNCONFIRMED_GROUPS = 64
+
+produce_app = typer.Typer()
 
 
 class Attributes(TypedDict):
@@ -53,6 +62,8 @@ class Sender:
 
     async def send(self, values: list[bytes]) -> None:
         """Returns when the messages are queued; waits for older ones when too many are unconfirmed."""
+        from magnetar.client import ProducerQueueFull
+
         receipts: list[Receipt] = []
         try:
             for value in values:
@@ -104,24 +115,63 @@ async def _once(values: list[bytes]) -> AsyncIterator[list[bytes]]:
     yield values
 
 
+@command(produce_app, "produce", "Messages", json=False, warnings=True)
 async def produce(
-    url: str,
-    topic: str,
-    *,
-    file: str | None,
-    texts: list[str],
-    payload: str | None,
-    key: str | None,
-    key_field: str | None,
-    attributes: Attributes,
-    compression: str,
-    as_json: bool,
+    topic: Topic,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="Send each line of this file; - is standard input.", metavar="F"),
+    ] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--message", help="Send this text; may be repeated.", metavar="TEXT"),
+    ] = None,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            "--payload", help="Send this whole file as one message; - is standard input.", metavar="F"
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="The key of every message.", metavar="TEXT")
+    ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property", help="A property of every message; may be repeated.", metavar="NAME=VALUE"
+        ),
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(
+            "--event-time",
+            help="The event time of every message: 2026-01-31T12:00:00 is local time, "
+            "2026-01-31T12:00:00Z and +02:00 name a zone.",
+            metavar="TIME",
+        ),
+    ] = None,
+    compression: MessageCompression = "none",
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
 ) -> None:
-    """Sends the payload as one message, or every text, or every line of the file or of standard input.
+    """Send messages: every line of standard input or of a file, every -m, or a whole file is one."""
+    from magnetar.client.options import ClientOptions, parse_time
 
-    Prints what was stored, also on Ctrl-C. An unreadable file is found before anything connects.
-    """
-    noun, total = "message", len(texts)
+    exclusive({"--file": file, "-m": texts, "--payload": payload})
+    exclusive({"--key": key, "--key-field": key_field})
+    exclusive({"--payload": payload, "--key-field": key_field})
+    parsed("--compression", Compression.parse, compression)
+    attributes = Attributes(
+        properties=named_values("--property", properties or (), "origin=ACE") or None,
+        event_time=None if event_time is None else parsed("--event-time", parse_time, event_time),
+    )
+    key = None if key is None else parsed("--key", utf8, key)
+    # An unreadable file is found before anything connects.
+    noun, total = "message", len(texts or ())
     if payload is not None:
         source = _once([await read_whole(open_input(payload), ClientOptions().max_message_bytes)])
         total = 1
@@ -130,7 +180,7 @@ async def produce(
     else:
         noun, source = "line", read_lines(open_input("-" if file is None else file))
     watch = ProgressMeter("producing", total=total or None)
-    async with connect(url) as client, client.create_producer(topic, compression=compression) as producer:
+    async with connected(url) as client, client.create_producer(topic, compression=compression) as producer:
         sender = Sender(producer, noun, key, key_field, attributes, watch)
         try:
             with watch:
@@ -139,19 +189,18 @@ async def produce(
                 await sender.finish()
         except asyncio.CancelledError:
             await sender.finish()  # what was read before is stored
-            _report(topic, sender, as_json=as_json)
+            _stored(topic, sender).print(as_json=as_json)
             raise
         except (InvalidArgument, MessageTooLarge, StorageFailed) as error:
             await sender.finish()
             fail(f"{error.message} (messages stored before it: {sender.confirmed:,})")
-    _report(topic, sender, as_json=as_json)
+    _stored(topic, sender).print(as_json=as_json)
 
 
-def _report(topic: str, sender: Sender, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {"topic": topic, "messages": sender.confirmed, "last_id": sender.last_id and str(sender.last_id)}
-        )
-    else:
-        last = f" (last id {sender.last_id})" if sender.last_id else ""
-        print(f"stored {sender.confirmed:,} message{'' if sender.confirmed == 1 else 's'} in {topic}{last}")
+def _stored(topic: str, sender: Sender) -> Answer:
+    last = sender.last_id and str(sender.last_id)
+    stored = f"stored {counted(sender.confirmed, 'message')} in {topic}"
+    return Answer(
+        {"topic": topic, "messages": sender.confirmed, "last_id": last},
+        [f"{stored} (last id {last})" if last else stored],
+    )

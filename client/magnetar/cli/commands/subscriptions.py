@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal.asking import Ask, asks
-from ..terminal.options import DEFAULT_URL, Force, Format, Json, Start, Subscription, Topic, Url
-from ..terminal.session import exclusive, milliseconds, parsed, run, start_of
-from ..terminal.tables import counted, print_figures, print_table, text
+from magnetar.proto.errors import SubscriptionNotFound
+
+from ..terminal.command import Answer, command
+from ..terminal.options import DEFAULT_URL, Begin, Force, Json, Subscription, Topic, Url
+from ..terminal.session import connected, milliseconds, where
+from ..terminal.tables import Table, counted, figures, text
+from .formats import Format, chosen
 
 if TYPE_CHECKING:
     from magnetar.client import Client
@@ -20,45 +25,32 @@ subscriptions_app = typer.Typer(
 )
 
 
-@asks(subscriptions_app, "list")
-def subscriptions_list(topic: Topic) -> Ask:
+@command(subscriptions_app, "list")
+async def subscriptions_list(client: Client, topic: Topic) -> Answer:
     """Subscriptions of a topic with their backlog."""
-
-    async def find(client: Client) -> dict[str, Any]:
-        found: dict[str, Any] = (await client.admin.topic_stats(topic)).get("subscriptions", {})
-        return found
-
-    return Ask(find, print_subscriptions)
+    found = (await client.admin.topic_stats(topic)).get("subscriptions", {})
+    return Answer(found, [table_of_subscriptions(found)])
 
 
-@asks(subscriptions_app, "stats")
-def subscriptions_stats(topic: Topic, subscription: Subscription) -> Ask:
+@command(subscriptions_app, "stats")
+async def subscriptions_stats(client: Client, topic: Topic, subscription: Subscription) -> Answer:
     """Figures of one subscription and its consumers: who holds what, who is blocked, who waits for whom."""
-
-    async def find(client: Client) -> dict[str, Any]:
-        from magnetar.client import SubscriptionNotFound
-
-        stats = await client.admin.topic_stats(topic)
-        found: dict[str, Any] | None = stats["subscriptions"].get(subscription)
-        if found is None:
-            reason = stats.get("unavailable_subscriptions", {}).get(subscription)
-            raise SubscriptionNotFound(reason or f"topic {topic} has no subscription {subscription!r}")
-        return found
-
-    return Ask(find, _print_subscription)
-
-
-def _print_subscription(found: dict[str, Any]) -> None:
+    stats = await client.admin.topic_stats(topic)
+    found: dict[str, Any] | None = stats["subscriptions"].get(subscription)
+    if found is None:
+        reason = stats.get("unavailable_subscriptions", {}).get(subscription)
+        raise SubscriptionNotFound(reason or f"topic {topic} has no subscription {subscription!r}")
     positions = {name: _place(found[name]) for name in ("mark_delete", "recovered_from")}
-    print_figures({**found, **positions})
-    figures = ("priority_level", "permits", "unacked_messages", "delivered_messages")
-    rows = [
-        (consumer["name"], *(text(consumer[figure]) for figure in figures), _state(consumer))
-        for consumer in found["consumers"]
-    ]
-    if rows:
+    shown = [figures({**found, **positions})]
+    counts = ("priority_level", "permits", "unacked_messages", "delivered_messages")
+    if found["consumers"]:
+        rows = [
+            (consumer["name"], *(text(consumer[count]) for count in counts), _state(consumer))
+            for consumer in found["consumers"]
+        ]
         columns = ("name", "priority", "permits", "unacked", "delivered", "state")
-        print_table("consumers", columns, rows, right=(1, 2, 3, 4))
+        shown.append(Table("consumers", columns, rows, right=(1, 2, 3, 4)))
+    return Answer(found, shown)
 
 
 def _place(position: list[int] | None) -> str | None:
@@ -78,85 +70,69 @@ def _state(consumer: dict[str, Any]) -> str:
     return "; ".join(states)
 
 
-@asks(subscriptions_app, "create")
-def subscriptions_create(topic: Topic, subscription: Subscription, start: Start = "latest") -> Ask:
+@command(subscriptions_app, "create")
+async def subscriptions_create(
+    client: Client, topic: Topic, subscription: Subscription, start: Begin = "latest"
+) -> Answer:
     """Make a subscription before anybody consumes: from --start on it keeps what is stored."""
-    begin = start_of(start)
-
-    async def create(client: Client) -> dict[str, str]:
-        await client.admin.create_subscription(topic, subscription, start=begin)
-        return {"topic": topic, "subscription": subscription}
-
-    return Ask(create, lambda _: print(f"created subscription {subscription} of {topic}"))
+    await client.admin.create_subscription(topic, subscription, start=start)
+    made = {"topic": topic, "subscription": subscription}
+    return Answer(made, [f"created subscription {subscription} of {topic}"])
 
 
-@asks(subscriptions_app, "seek")
-def subscriptions_seek(
+@command(subscriptions_app, "seek")
+async def subscriptions_seek(
+    client: Client,
     topic: Topic,
     subscription: Subscription,
     to: Annotated[
-        str,
+        Any,
         typer.Option(
-            "--to", help="earliest, latest, a message id (inclusive) or a time, as --start.", metavar="WHERE"
+            "--to",
+            help="earliest, latest, a message id (inclusive) or a time, as --start.",
+            metavar="WHERE",
+            parser=partial(where, "--to"),
         ),
     ],
-) -> Ask:
+) -> Answer:
     """Move a subscription, back or forth; consumers that are connected go on there."""
-    from magnetar.client.options import parse_start
-
-    where = parsed("--to", parse_start, to)
-
-    async def seek(client: Client) -> dict[str, Any]:
-        await client.admin.seek_subscription(topic, subscription, where)
-        stats = (await client.admin.topic_stats(topic))["subscriptions"][subscription]
-        return {name: stats[name] for name in ("mark_delete", "backlog_messages")}
-
-    def show(found: dict[str, Any]) -> None:
-        coming = counted(found["backlog_messages"], "message", "messages")
-        print(
-            f"subscription {subscription} of {topic} goes on at {_place(found['mark_delete'])}; {coming} to come"
-        )
-
-    return Ask(seek, show)
+    await client.admin.seek_subscription(topic, subscription, to)
+    stats = (await client.admin.topic_stats(topic))["subscriptions"][subscription]
+    found = {name: stats[name] for name in ("mark_delete", "backlog_messages")}
+    coming = counted(found["backlog_messages"], "message")
+    place = _place(found["mark_delete"])
+    return Answer(found, [f"subscription {subscription} of {topic} goes on at {place}; {coming} to come"])
 
 
-@asks(subscriptions_app, "skip")
-def subscriptions_skip(
+@command(subscriptions_app, "skip")
+async def subscriptions_skip(
+    client: Client,
     topic: Topic,
     subscription: Subscription,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.", metavar="COUNT")],
-) -> Ask:
+) -> Answer:
     """Acknowledge the next messages, whoever holds them; seeking back brings them again while they are stored."""
-
-    async def skip(client: Client) -> dict[str, int]:
-        return {"skipped": await client.admin.skip_messages(topic, subscription, count)}
-
-    def show(found: dict[str, int]) -> None:
-        print(f"skipped {counted(found['skipped'], 'message', 'messages')} of {subscription} in {topic}")
-
-    return Ask(skip, show)
+    skipped = await client.admin.skip_messages(topic, subscription, count)
+    return Answer(
+        {"skipped": skipped}, [f"skipped {counted(skipped, 'message')} of {subscription} in {topic}"]
+    )
 
 
-@asks(
+@command(
     subscriptions_app,
     "clear",
     question="Skip all messages of {subscription} in {topic}?",
     refusal="this skips all messages: say --yes",
 )
-def subscriptions_clear(topic: Topic, subscription: Subscription) -> Ask:
+async def subscriptions_clear(client: Client, topic: Topic, subscription: Subscription) -> Answer:
     """Acknowledge everything that is stored now, whoever holds it."""
-
-    async def clear(client: Client) -> dict[str, int]:
-        return {"skipped": await client.admin.clear_backlog(topic, subscription)}
-
-    def show(found: dict[str, int]) -> None:
-        print(f"skipped all messages of {subscription} in {topic}, {text(found['skipped'])} at most")
-
-    return Ask(clear, show)
+    skipped = await client.admin.clear_backlog(topic, subscription)
+    shown = f"skipped all messages of {subscription} in {topic}, {text(skipped)} at most"
+    return Answer({"skipped": skipped}, [shown])
 
 
-@subscriptions_app.command("peek")
-def subscriptions_peek(
+@command(subscriptions_app, "peek", json=False)
+async def subscriptions_peek(
     topic: Topic,
     subscription: Subscription,
     count: Annotated[
@@ -167,51 +143,56 @@ def subscriptions_peek(
     as_json: Json = False,
 ) -> None:
     """Print the next messages that are not acknowledged, without delivering them."""
-    from . import consume as command
+    encode = chosen(format, as_json=as_json)
+    async with connected(url) as client:
+        for message in await client.admin.peek_messages(topic, subscription, count):
+            sys.stdout.buffer.write(encode(message) + b"\n")
+    sys.stdout.buffer.flush()
 
-    exclusive({"--format": format is not None, "--json": as_json})
-    encode = parsed("--format", command.encoder, "json" if as_json else format)
-    run(command.peek(url, topic, subscription, count, encode))
 
-
-@asks(subscriptions_app, "delete", json=False, question="Delete the subscription {subscription} of {topic}?")
-def subscriptions_delete(topic: Topic, subscription: Subscription, force: Force = False) -> Ask:
+@command(
+    subscriptions_app, "delete", json=False, question="Delete the subscription {subscription} of {topic}?"
+)
+async def subscriptions_delete(
+    client: Client, topic: Topic, subscription: Subscription, force: Force = False
+) -> Answer:
     """Delete a subscription and what it remembers."""
-    return Ask(
-        lambda client: client.admin.delete_subscription(topic, subscription, force=force),
-        lambda _: print(f"deleted subscription {subscription} of {topic}"),
-    )
+    await client.admin.delete_subscription(topic, subscription, force=force)
+    return Answer(None, [f"deleted subscription {subscription} of {topic}"])
 
 
-@asks(
+def _age(text: str) -> str:
+    """As it was given, for the question; a wrong one ends the command."""
+    milliseconds("--older-than", text)
+    return text
+
+
+@command(
     subscriptions_app,
     "expire",
     question="Give up all messages of the subscription {subscription} of {topic} that are older than {older_than}?",
     refusal="this gives up messages: say --yes",
 )
-def subscriptions_expire(
+async def subscriptions_expire(
+    client: Client,
     topic: Topic,
     subscription: Subscription,
     older_than: Annotated[
         str,
-        typer.Option("--older-than", help="What the topic stored longer ago: 90s, 2h, 7d.", metavar="AGE"),
+        typer.Option(
+            "--older-than", help="What the topic stored longer ago: 90s, 2h, 7d.", metavar="AGE", parser=_age
+        ),
     ],
-) -> Ask:
+) -> Answer:
     """Give up old messages of a subscription: they count as acknowledged."""
     before_ms = max(int(time.time() * 1000) - milliseconds("--older-than", older_than), 0)
-
-    async def expire(client: Client) -> dict[str, int]:
-        return {"messages": await client.admin.expire_messages(topic, subscription, before_ms)}
-
-    def show(found: dict[str, int]) -> None:
-        expired = counted(found["messages"], "message", "messages")
-        print(f"expired {expired} of subscription {subscription} of {topic}")
-
-    return Ask(expire, show)
+    expired = await client.admin.expire_messages(topic, subscription, before_ms)
+    shown = f"expired {counted(expired, 'message')} of subscription {subscription} of {topic}"
+    return Answer({"messages": expired}, [shown])
 
 
-def print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
-    """A table with a row for each."""
+def table_of_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> Table:
+    """A row for each."""
     rows = [
         (
             name,
@@ -226,7 +207,7 @@ def print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
         for name, found in subscriptions.items()
     ]
     columns = ("name", "type", "backlog", "unacked", "acked", "holes", "consumers", "blocked")
-    print_table("subscriptions", columns, rows, right=(2, 3, 4, 5, 6))
+    return Table("subscriptions", columns, rows, right=(2, 3, 4, 5, 6))
 
 
 def _blocked(subscription: dict[str, Any]) -> str:

@@ -3,59 +3,58 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..terminal.asking import Ask, asks
+from magnetar.proto.ids import TopicName
+
+from ..terminal.command import Answer, command
 from ..terminal.options import Force, Topic
-from ..terminal.session import exclusive
-from ..terminal.tables import print_figures, print_table, text
-from .policies import NAMESPACE_POLICIES, TOPIC_POLICIES, Update, add_policies
-from .subscriptions import print_subscriptions
+from ..terminal.tables import Table, figures, text
+from .policies import NAMESPACE_POLICIES, TOPIC_POLICIES, add_policies
+from .subscriptions import table_of_subscriptions
+
+if TYPE_CHECKING:
+    from magnetar.client import Client
+
+    from .policies import Update
 
 topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
 namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
 
 
-@asks(topics_app, "list")
-def topics_list(
+@command(topics_app, "list")
+async def topics_list(
+    client: Client,
     namespace: Annotated[str, typer.Argument(help="tenant/namespace; all without it.")] = "",
-) -> Ask:
+) -> Answer:
     """Names of the topics."""
-
-    def show(names: list[str]) -> None:
-        from magnetar.proto.ids import TopicName
-
-        for name in names:
-            print(TopicName.parse(name).short)
-
-    return Ask(lambda client: client.admin.list_topics(namespace), show)
+    names = await client.admin.list_topics(namespace)
+    return Answer(names, [TopicName.parse(name).short for name in names])
 
 
-@asks(topics_app, "stats")
-def topics_stats(topic: Topic) -> Ask:
+@command(topics_app, "stats")
+async def topics_stats(client: Client, topic: Topic) -> Answer:
     """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog."""
-    return Ask(lambda client: client.admin.topic_stats(topic), _print_topic)
-
-
-def _print_topic(stats: dict[str, Any]) -> None:
-    print_figures(stats)
+    stats = await client.admin.topic_stats(topic)
+    shown = [figures(stats)]
     if stats.get("compaction", {}).get("state", "never") != "never":
-        _print_compaction(stats["compaction"], title="compaction")
+        shown.append(_compaction(stats["compaction"], title="compaction"))
     if stats.get("producers"):
         rows = [(producer["name"], text(producer["epoch"])) for producer in stats["producers"]]
-        print_table("producers", ("name", "epoch"), rows)
+        shown.append(Table("producers", ("name", "epoch"), rows))
     if stats.get("subscriptions"):
-        print_subscriptions(stats["subscriptions"])
+        shown.append(table_of_subscriptions(stats["subscriptions"]))
+    return Answer(stats, shown)
 
 
-def _print_compaction(state: dict[str, Any], title: str = "") -> None:
+def _compaction(state: dict[str, Any], title: str = "") -> Table:
     shown = {name: value for name, value in state.items() if name != "compacted_ms"}
     if at_ms := state.get("compacted_ms"):
         moment = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone()
         shown["compacted_at"] = moment.isoformat(timespec="seconds")
-    print_figures(shown, title)
+    return figures(shown, title)
 
 
 def _topic_policies(topic: Topic) -> Update:
@@ -74,8 +73,9 @@ add_policies(topics_app, TOPIC_POLICIES, _topic_policies)
 add_policies(namespaces_app, NAMESPACE_POLICIES, _namespace_policies)
 
 
-@asks(topics_app, "compact")
-def topics_compact(
+@command(topics_app, "compact", exclusive={"--wait": "wait", "--status": "status", "--remove": "remove"})
+async def topics_compact(
+    client: Client,
     topic: Topic,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it is over; exit code 1 if it failed.")
@@ -84,25 +84,22 @@ def topics_compact(
     remove: Annotated[
         bool, typer.Option("--remove", help="Give compaction up: delete what the last one left.")
     ] = False,
-) -> Ask:
+) -> Answer:
     """Keep the last message of each key, for readers with read_compacted; others still get all."""
-    exclusive({"--wait": wait, "--status": status, "--remove": remove})
-
-    def failure(state: dict[str, Any]) -> str:
-        failed = wait and state["state"] == "failed"
-        return f"the compaction of {topic} failed: {state['error']}" if failed else ""
-
     if status:
-        return Ask(lambda client: client.admin.compaction_status(topic), _print_compaction)
-    if remove:
-        return Ask(lambda client: client.admin.remove_compaction(topic), _print_compaction)
-    return Ask(lambda client: client.admin.compact_topic(topic, wait=wait), _print_compaction, failure)
-
-
-@asks(topics_app, "delete", json=False, question="Delete {topic} with all its messages?")
-def topics_delete(topic: Topic, force: Force = False) -> Ask:
-    """Delete a topic with all its messages and subscriptions."""
-    return Ask(
-        lambda client: client.admin.delete_topic(topic, force=force),
-        lambda _: print(f"deleted topic {topic}"),
+        state = await client.admin.compaction_status(topic)
+    elif remove:
+        state = await client.admin.remove_compaction(topic)
+    else:
+        state = await client.admin.compact_topic(topic, wait=wait)
+    failed = wait and state["state"] == "failed"
+    return Answer(
+        state, [_compaction(state)], f"the compaction of {topic} failed: {state['error']}" if failed else ""
     )
+
+
+@command(topics_app, "delete", json=False, question="Delete {topic} with all its messages?")
+async def topics_delete(client: Client, topic: Topic, force: Force = False) -> Answer:
+    """Delete a topic with all its messages and subscriptions."""
+    await client.admin.delete_topic(topic, force=force)
+    return Answer(None, [f"deleted topic {topic}"])

@@ -11,15 +11,19 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from magnetar.proto.errors import InvalidArgument, InvalidSetting, InvalidTopicName, MagnetarError
 from magnetar.runtime.quantities import parse_duration
 
 if TYPE_CHECKING:
+    from magnetar.client import Client
     from magnetar.client.options import Start
 
 S = TypeVar("S")
@@ -30,10 +34,18 @@ EXIT_USAGE = 2
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
 
+# What `confirm` says to a script.
+DELETES = "this deletes data: say --yes"
+
+
+def say(message: str) -> None:
+    """One line on standard error, for people."""
+    print(f"magnetar: {message}", file=sys.stderr, flush=True)
+
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Prints one clear line on standard error and ends the command."""
-    print(f"magnetar: {message}", file=sys.stderr)
+    say(message)
     raise SystemExit(code)
 
 
@@ -47,12 +59,32 @@ def exit_code(error: MagnetarError) -> int:
 class _Warnings(logging.Handler):
     """What the client warns of, as lines on standard error."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: list[str] = []
+
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"magnetar: {record.getMessage()}", file=sys.stderr, flush=True)
+        text = record.getMessage()
+        self._said = [*self._said[-9:], text]
+        say(text)
+
+    def told(self, reason: str) -> bool:
+        """Whether one of the last lines gave this reason."""
+        return any(reason in text for text in self._said)
+
+
+def connected(url: str) -> AbstractAsyncContextManager[Client]:
+    """A client of the service. It is imported only now: 150 ms that help pages do without."""
+    from magnetar.client import connect
+
+    return connect(url)
 
 
 def run(main: Coroutine[Any, Any, None], *, warnings: bool = False) -> None:
     """Runs a command on the fast loop where there is one; turns errors into one line and an exit code.
+
+    Ctrl-C and the first SIGTERM cancel it, so that it can print what was done so far. After SIGTERM the process ends by that
+    signal, as whoever sent it expects; a second one ends it at once.
 
     `warnings`: the command may wait for ever, so what the client warns of is said. Else that ends the command anyway, with
     one line of its own.
@@ -62,15 +94,18 @@ def run(main: Coroutine[Any, Any, None], *, warnings: bool = False) -> None:
     client_log.setLevel(logging.WARNING if warnings else logging.ERROR)
     handler = _Warnings()
     client_log.addHandler(handler)
+    terminated = asyncio.Event()
     try:
         if sys.platform == "win32":
             asyncio.run(main)
         else:
             import uvloop
 
-            uvloop.run(main)
+            uvloop.run(_until_terminated(main, terminated))
         sys.stdout.flush()
     except MagnetarError as error:
+        if handler.told(error.message):
+            raise SystemExit(exit_code(error)) from None
         fail(error.message, exit_code(error))
     except BrokenPipeError:
         # `magnetar consume ... | head`: the reader has ended. Python would print an error when it flushes.
@@ -85,6 +120,25 @@ def run(main: Coroutine[Any, Any, None], *, warnings: bool = False) -> None:
     finally:
         client_log.removeHandler(handler)
         client_log.setLevel(level)
+        if terminated.is_set():
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _until_terminated(main: Coroutine[Any, Any, None], terminated: asyncio.Event) -> None:
+    """`main`, which the first SIGTERM cancels."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def terminate() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        terminated.set()
+        task.cancel()
+
+    if threading.current_thread() is threading.main_thread():
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+    await main
 
 
 def print_json(value: Any) -> None:
@@ -92,14 +146,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, default=str, ensure_ascii=False), flush=True)
 
 
-def exclusive(given: Mapping[str, bool]) -> None:
-    """Ends the command with a line that names options that were given together and cannot be."""
-    names = [name for name, wanted in given.items() if wanted]
+def exclusive(given: Mapping[str, Any]) -> None:
+    """Ends the command with a line that names options that were given together and cannot be: none is None, False or []."""
+    names = [name for name, value in given.items() if value not in (None, False, [])]
     if len(names) > 1:
         fail(f"{' and '.join(names)} exclude each other", EXIT_USAGE)
 
 
-def confirm(question: str, yes: bool, *, refusal: str = "this deletes data: say --yes") -> None:
+def confirm(question: str, yes: bool, *, refusal: str = DELETES) -> None:
     """Asks at a terminal; in a script `--yes` is needed."""
     if yes:
         return
@@ -129,11 +183,16 @@ def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
 
 def start_of(text: str) -> Start:
     """What `--start` means; `-1h`: an hour ago."""
-    from magnetar.client.options import parse_start
-
     if text.startswith("-"):
         return max(round(time.time() * 1000) - milliseconds("--start", text[1:]), 0)
-    return parsed("--start", parse_start, text)
+    return where("--start", text)
+
+
+def where(option: str, text: str) -> Start:
+    """A place in a topic, as people write it; a wrong one ends the command with a line that names the option."""
+    from magnetar.client.options import parse_start
+
+    return parsed(option, parse_start, text)
 
 
 def milliseconds(option: str, text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 _TABLE_ROWS = 2000
 _PLAIN_WIDTH = 200
@@ -16,34 +16,43 @@ def text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def counted(count: int, one: str, more: str) -> str:
-    """`1 entry`, `2 entries`."""
-    return f"{count:,} {one if count == 1 else more}"
+def counted(count: int, one: str, more: str = "") -> str:
+    """`1 message`, `2 messages`; `more` where the plural is not the singular with an s."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
-def print_figures(stats: Mapping[str, Any], title: str = "") -> None:
+class Table(NamedTuple):
+    """What `print_table` prints.
+
+    `right`: columns that are aligned to the right. Columns without any name make a table without a header; a column in which
+    no row has anything is left out. `lines`: between columns.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    right: Sequence[int] = ()
+    lines: bool = True
+
+
+def figures(stats: Mapping[str, Any], title: str = "") -> Table:
     """Those that are a number or a word, as a table of two columns."""
-    figures = [
+    rows = [
         (name.replace("_", " "), text(value))
         for name, value in stats.items()
         if value is not None and not isinstance(value, list | dict)
     ]
-    print_table(title, ("", ""), figures, right=(1,))
+    return Table(title, ("", ""), rows, right=(1,))
 
 
 def print_table(
     title: str,
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
-    *,
     right: Sequence[int] = (),
     lines: bool = True,
 ) -> int:
-    """A table; a long one in several, as it comes, since rich measures every cell first. Returns the number of rows.
-
-    `right`: columns that are aligned to the right. Columns without any name make a table without a header; a column in which
-    no row has anything is left out. `lines`: between columns.
-    """
+    """A `Table`; a long one in several, as it comes, since rich measures every cell first. Returns the number of rows."""
     count = 0
     left = iter(rows)
     while (some := list(islice(left, _TABLE_ROWS))) or not count:

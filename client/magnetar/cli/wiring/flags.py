@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import InvalidSetting
 
-from .settings import parse_assignment
+SECTIONS = ("daemon", "bookie", "broker", "ledger", "repair", "balance")
+_HELP = ("-h", "--help")
 
 
 class UsageError(Exception):
@@ -102,6 +103,25 @@ class ParsedFlags:
         self.sections.setdefault(section, {})[name] = value
 
 
+def is_daemon(line: Sequence[str]) -> bool:
+    """Whether it starts a daemon. `magnetar bookie` alone or with flags does; followed by a word it is for an operator."""
+    if not line or line[0] not in FLAGS or any(option in line for option in _HELP):
+        return False
+    return line[0] != "bookie" or len(line) == 1 or line[1].startswith("-")
+
+
+def parse_assignment(text: str) -> tuple[str, str, str]:
+    """`section.name=value` of `--set`. Raises InvalidSetting."""
+    name, equals, value = text.partition("=")
+    section, dot, setting = name.strip().partition(".")
+    if not equals or not dot or section not in SECTIONS:
+        raise InvalidSetting(
+            f"--set {text!r} is not section.name=value with a section of {', '.join(SECTIONS)}; "
+            "`magnetar config` lists all settings"
+        )
+    return section, setting.replace("-", "_"), value.strip()
+
+
 def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
     """Reads `--name value` and `--name=value`. Raises UsageError or InvalidSetting."""
     known = {flag.option: flag for flag in FLAGS[command]}
@@ -123,6 +143,3 @@ def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
             value = rest.pop(0)
         parsed.give(flag, value)
     return parsed
-
-
-__all__ = ["FLAGS", "SUMMARIES", "Flag", "InvalidSetting", "ParsedFlags", "UsageError", "parse_flags"]

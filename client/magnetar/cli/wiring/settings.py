@@ -19,6 +19,8 @@ from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.runtime.settings import Loaded, load_settings
 
+from .flags import SECTIONS, parse_assignment
+
 if TYPE_CHECKING:
     from magnetar.bookie.settings import BookieSettings
     from magnetar.broker.ownership.balance import BalanceSettings
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SECTIONS = ("daemon", "bookie", "broker", "ledger", "repair", "balance")
 CONFIG_VARIABLE = "MAGNETAR_CONFIG"
 MIB = 1024 * 1024
 _log = logging.getLogger("magnetar.settings")
@@ -116,18 +117,6 @@ class SettingSources:
             derived=derived,
             known_sections=SECTIONS,
         )
-
-
-def parse_assignment(text: str) -> tuple[str, str, str]:
-    """`section.name=value` of `--set`. Raises InvalidSetting."""
-    name, equals, value = text.partition("=")
-    section, dot, setting = name.strip().partition(".")
-    if not equals or not dot or section not in SECTIONS:
-        raise InvalidSetting(
-            f"--set {text!r} is not section.name=value with a section of {', '.join(SECTIONS)}; "
-            "`magnetar config` lists all settings"
-        )
-    return section, setting.replace("-", "_"), value.strip()
 
 
 @dataclass(frozen=True, slots=True)
