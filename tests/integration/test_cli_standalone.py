@@ -400,27 +400,37 @@ def test_a_producer_that_is_ended_tells_what_is_stored(
     assert errors == b""
 
 
-def test_what_is_measured_or_printed_until_sigterm_is_shown(service: Service) -> None:
-    measuring = [*MAGNETAR, "perf", "produce", "sigterm-perf", "--url", service.url]
-    printing = [*MAGNETAR, "tail", "sigterm-perf", "--url", service.url]
+def test_what_is_measured_until_sigterm_is_shown(service: Service) -> None:
+    line = [*MAGNETAR, "perf", "produce", "sigterm-perf", "--url", service.url]
     with (
-        subprocess.Popen(printing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail,
         connect(service.url) as client,
         client.create_reader("sigterm-perf", start="earliest") as reader,
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as measuring,
     ):
+        reader.receive(20)
+        measuring.send_signal(signal.SIGTERM)
+        out, _ = measuring.communicate(timeout=20)
+    assert measuring.returncode == -signal.SIGTERM
+    assert out.startswith("produced: ")
+
+
+def test_tail_of_a_misspelt_topic_says_so_and_ends_by_sigterm(service: Service) -> None:
+    line = [*MAGNETAR, "tail", "sigterm-tail", "--url", service.url]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
         assert tail.stdout is not None
         assert tail.stderr is not None
-        new = tail.stderr.readline()
-        with subprocess.Popen(measuring, stdout=subprocess.PIPE, text=True) as perf:
-            reader.receive(20)
-            perf.send_signal(signal.SIGTERM)
-            out, _ = perf.communicate(timeout=20)
-        tail.stdout.readline()
+        told = tail.stderr.readline()
+        with connect(service.url) as client:
+            deadline = time.monotonic() + 20
+            while "sigterm-tail" not in str(client.admin.list_topics()):
+                assert time.monotonic() < deadline
+        succeeded(magnetar("produce", "sigterm-tail", "-m", "1", url=service.url))
+        assert tail.stdout.readline() == "1\n"
         tail.send_signal(signal.SIGTERM)
-        tail.communicate(timeout=20)
-    assert perf.returncode == tail.returncode == -signal.SIGTERM
-    assert out.startswith("produced: ")
-    assert new.startswith("magnetar: topic sigterm-perf did not exist; it is made now, and empty")
+        _, errors = tail.communicate(timeout=20)
+    assert tail.returncode == -signal.SIGTERM
+    assert told.startswith("magnetar: topic sigterm-tail did not exist; it is made now, and empty")
+    assert errors == ""
 
 
 def test_on_a_terminal_a_message_is_shown_with_its_id_and_key(service: Service) -> None:
