@@ -34,10 +34,10 @@ def plant_permit_leaked(patch: pytest.MonkeyPatch) -> None:
     deliver = core._deliver
 
     def leaky(self: Any, *given: Any, **named: Any) -> Any:
-        delivery, following = deliver(self, *given, **named)
-        hidden = sum(last - first + 1 for first, last in delivery.hidden)
-        delivery.consumer.available_permits -= hidden
-        return delivery, following
+        taken = deliver(self, *given, **named)
+        delivery = self._out[-1]
+        delivery.consumer.available_permits -= sum(last - first + 1 for first, last in delivery.hidden)
+        return taken
 
     patch.setattr(core, "_deliver", leaky)
 
@@ -153,8 +153,11 @@ def plant_slots_never_given_up(patch: pytest.MonkeyPatch) -> None:
 
 def plant_nack_past_the_end(patch: pytest.MonkeyPatch) -> None:
     """A nack that names more than the entry has is believed."""
-    patch.setattr(dispatcher, "up_to", lambda last, ranges: ranges)
+    take_replay = tracker.take_replay
     patch.setattr(dispatcher, "MAX_MESSAGES_PER_ENTRY", 1 << 30)
+    patch.setattr(
+        tracker, "take_replay", lambda self, k, a, b: 0 if a and b == 1 << 30 else take_replay(self, k, a, b)
+    )
 
 
 def plant_owner_not_settled(patch: pytest.MonkeyPatch) -> None:
@@ -207,11 +210,11 @@ def plant_released_and_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 def plant_two_active_consumers(patch: pytest.MonkeyPatch) -> None:
     """Failover: every consumer that has room gets something."""
 
-    def anybody(self: Any, entry: Any, wanted: Any) -> Any:
+    def anybody(self: Any, key: Any, entry: Any, wanted: Any, count: int, *_: Any) -> Any:
         consumer = next((one for one in reversed(self._consumers) if one.ready), self.active)
-        return consumer, wanted, consumer.available_permits
+        return ((consumer, wanted, consumer.available_permits, count),), (), entry.message_count
 
-    patch.setattr(FailoverSelector, "choose", anybody)
+    patch.setattr(FailoverSelector, "share_out", anybody)
 
 
 def plant_takeover_does_not_go_back(patch: pytest.MonkeyPatch) -> None:
@@ -269,13 +272,13 @@ def plant_rewind_counts_what_waits_twice(patch: pytest.MonkeyPatch) -> None:
 
 def plant_other_counts_passed_over(patch: pytest.MonkeyPatch) -> None:
     """After a restart, messages between others of another redelivery count are not delivered."""
-    of_one_count = RedeliveryCounts.of_one_count
+    of = RedeliveryCounts.of
 
-    def careless(self: Any, key: Any, wanted: Any, *, in_order: bool) -> Any:
-        count, part, _ = of_one_count(self, key, wanted, in_order=in_order)
-        return count, part, []
+    def careless(self: Any, key: Any, wanted: Any) -> Any:
+        count, part, _ = of(self, key, wanted)
+        return count, part, None
 
-    patch.setattr(RedeliveryCounts, "of_one_count", careless)
+    patch.setattr(RedeliveryCounts, "of", careless)
 
 
 PLANTS = {

@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from magnetar.broker.cursors.core.redeliveries import DeliveredRanges
+from magnetar.broker.cursors.core.acks import EntryKey
 from magnetar.broker.dispatch.core.consumer import Consumer
 from magnetar.broker.dispatch.core.selection.entry_slots import EntrySlots
 from magnetar.broker.dispatch.core.selection.hash_ranges import Owners
@@ -13,6 +13,7 @@ from magnetar.broker.dispatch.core.selection.key_shared import (
     MAX_SHARED_OUT,
     KeySharedSelector,
 )
+from magnetar.broker.dispatch.core.selection.protocol import SharedOut
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry, encode_entry
@@ -39,6 +40,11 @@ def entry_of(keys: list[str], sizes: list[int] | None = None) -> Entry:
     return Entry(data, 0)
 
 
+def share_out(selector: KeySharedSelector, key: EntryKey, entry: Entry) -> SharedOut:
+    """All of a new entry."""
+    return selector.share_out(key, entry, [(0, entry.message_count - 1)], 0, None, None, 10_000)
+
+
 def test_what_is_left_over_before_a_cut_waits_for_the_older_messages_of_its_key() -> None:
     selector, port = KeySharedSelector(), Port()
     consumer = Consumer("c", 0, port)  # type: ignore[arg-type]
@@ -46,14 +52,15 @@ def test_what_is_left_over_before_a_cut_waits_for_the_older_messages_of_its_key(
     selector.added(consumer, 0)
     selector.changed(consumer)
     older, newer = (1, 0), (1, 1)
-    selector.share_out(older, entry_of(["key-0"]), DeliveredRanges.of([(0, 0, 0)]), older=None, look_ahead=0)
+    share_out(selector, older, entry_of(["key-0"]))
     selector.on_queued(older, [0], [0])
     entry = entry_of([f"key-{number}" for number in range(KEYS)])
-    rows = DeliveredRanges.of([(0, KEYS - 1, 0)])
-    shares, left_over, following = selector.share_out(newer, entry, rows, older=None, look_ahead=10_000)
+    shares, left_over, following = share_out(selector, newer, entry)
     assert following < KEYS
-    assert sum(share.wanted.members for share in shares) == MAX_SHARED_OUT - 1
-    assert (0, 0, 0) in left_over.rows()
+    assert sum(last - first + 1 for _, wanted, _, _ in shares for first, last in wanted) == MAX_SHARED_OUT - 1
+    ((count, left),) = left_over
+    assert count == 0
+    assert left.covers(0, 0)
     selector.on_queued(newer, [0], [0])
     assert not selector.set_aside(newer, [])  # nothing would ever release it
 
@@ -118,12 +125,12 @@ def test_an_entry_that_waits_is_not_looked_at_before_what_it_waits_for() -> None
     consumers["a"].grant(1_000, 1 << 30)
     selector.changed(consumers["a"])
     entry = entry_of([f"key-{number}" for number in range(20)])
-    rows = DeliveredRanges.of([(0, 19, 0)])
-    shares, left_over, following = selector.share_out(key, entry, rows, older=None, look_ahead=10_000)
-    assert [share.consumer.name for share in shares] == ["a"]
+    (share,), left_over, following = share_out(selector, key, entry)
+    assert share[0].name == "a"
     assert following == 20
-    (left,) = left_over.by_count.values()
-    selector.on_delivered(consumers["a"], key, shares[0].wanted.starts, shares[0].wanted.ends)
+    ((_, left),) = left_over
+    starts, ends = [first for first, _ in share[1]], [last for _, last in share[1]]
+    selector.on_delivered(consumers["a"], key, starts, ends)
     selector.on_queued(key, left.starts, left.ends)
     assert selector.set_aside(key, [])
     assert not selector.released()
@@ -135,6 +142,6 @@ def test_an_entry_that_waits_is_not_looked_at_before_what_it_waits_for() -> None
     # Another message of the entry that comes to wait may wait for something else.
     consumers["b"].available_permits = 0
     assert selector.waits_still(key)
-    selector.on_settled(key, [shares[0].wanted.starts[0]], [shares[0].wanted.starts[0]])
-    selector.on_queued(key, [shares[0].wanted.starts[0]], [shares[0].wanted.starts[0]])
+    selector.on_settled(key, starts[:1], starts[:1])
+    selector.on_queued(key, starts[:1], starts[:1])
     assert not selector.waits_still(key)

@@ -1,12 +1,29 @@
 """How an entry is cut for one delivery."""
 
+from typing import NamedTuple
+
 import pytest
 
-from magnetar.broker.dispatch.core.slices import Cut, cut
+from magnetar.broker.dispatch.core import slices
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry, encode_entry
 
 UNLIMITED = 1 << 60
+
+
+class Cut(NamedTuple):
+    """What is cut from an entry, by name."""
+
+    first_batch: int
+    last_batch: int
+    wanted: list[tuple[int, int]]
+    messages: int
+    size: int
+    next_index: int
+
+
+def cut(entry: Entry, wanted: list[tuple[int, int]], max_messages: int, max_bytes: int) -> Cut:
+    return Cut(*slices.cut(entry, wanted, max_messages, max_bytes))
 
 
 def make_entry(counts: list[int], value: bytes = b"v") -> Entry:

@@ -90,6 +90,16 @@ class DeliveredRanges:
 
     def take_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """`take` for many ranges, sorted and disjoint; where what was recorded starts and ends, in any order."""
+        if len(self.by_count) == 1:  # as a rule, and all that is recorded, or one range of it
+            (ranges,) = self.by_count.values()
+            if ranges.starts == firsts and ranges.ends == lasts:
+                self.by_count.clear()
+                return firsts, lasts
+            if len(firsts) == 1 and ranges.covers(firsts[0], lasts[0]):
+                ranges.remove(firsts[0], lasts[0])
+                if not ranges:
+                    self.by_count.clear()
+                return firsts, lasts
         if all(ranges.ends[-1] < firsts[0] for ranges in self.by_count.values()):
             return [], []
         for count, ranges in self.by_count.items():
@@ -107,12 +117,16 @@ class DeliveredRanges:
     @property
     def span(self) -> Range:
         """The lowest and the highest message."""
-        starts = [ranges.starts[0] for ranges in self.by_count.values()]
-        return min(starts), max([ranges.ends[-1] for ranges in self.by_count.values()])
+        found = self.by_count.values()
+        if len(found) == 1:
+            (ranges,) = found
+            return ranges.starts[0], ranges.ends[-1]
+        return min([ranges.starts[0] for ranges in found]), max([ranges.ends[-1] for ranges in found])
 
     def lowest(self) -> tuple[int, RangeSet]:
         """The count, and its ranges, that hold the lowest message."""
-        return min(self.by_count.items(), key=lambda item: item[1].starts[0])
+        items = self.by_count.items()
+        return next(iter(items)) if len(items) == 1 else min(items, key=lambda item: item[1].starts[0])
 
     def at(self, member: int) -> tuple[int, int | None]:
         """The count of a message, 0 if it is not recorded, and the last one for which that holds; None: all that follow."""
@@ -184,22 +198,14 @@ class RedeliveryCounts:
                 yield first, min(end, last), count
                 first = end + 1
 
-    def of_one_count(
-        self, key: EntryKey, ranges: Iterable[Range], *, in_order: bool
-    ) -> tuple[int, list[Range], list[CountedRange]]:
-        """The count of the first of `ranges` (not empty), which of them have it, and the others.
-
-        `in_order`: those from the first other one on are others as well.
-        """
+    def of(self, key: EntryKey, ranges: list[Range]) -> tuple[int, list[Range], DeliveredRanges | None]:
+        """The count of the first of these messages, which of them have it, and if some have another one, all with theirs."""
         rows = list(self.split(key, ranges))
         count = rows[0][2]
-        if in_order:
-            end = next((at for at, row in enumerate(rows) if row[2] != count), len(rows))
-            same, others = rows[:end], rows[end:]
-        else:
-            same = [row for row in rows if row[2] == count]
-            others = [row for row in rows if row[2] != count]
-        return count, [(first, last) for first, last, _ in same], others
+        if all(row[2] == count for row in rows):
+            return count, ranges, None
+        mixed = DeliveredRanges.of(rows)
+        return count, list(mixed.by_count[count]), mixed
 
     def _rewound_at(self, position: Position) -> tuple[int, int]:
         at = bisect_right(self.rewinds, position)

@@ -130,11 +130,6 @@ class Consumer:
         """True if it is ready and has nothing to do."""
         return not self.unacked_messages and self.ready
 
-    @property
-    def byte_room(self) -> int:
-        """Bytes that may be delivered."""
-        return self.byte_permits if self.byte_limited else UNLIMITED_BYTES
-
     def grant(self, messages: int, size: int) -> None:
         """Adds permits."""
         self.available_permits = min(self.available_permits + max(messages, 0), MAX_PERMITS)

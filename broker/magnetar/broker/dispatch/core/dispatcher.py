@@ -13,7 +13,7 @@ and the cursor's AckState, which the core only reads. Whether a consumer is writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
@@ -25,7 +25,7 @@ from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
-from .consumer import Consumer, Delivery
+from .consumer import UNLIMITED_BYTES, Consumer, Delivery
 from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
@@ -56,8 +56,8 @@ from .events import (
 )
 from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
-from .selection import KeySharedSelector, Selector, new_selector
-from .slices import cut, up_to
+from .selection import Selector, new_selector
+from .slices import cut
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
 
@@ -86,7 +86,6 @@ class DispatchCore:
         self.consumers: list[Consumer] = []
         self.type = ""  # of the consumers that there are, or were last
         self._selector: Selector | None = None  # None until the first consumer
-        self._keyed: KeySharedSelector | None = None  # the same, if it decides by keys
         self.source = EntrySource(log, settings, read_budget, counters, self._out)
         self.tracker = RedeliveryTracker(
             counts, settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
@@ -136,7 +135,7 @@ class DispatchCore:
     @property
     def draining_slots(self) -> dict[str, int]:
         """Key_shared: how many slots wait, by the name of the consumer that they wait for."""
-        return {} if self._keyed is None else self._keyed.draining
+        return {} if self._selector is None else self._selector.draining
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -200,9 +199,8 @@ class DispatchCore:
                 self._start_at(self._log.normalise(self._state.mark_delete))
             self.type = type
             selector = self._selector = new_selector(type, self._settings)
-            self._keyed = selector if isinstance(selector, KeySharedSelector) else None
             self.tracker.individual_acks = selector.individual_acks
-            self.tracker.observer = self._keyed
+            self.tracker.observer = selector.observer
         assert self._selector is not None
         self.consumers.append(consumer)
         active = self.active
@@ -305,7 +303,7 @@ class DispatchCore:
 
     def _nacked(self, consumer: Consumer, rows: list[AckRange], *, counted: bool) -> None:
         tracker = self.tracker
-        individual = self._selector is not None and self._selector.individual_acks
+        individual = tracker.individual_acks
         for ledger, entry_id, first, last in rows:
             key = (ledger, entry_id)
             if individual:
@@ -352,30 +350,27 @@ class DispatchCore:
         for _ in range(MAX_STEPS):
             if out:
                 return out.pop(0)
-            selector = self._selector
+            selector, tracker = self._selector, self.tracker
             if self.paused or self._closed:
                 self.stop = Stop.CLOSED if self._closed else Stop.PAUSED
                 return None
-            if selector is None or self.tracker.blocked_on_unacked_messages or not selector.ready:
+            if selector is None or tracker.blocked_on_unacked_messages or not selector.ready:
                 self.stop = Stop.NO_CONSUMER
                 return None
-            if self._keyed is not None:
-                if self._keyed.turn_is_over():
-                    return TurnOver()
-                self.tracker.release(self._keyed.released())
-            done = self._deliver_again(selector) if self.tracker.replay else False
-            if done is False:
-                done = self._deliver_new(selector)
-            if done is True:
-                continue
-            if done is not False:
-                return done
-            if not out:
+            if selector.turn_over:
+                selector.turn_over = False
+                break
+            if tracker.replay:
+                if selector.observer is not None:
+                    tracker.release(selector.released())
+                if self._deliver_again(selector):
+                    continue
+            if not self._deliver_new(selector) and not out:
                 return None
         return TurnOver()
 
-    def _deliver_new(self, selector: Selector) -> Delivery | bool:
-        """One step at the read position: a delivery, True if the position moved, False (and `stop`) if it cannot go on."""
+    def _deliver_new(self, selector: Selector) -> bool:
+        """One step at the read position, which is a delivery as a rule. False (and `stop`) if it cannot go on."""
         log, state = self._log, self._state
         position = log.normalise(max(self.read_position, state.mark_delete))
         ledger, entry_id, index = position
@@ -392,7 +387,8 @@ class DispatchCore:
         if state.range_count >= self._settings.max_cursor_ranges:
             self.stop = Stop.TOO_MANY_RANGES
             return False
-        if self._keyed is not None and self.tracker.replay_messages >= self._keyed.look_ahead_messages:
+        look_ahead = selector.look_ahead_messages - self.tracker.replay_messages
+        if look_ahead <= 0:
             self.stop = Stop.LOOK_AHEAD
             return False
         key = (ledger, entry_id)
@@ -402,39 +398,26 @@ class DispatchCore:
             if self.stop is Stop.READ_FAILED:
                 self._set_timer()
             return False
-        count = entry.message_count
-        wanted = state.unacked(ledger, entry_id, index, count - 1)
+        message_count = entry.message_count
+        wanted = state.unacked(ledger, entry_id, index, message_count - 1)
         if not wanted:
-            if index >= count:  # the cursor was put past the end of an entry whose size was not known then
+            if (
+                index >= message_count
+            ):  # the cursor was put past the end of an entry whose size was not known then
                 self._out.append(PassEntry(key))
             self._move_to((ledger, entry_id + 1, 0))
             return True
         counts = self.tracker.counts
-        counted = counts.by_entry or counts.rewinds
-        delivery: Delivery | bool = True
-        if self._keyed is not None:
-            room = self._keyed.look_ahead_messages - self.tracker.replay_messages
-            split = counts.split(key, wanted) if counted else [(*part, 0) for part in wanted]
-            rows = DeliveredRanges.of(split)
-            following = self._share_out(self._keyed, key, entry, rows, older=None, look_ahead=room)
-        else:
-            redeliveries, others = 0, None
-            if counted:
-                redeliveries, wanted, others = counts.of_one_count(
-                    key, wanted, in_order=not self.tracker.individual_acks
-                )
-            consumer, chosen, limit = selector.choose(entry, wanted)
-            delivery, following = self._deliver(
-                consumer, key, entry, chosen, limit, redeliveries, again=False
-            )
-            if chosen is not wanted:  # the rest of its last batch is for others
-                following = min(following, chosen[-1][1] + 1)
-            if others:
-                following = self.tracker.passed_over(key, others, following)
-        self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
+        count, mixed = 0, None
+        if counts.by_entry or counts.rewinds:
+            count, wanted, mixed = counts.of(key, wanted)
+        following = self._share_out(selector, key, entry, wanted, count, mixed, None, look_ahead)
+        self._move_to(
+            (ledger, entry_id, following) if following < message_count else (ledger, entry_id + 1, 0)
+        )
         if self.source.next_key is not None:
             self.source.read_ahead(self.read_position)
-        return delivery
+        return True
 
     def _move_to(self, position: Position) -> None:
         self.read_position = position
@@ -442,34 +425,47 @@ class DispatchCore:
         if source.ahead or source.failures:
             source.release_before(position, self.tracker.replay)
 
-    def _deliver_again(self, selector: Selector) -> Delivery | bool:
-        """One step of the replay queue: a delivery, True if it got shorter, False if it waits for a read or a time."""
-        tracker, state = self.tracker, self._state
+    def _deliver_again(self, selector: Selector) -> bool:
+        """One step of the replay queue: False if it waits for a read or a time."""
+        tracker = self.tracker
         key = tracker.next_replay()
         if key is None:
             return False
-        if self._keyed is not None:
-            return self._share_out_again(self._keyed, key)
-        count, members = tracker.replay[key].lowest()
-        end = members.ends[-1] + 1
-        wanted: list[Range] = []
-        if self._log.is_confirmed(*key):  # else it was trimmed meanwhile
-            wanted = [part for first, last in members for part in state.unacked(*key, first, last)]
-        delivery: Delivery | bool = True
-        if wanted:
+        older = {} if selector.observer is None else tracker.delayed_before(key)
+        if not older and selector.waits_still(key):
+            tracker.set_aside(key)
+            return True
+        waiting = self._waiting(key)
+        if waiting is not None:
             entry = self.source.get(key)
             if entry is None:
                 return self._want_replay(key)
-            wanted = up_to(entry.message_count - 1, wanted)  # a nack may name more than there is
-            if wanted:
-                consumer, chosen, limit = selector.choose(entry, wanted)
-                delivery, end = self._deliver(consumer, key, entry, chosen, limit, count, again=True)
-                if chosen is not wanted:
-                    end = min(end, chosen[-1][1] + 1)
-        tracker.replayed(key, count, end)
+            if waiting.span[1] >= entry.message_count:  # a nack may name more than there is
+                tracker.take_replay(key, entry.message_count, MAX_MESSAGES_PER_ENTRY)
+            if waiting:
+                count, members = waiting.lowest()
+                mixed = waiting if len(waiting.by_count) > 1 else None
+                self._share_out(
+                    selector, key, entry, list(members), count, mixed, older, MAX_MESSAGES_PER_ENTRY
+                )
+                if older and tracker.next_replay() == key:
+                    tracker.delay(key, max(older.values()))
+                    self._set_timer()
         if key not in tracker.replay:
             self.source.replayed(key)
-        return delivery
+        return True
+
+    def _waiting(self, key: EntryKey) -> DeliveredRanges | None:
+        """What of an entry is to be delivered again; what was acknowledged or trimmed meanwhile leaves the queue."""
+        waiting = self.tracker.replay[key]
+        if not self._log.is_confirmed(*key):
+            self.tracker.take_replay(key, 0, MAX_MESSAGES_PER_ENTRY)
+            return None
+        first, last = waiting.span
+        wanted = self._state.unacked(*key, first, last)
+        if wanted != [(first, last)]:
+            self.tracker.drop_acked(key, RangeSet.of(complement(wanted, first, last)))
+        return waiting or None
 
     def _want_replay(self, key: EntryKey) -> bool:
         """An entry of the replay queue is not in memory: True if others go on, False if its read is waited for."""
@@ -481,78 +477,52 @@ class DispatchCore:
         self.source.want_replays(self.tracker.upcoming(entry_source.MAX_REPLAY_READS))
         return False
 
-    def _share_out_again(self, keyed: KeySharedSelector, key: EntryKey) -> bool:
-        """An entry of the replay queue, by keys. As `_deliver_again`; what is delivered goes through `_out`."""
-        tracker = self.tracker
-        older = tracker.delayed_before(key)
-        if not older and keyed.waits_still(key):
-            tracker.set_aside(key)
-            return True
-        if not self._log.is_confirmed(*key):  # it was trimmed meanwhile
-            tracker.take_replay(key, 0, MAX_MESSAGES_PER_ENTRY)
-        else:
-            entry = self.source.get(key)
-            if entry is None:
-                return self._want_replay(key)
-            rows = self._waiting(key, entry.message_count)
-            if rows is not None:
-                self._share_out(keyed, key, entry, rows, older=older, look_ahead=MAX_MESSAGES_PER_ENTRY)
-            if older and tracker.next_replay() == key:
-                tracker.delay(key, max(older.values()))
-                self._set_timer()
-        if key not in tracker.replay:
-            self.source.replayed(key)
-        return True
-
-    def _waiting(self, key: EntryKey, message_count: int) -> DeliveredRanges | None:
-        """What of an entry is to be delivered again; what was acknowledged meanwhile leaves the queue on the way."""
-        first, last = self.tracker.replay[key].span
-        wanted = self._state.unacked(*key, first, min(last, message_count - 1))
-        if wanted != [(first, last)]:
-            self.tracker.drop_acked(key, RangeSet.of(complement(wanted, first, last)))
-        return self.tracker.replay.get(key)
-
     def _share_out(
         self,
-        keyed: KeySharedSelector,
+        selector: Selector,
         key: EntryKey,
         entry: Entry,
-        rows: DeliveredRanges,
-        *,
+        wanted: list[Range],
+        count: int,
+        mixed: DeliveredRanges | None,
         older: Iterable[EntryKey] | None,
         look_ahead: int,
     ) -> int:
-        """Delivers what can be delivered of an entry; what cannot is in the replay queue then. Returns the index after it.
+        """Delivers what can be delivered of an entry. Returns the index at which the read position goes on.
 
-        `older`, `look_ahead`: see `KeySharedSelector.share_out`; `older` is None if the entry is not in the queue yet.
+        What is left over is in the replay queue then; but where one consumer gets all that it can have of what there is, and
+        nobody else gets anything, the rest stays at the read position. See `Selector.share_out`.
         """
-        tracker, again = self.tracker, older is not None
+        tracker, again, keyed = self.tracker, older is not None, selector.observer is not None
         # What an earlier part of the entry waits for is not known here: then it waits for its turn.
-        part = not again and key in tracker.replay
-        shares, left_over, looked_at = keyed.share_out(key, entry, rows, older=older, look_ahead=look_ahead)
-        cut_short: dict[Consumer, None] = {}
-        for consumer, wanted, count in shares:
-            following = 0
+        part = keyed and not again and key in tracker.replay
+        shares, left_over, following = selector.share_out(key, entry, wanted, count, mixed, older, look_ahead)
+        alone = len(shares) == 1 and not left_over
+        cut_short: Sequence[Consumer] = ()
+        delivered = False
+        for consumer, mine, limit, redeliveries in shares:
+            end = 0
             # An earlier share of this entry may have been all that it, or the subscription, can take.
-            if consumer.ready and consumer not in cut_short and not tracker.blocked_on_unacked_messages:
-                delivery, following = self._deliver(
-                    consumer, key, entry, list(wanted), consumer.available_permits, count, again=again
-                )
-                self._out.append(delivery)
-            taken, rest = wanted.split(following)
-            if rest:
-                cut_short[consumer] = None
-                if not again:
-                    left_over.add_all(rest.starts, rest.ends, count)
-            if again and taken:
-                tracker.take_replays(key, taken.starts, taken.ends)
-        for count, left in left_over.by_count.items() if not again else ():
-            tracker.add_replays(key, left.starts, left.ends, count)
-        if key in tracker.replay and (again or left_over):
+            if not delivered or (
+                consumer.ready and consumer not in cut_short and not tracker.blocked_on_unacked_messages
+            ):
+                taken = self._deliver(consumer, key, entry, mine, limit, redeliveries, again=again)
+                end, delivered = taken[-1][1] + 1, True
+                if again:
+                    tracker.take_replays(key, [first for first, _ in taken], [last for _, last in taken])
+            if end <= mine[-1][1]:
+                cut_short = [*cut_short, consumer]
+                if alone and not again:
+                    following = end
+                elif not again:
+                    left_over = [*left_over, (redeliveries, RangeSet.of(mine).split(end)[1])]
+        for redeliveries, left in left_over:
+            tracker.add_replays(key, left.starts, left.ends, redeliveries)
+        if keyed and key in tracker.replay and (again or left_over):
             self.source.keep(key, entry)
-            if not part and keyed.set_aside(key, cut_short):
+            if not part and selector.set_aside(key, cut_short):
                 tracker.set_aside(key)
-        return looked_at
+        return following
 
     def _deliver(
         self,
@@ -564,12 +534,14 @@ class DispatchCore:
         redeliveries: int,
         *,
         again: bool,
-    ) -> tuple[Delivery, int]:
-        """As much of `wanted` as the consumer may get, at most `limit` messages as a rule, and the index after it."""
+    ) -> list[Range]:
+        """Delivers as much of `wanted` as the consumer may get, at most `limit` messages as a rule, and returns that."""
         tracker = self.tracker
         if tracker.individual_acks and limit > (room := tracker.room(consumer)):
             limit = room
-        first_batch, last_batch, taken, messages, size, end = cut(entry, wanted, limit, consumer.byte_room)
+        first_batch, last_batch, taken, messages, size, end = cut(
+            entry, wanted, limit, consumer.byte_permits if consumer.byte_limited else UNLIMITED_BYTES
+        )
         first, last = entry.batch_start_index(first_batch), end - 1
         hidden = [] if taken[0] == (first, last) else complement(taken, first, last)
         consumer.available_permits -= messages
@@ -583,10 +555,9 @@ class DispatchCore:
             tracker.delivered(consumer, key, taken, messages, redeliveries)
         if self._durable or tracker.individual_acks:
             self.message_counts.remember(key, entry.message_count)
-        return (
-            Delivery(consumer, consumer.epoch, *key, entry, first_batch, last_batch, redeliveries, hidden),
-            end,
-        )
+        row = (consumer, consumer.epoch, *key, entry, first_batch, last_batch, redeliveries, hidden)
+        self._out.append(tuple.__new__(Delivery, row))  # at half the cost of Delivery(...)
+        return taken
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
@@ -626,8 +597,8 @@ class DispatchCore:
             case Stop.READ_FAILED:
                 assert source.failures[position[:2]].waiting
             case Stop.LOOK_AHEAD:
-                assert self._keyed is not None
-                assert self.tracker.replay_messages >= self._keyed.look_ahead_messages
+                assert self._selector is not None
+                assert self.tracker.replay_messages >= self._selector.look_ahead_messages
             case Stop.TOO_MANY_RANGES:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
         if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER) and self.tracker.replay:

@@ -245,18 +245,6 @@ class RedeliveryTracker:
             self.observer.on_queued(key, starts, ends)
             self.observer.on_unqueued(key, known_starts, known_ends)
 
-    def passed_over(self, key: EntryKey, others: list[CountedRange], following: int) -> int:
-        """A delivery of messages of one count has passed over these, which have another one. Returns the index to go on at.
-
-        Those before `following` are to be delivered next; with acknowledgements in order that is where it goes on.
-        """
-        if not self.individual_acks:
-            return min(following, others[0][0])
-        for first, last, count in others:
-            if first < following:
-                self.add_replay(key, first, min(last, following - 1), count)
-        return following
-
     def take_replay(self, key: EntryKey, first: int, last: int) -> int:
         """Takes messages out of the queue; returns how many of them were there."""
         return self.take_replays(key, (first,), (last,))
@@ -282,16 +270,6 @@ class RedeliveryTracker:
             lingering = intersection(members, acked)
             if lingering:
                 self.take_replays(key, lingering.starts, lingering.ends)
-
-    def replayed(self, key: EntryKey, count: int, end: int) -> None:
-        """Messages before `end` that were delivered `count` times are out of the queue: delivered, or acknowledged."""
-        ranges = self.replay[key]
-        members = ranges.by_count[count]
-        self.replay_messages -= members.remove(0, end - 1)
-        if not members:
-            del ranges.by_count[count]
-            if not ranges:
-                del self.replay[key]
 
     def next_replay(self) -> EntryKey | None:
         """The lowest entry that is to be delivered again now."""

@@ -7,21 +7,13 @@ that count goes along, hidden by the ack set; a port leaves out the bytes of bat
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ranges import Range
 
-
-class Cut(NamedTuple):
-    """Batches [first_batch, last_batch) of an entry; `wanted` are the messages in them that count."""
-
-    first_batch: int
-    last_batch: int
-    wanted: list[Range]
-    messages: int  # in `wanted`
-    size: int  # bytes of the batches
-    next_index: int  # first message after the cut
+# Batches [first, last) of an entry; the messages in them that count, how many they are; bytes of the batches; first message
+# after the cut. A plain tuple, since one is made for every delivery.
+Cut = tuple[int, int, list[Range], int, int, int]
 
 
 def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) -> Cut:
@@ -45,7 +37,7 @@ def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) ->
             size += end_offsets[last_batch - 1] - (end_offsets[batch - 1] if batch else base)
         messages += end - start + 1
     if messages <= max_messages and size <= max_bytes:
-        return Cut(first_batch, last_batch, wanted, messages, size, end_indexes[last_batch - 1])
+        return first_batch, last_batch, wanted, messages, size, end_indexes[last_batch - 1]
     taken: list[Range] = []
     messages = size = 0
     last_batch = first_batch
@@ -69,11 +61,4 @@ def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) ->
         size += end_offsets[last_batch - 1] - offset
         if stop < end:
             break
-    return Cut(first_batch, last_batch, taken, messages, size, end_indexes[last_batch - 1])
-
-
-def up_to(last: int, ranges: list[Range]) -> list[Range]:
-    """The parts of sorted ranges that do not go beyond `last`."""
-    if not ranges or ranges[-1][1] <= last:
-        return ranges
-    return [(start, min(end, last)) for start, end in ranges if start <= last]
+    return first_batch, last_batch, taken, messages, size, end_indexes[last_batch - 1]

@@ -1,7 +1,6 @@
 """Which consumer gets what: one module for each subscription type, behind one protocol.
 
-To add a type: write its module, put it into SELECTORS. The dispatcher and the other types stay as they are, unless the type
-decides by the keys of messages: then the dispatcher shares entries out (`key_shared`), and asks nobody to choose.
+To add a type: write its module, put it into SELECTORS. The dispatcher and the other types stay as they are.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from ....settings import BrokerSettings
 from .failover import ExclusiveSelector, FailoverSelector
 from .key_shared import KeySharedSelector
-from .protocol import Choice, Selector
+from .protocol import Selector
 from .shared import SharedSelector
 
 SELECTORS: dict[str, type[Selector]] = {
@@ -27,4 +26,4 @@ def new_selector(type: str, settings: BrokerSettings) -> Selector:
     return SELECTORS[type]()
 
 
-__all__ = ["SELECTORS", "Choice", "KeySharedSelector", "Selector", "new_selector"]
+__all__ = ["SELECTORS", "Selector", "new_selector"]

@@ -12,13 +12,16 @@ activeConsumerFailoverDelayTimeMillis).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.ranges import Range
+from magnetar.proto.ranges import Range, RangeSet
 
+from ....cursors.core.acks import EntryKey
+from ....cursors.core.redeliveries import DeliveredRanges
 from ..consumer import Consumer
-from .protocol import Choice, Selector
+from .protocol import Selector, SharedOut
 
 
 class FailoverSelector(Selector):
@@ -26,8 +29,6 @@ class FailoverSelector(Selector):
 
     individual_acks: ClassVar[bool] = False
     several: ClassVar[bool] = True
-
-    __slots__ = ("_consumers", "_takeover_delay_ms", "active", "next_due_ms")
 
     def __init__(self, takeover_delay_ms: int = 0) -> None:
         self._takeover_delay_ms = takeover_delay_ms
@@ -70,15 +71,27 @@ class FailoverSelector(Selector):
         active = self.active
         return active is not None and self.next_due_ms is None and active.ready
 
-    def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
+    def share_out(
+        self,
+        key: EntryKey,
+        entry: Entry,
+        wanted: list[Range],
+        count: int,
+        mixed: DeliveredRanges | None,
+        older: Iterable[EntryKey] | None,
+        look_ahead: int,
+    ) -> SharedOut:
         active = self.active
         assert active is not None
-        return active, wanted, active.available_permits
+        following = entry.message_count
+        if mixed is not None and older is None:  # in order: up to the first message of another count
+            others = [ranges.starts[0] for other, ranges in mixed.by_count.items() if other != count]
+            following = min(others)
+            wanted = list(RangeSet.of(wanted).split(following)[0])
+        return ((active, wanted, active.available_permits, count),), (), following
 
 
 class ExclusiveSelector(FailoverSelector):
     """See `Selector`: the one consumer is active, which nobody has to be told."""
 
     several: ClassVar[bool] = False
-
-    __slots__ = ()

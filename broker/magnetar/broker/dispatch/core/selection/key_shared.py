@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ranges import Range, RangeSet, count_members, intersection, intersects
@@ -38,9 +38,10 @@ from magnetar.proto.ranges import Range, RangeSet, count_members, intersection, 
 from ....cursors.core.acks import EntryKey
 from ....cursors.core.redeliveries import CountedRange, DeliveredRanges
 from ..consumer import Consumer
+from ..redelivery_tracker import Observer
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
-from .protocol import Choice, Selector
+from .protocol import Selector, Share, SharedOut
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
@@ -51,16 +52,8 @@ LOOKS_IN_BULK = 4  # that cost as much as one by itself
 MAX_LOOKS = 5_000  # of one turn of the loop
 
 
-class Share(NamedTuple):
-    """What one consumer gets of an entry: messages that were delivered equally often before."""
-
-    consumer: Consumer
-    wanted: RangeSet
-    redelivery_count: int
-
-
 def _first_message(share: Share) -> int:
-    return share.wanted.starts[0]
+    return share[1][0][0]
 
 
 class InFlight:
@@ -74,30 +67,13 @@ class InFlight:
 
 
 class KeySharedSelector(Selector):
-    """See the module docstring, `Selector` and, for the methods called `on_...`, `redelivery_tracker.Observer`.
-
-    The dispatcher calls `share_out` instead of `choose`: an entry is shared out to all of its consumers at once.
-    """
+    """See the module docstring, `Selector` and, for the methods called `on_...`, `redelivery_tracker.Observer`."""
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
 
-    __slots__ = (
-        "_candidates",
-        "_consumers",
-        "_in_flight",
-        "_owners",
-        "_queued",
-        "_released",
-        "_slots",
-        "_unheld",
-        "_wait_in_turn",
-        "_waiting",
-        "_waits_for",
-        "looks",
-    )
-
     def __init__(self) -> None:
+        self.observer: Observer | None = self
         self._consumers: list[Consumer] = []
         self._candidates: dict[Consumer, None] = {}  # every consumer that is ready, and some that are not
         self._owners = Owners()
@@ -112,15 +88,16 @@ class KeySharedSelector(Selector):
         # Of the entry that was shared out last: what the rest waits for, or that it waits for its turn in the replay queue.
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
-        # What was done for this subscription, in looks at a run (0.5 us).
-        self.looks = 0
+        # What was done for this subscription in this turn of the loop, in looks at a run (0.5 us).
+        self._looks = 0
+        self.look_ahead_messages = 0
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         self._consumers.append(consumer)
         self._owners.add(consumer)
-        self._release_all()
+        self._consumers_changed()
         return False
 
     def left(self, consumer: Consumer) -> bool:
@@ -128,10 +105,12 @@ class KeySharedSelector(Selector):
         self._consumers.remove(consumer)
         self._candidates.pop(consumer, None)
         self._owners.remove(consumer)
-        self._release_all()
+        self._consumers_changed()
         return False
 
-    def _release_all(self) -> None:
+    def _consumers_changed(self) -> None:
+        messages = LOOK_AHEAD_MESSAGES_PER_CONSUMER * len(self._consumers)
+        self.look_ahead_messages = min(messages, MAX_LOOK_AHEAD_MESSAGES)
         for waiting in self._waiting.values():
             self._released.update(waiting)
         self._waiting.clear()
@@ -158,45 +137,29 @@ class KeySharedSelector(Selector):
         return False
 
     @property
-    def look_ahead_messages(self) -> int:
-        """Dispatch goes past messages that nobody can have now, until so many of them wait in the replay queue."""
-        return min(LOOK_AHEAD_MESSAGES_PER_CONSUMER * len(self._consumers), MAX_LOOK_AHEAD_MESSAGES)
-
-    @property
     def draining(self) -> dict[str, int]:
-        """Slots by the consumer that others wait for, for the stats."""
         counts: dict[str, int] = {}
         for slot, flight in self._in_flight.items():
             if flight.consumer is not self._owners[slot]:
                 counts[flight.consumer.name] = counts.get(flight.consumer.name, 0) + 1
         return counts
 
-    def turn_is_over(self) -> bool:
-        """True: so much was done that the loop is to have its turn; counting begins again."""
-        if self.looks < MAX_LOOKS:
-            return False
-        self.looks = 0
-        return True
-
     # --- entries -----------------------------------------------------------------------------------------------------
-
-    def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        raise NotImplementedError
 
     def share_out(
         self,
         key: EntryKey,
         entry: Entry,
-        rows: DeliveredRanges,
-        *,
+        wanted: list[Range],
+        count: int,
+        mixed: DeliveredRanges | None,
         older: Iterable[EntryKey] | None,
         look_ahead: int,
-    ) -> tuple[list[Share], DeliveredRanges, int]:
-        """Who gets what of an entry, what nobody can have now, and the index after what was looked at.
+    ) -> SharedOut:
+        """See `Selector`: to all consumers at once.
 
         It ends when nobody has permits any more, `look_ahead` messages or more are left over, or MAX_SHARED_OUT runs were
-        looked at or shared out. `older`: entries in the replay queue whose keys must not be overtaken; then all of the entry
-        is in the queue, is looked at, and nothing is left over but there. None: it is new, and all of the queue is older.
+        looked at or shared out.
         """
         slots = self._slots_of(key, entry)
         slots.waits_for = None
@@ -205,15 +168,15 @@ class KeySharedSelector(Selector):
         queued = (
             self._queued.keys() if older is None else {s for other in older for s in self._slots[other].slots}
         )
-        if len(rows.by_count) > 1:
-            return self._share_out_runs(slots, rows.rows(), queued, older is not None, look_ahead)
-        ((count, ranges),) = rows.by_count.items()
+        if mixed is not None:
+            return self._share_out_runs(slots, mixed.rows(), queued, older is not None, look_ahead)
+        ranges = RangeSet.of(wanted)
         if older is None:
             ranges = slots.first_runs(ranges, MAX_SHARED_OUT)
         found, everybody_full = self._groups_for(slots, ranges, queued)
-        left_over = DeliveredRanges()
+        left_over: list[tuple[int, RangeSet]] = []
+        following = ranges.ends[-1] + 1
         if older is None:
-            following = ranges.ends[-1] + 1
             if everybody_full:
                 following = max([mine.ends[-1] for mine in found.values()], default=ranges.starts[0] - 1) + 1
                 ranges, _ = ranges.split(following)
@@ -221,21 +184,28 @@ class KeySharedSelector(Selector):
             for mine in found.values():
                 left = left.without(mine)
             if left.members >= look_ahead:
-                if look_ahead <= 0:
-                    return [], left_over, ranges.starts[0]
                 left = slots.first_messages(left, look_ahead)
                 following = left.ends[-1] + 1
                 found = {consumer: mine.split(following)[0] for consumer, mine in found.items()}
             if left:
-                left_over.by_count[count] = left
+                left_over.append((count, left))
         else:
-            following = ranges.ends[-1] + 1
             found = self._first_runs(slots, found)
-        shares = [Share(consumer, mine, count) for consumer, mine in found.items() if mine]
+        self._looked(len(ranges) // LOOKS_IN_BULK, sum(map(slots.run_count, found.values())))
+        shares = [
+            (consumer, list(mine), consumer.available_permits, count)
+            for consumer, mine in found.items()
+            if mine
+        ]
         shares.sort(key=_first_message)
-        self.looks += len(ranges) // LOOKS_IN_BULK
-        self.looks += LOOKS_OF_A_SHARE * sum([slots.run_count(share.wanted) for share in shares])
         return shares, left_over, following
+
+    def _looked(self, looks: int, shared_out: int) -> None:
+        """So many looks at a run, and so many runs that were shared out."""
+        self._looks += looks + LOOKS_OF_A_SHARE * shared_out
+        if self._looks >= MAX_LOOKS:
+            self._looks = 0
+            self.turn_over = True
 
     def _groups_for(
         self, slots: EntrySlots, ranges: RangeSet, queued: AbstractSet[int]
@@ -285,7 +255,7 @@ class KeySharedSelector(Selector):
         found, in_flight = RangeSet(), self._in_flight
         for row_first, row_last in mine:
             for first, last, slot in slots.runs(row_first, row_last):
-                self.looks += 1
+                self._looks += 1
                 flight = in_flight.get(slot)
                 if flight is not None and flight.consumer is not consumer:
                     self._waits_for[slot] = None
@@ -315,13 +285,14 @@ class KeySharedSelector(Selector):
         queued: AbstractSet[int],
         again: bool,
         look_ahead: int,
-    ) -> tuple[list[Share], DeliveredRanges, int]:
+    ) -> SharedOut:
         """`share_out` of messages whose redelivery counts differ, one run after another: 0.5 us each."""
         owners, in_flight = self._owners, self._in_flight
         permits = {consumer: consumer.available_permits for consumer in self._candidates if consumer.ready}
-        shares: list[Share] = []
-        current: dict[Consumer, Share] = {}
-        left_over: list[CountedRange] = []
+        parts: list[tuple[Consumer, RangeSet, int]] = []
+        current: dict[Consumer, tuple[RangeSet, int]] = {}  # the last one of `parts` of each
+        left_over = DeliveredRanges()
+        looks = 0
         following, room = 0, MAX_SHARED_OUT
         for row_first, row_last, count in rows:
             for first, last, slot in slots.runs(row_first, row_last):
@@ -337,17 +308,20 @@ class KeySharedSelector(Selector):
                 elif slot in queued:
                     self._wait_in_turn = True
                 else:
-                    share = current.get(owner)
-                    if share is None or share.redelivery_count != count:
-                        share = current[owner] = Share(owner, RangeSet(), count)
-                        shares.append(share)
-                    share.wanted.add(first, last)
+                    mine, counted = current.get(owner, (None, 0))
+                    if mine is None or counted != count:
+                        mine = RangeSet()
+                        current[owner] = mine, count
+                        parts.append((owner, mine, count))
+                    mine.add(first, last)
                     room -= 1
                     permits[owner] -= last - first + 1
                     if permits[owner] <= 0:
                         del permits[owner]
                     continue
-                left_over.append((first, last, count))
+                looks += 1
+                if not again:
+                    left_over.add(first, last, count)
                 look_ahead -= last - first + 1
             else:
                 continue
@@ -356,8 +330,9 @@ class KeySharedSelector(Selector):
             elif again:
                 self._wait_in_turn = True
             break
-        self.looks += len(left_over) + LOOKS_OF_A_SHARE * (MAX_SHARED_OUT - room)
-        return shares, DeliveredRanges.of(left_over), following
+        self._looked(looks, MAX_SHARED_OUT - room)
+        shares = [(owner, list(mine), owner.available_permits, count) for owner, mine, count in parts]
+        return shares, list(left_over.by_count.items()), following
 
     def _slots_of(self, key: EntryKey, entry: Entry) -> EntrySlots:
         self._drop_unheld()
@@ -373,10 +348,6 @@ class KeySharedSelector(Selector):
         self._unheld.clear()
 
     def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
-        """True: what is left over of the entry that was shared out last waits until `released` names it; else for its turn.
-
-        `cut_short`: those who got less than their share.
-        """
         # Who is ready and got less than its share: the subscription is at its cap.
         if self._wait_in_turn or any(consumer.ready for consumer in cut_short):
             return False
@@ -386,10 +357,7 @@ class KeySharedSelector(Selector):
         return True
 
     def waits_still(self, key: EntryKey) -> bool:
-        """True: nothing of an entry that was set aside can be delivered yet, and it is set aside again.
-
-        A consumer that has permits for some of what waits for it releases everything.
-        """
+        """See `Selector`. A consumer that has permits for some of what waits for it releases everything."""
         slots = self._slots[key]
         if slots.waits_for is None or not slots.is_of(self._owners):
             return False
@@ -408,7 +376,6 @@ class KeySharedSelector(Selector):
             self._waiting.setdefault(event, {})[key] = None
 
     def released(self) -> list[EntryKey]:
-        """Entries that were set aside and may have something to deliver now."""
         # A connection may be writable again before the listener says so.
         for event in [event for event in self._waiting if isinstance(event, Consumer) and event.ready]:
             self._release(event)

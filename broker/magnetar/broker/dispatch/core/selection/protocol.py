@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.ranges import Range
+from magnetar.proto.ranges import Range, RangeSet
 
+from ....cursors.core.acks import EntryKey
+from ....cursors.core.redeliveries import DeliveredRanges
 from ..consumer import Consumer
+from ..redelivery_tracker import Observer
 
-# Who gets some of an entry; what of it: all that is wanted, the same list, or exactly its first messages, a new one; and how
-# many messages at most (of all that is wanted the rest of a batch may come on top).
-Choice = tuple[Consumer, list[Range], int]
+# What one consumer gets of an entry: who; which messages, sorted, all delivered equally often before; how many of them at
+# most, plus the rest of one batch; that redelivery count. A plain tuple, since one is made for every delivery.
+Share = tuple[Consumer, list[Range], int, int]
+# Shares; messages that go to the replay queue, with their redelivery count; the index after what was looked at.
+SharedOut = tuple[Sequence[Share], Sequence[tuple[int, RangeSet]], int]
 
 
 class Selector(Protocol):
@@ -22,10 +28,16 @@ class Selector(Protocol):
     individual_acks: ClassVar[bool]
     # More than one consumer may be attached.
     several: ClassVar[bool]
+    # Of a type that decides by keys: learns where the messages are. What it cannot deliver now is set aside.
+    observer: Observer | None = None
     # The one consumer that gets everything, if it is for one; where others wait for its place each change is reported.
     active: Consumer | None = None
     # When `timer_due` has something to do.
     next_due_ms: int | None = None
+    # Dispatch goes past messages that nobody can have now, until so many of them wait in the replay queue.
+    look_ahead_messages: int = 1 << 62
+    # True: so much was done that the loop is to have its turn. The dispatcher sets it back.
+    turn_over: bool = False
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         """A consumer joined; True if it takes over, so that the read position must go back."""
@@ -45,9 +57,44 @@ class Selector(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if `choose` may be called. O(1) over many calls, however many consumers are not ready."""
+        """True if `share_out` may be called. O(1) over many calls, however many consumers are not ready."""
         ...
 
-    def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        """Who gets the next messages of an entry, out of `wanted` (sorted, not empty)."""
+    def share_out(
+        self,
+        key: EntryKey,
+        entry: Entry,
+        wanted: list[Range],
+        count: int,
+        mixed: DeliveredRanges | None,
+        older: Iterable[EntryKey] | None,
+        look_ahead: int,
+    ) -> SharedOut:
+        """Who gets what of an entry, out of `wanted` (sorted, not empty), which was delivered `count` times before.
+
+        `mixed`: if others were not delivered equally often, all with their counts; `wanted` has the lowest message then.
+        `older` None: the entry is new, and what was looked at of it is either in the shares or left over. Else all of it is
+        in the replay queue, and stays there unless it is delivered; `older` are entries there that wait for a time, whose
+        keys must not be overtaken. `look_ahead`: no more messages than that are left over.
+        """
         ...
+
+    def waits_still(self, key: EntryKey) -> bool:
+        """True: nothing of an entry that was set aside can be delivered yet, and it is set aside again."""
+        return False
+
+    def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
+        """True: what is left over of the entry that was shared out last waits until `released` names it; else for its turn.
+
+        `cut_short`: those who got less than their share.
+        """
+        return False
+
+    def released(self) -> Iterable[EntryKey]:
+        """Entries that were set aside and may have something to deliver now."""
+        return ()
+
+    @property
+    def draining(self) -> dict[str, int]:
+        """Key hash slots by the consumer that others wait for, for the stats."""
+        return {}

@@ -10,14 +10,17 @@ Those of a higher priority (a lower number) come first: the others get something
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.ranges import Range, first_members
+from magnetar.proto.ranges import Range, RangeSet, first_members
 
+from ....cursors.core.acks import EntryKey
+from ....cursors.core.redeliveries import DeliveredRanges
 from ..consumer import Consumer
-from .protocol import Choice, Selector
+from .protocol import Selector, SharedOut
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
 MIN_CHUNK = 64
@@ -33,8 +36,6 @@ class SharedSelector(Selector):
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
-
-    __slots__ = ("_count", "_first", "_queues")
 
     def __init__(self) -> None:
         self._queues: dict[int, deque[Consumer]] = {}  # by priority level, sorted
@@ -73,11 +74,24 @@ class SharedSelector(Selector):
                 queue.popleft().queued = False
         return False
 
-    def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
-        """See `Selector`: the first in the queue, which goes to its end."""
+    def share_out(
+        self,
+        key: EntryKey,
+        entry: Entry,
+        wanted: list[Range],
+        count: int,
+        mixed: DeliveredRanges | None,
+        older: Iterable[EntryKey] | None,
+        look_ahead: int,
+    ) -> SharedOut:
+        """See `Selector`: to the first in the queue, which goes to its end; what has another count is for the next."""
         queue = self._first
         consumer = queue[0]
         limit = consumer.available_permits
+        following = entry.message_count
+        left_over: list[tuple[int, RangeSet]] | tuple[()] = ()
+        if mixed is not None and older is None:
+            left_over = [row for row in mixed.by_count.items() if row[0] != count]
         if self._count > 1:
             queue.rotate(-1)
             idle = sum([other.idle for other in islice(queue, MAX_SHARES) if other is not consumer])
@@ -85,7 +99,12 @@ class SharedSelector(Selector):
                 messages = sum([last - first + 1 for first, last in wanted])
                 limit = min(limit, -(-messages // (idle + 1)))
                 if messages > limit:
-                    wanted = first_members(wanted, limit)
+                    all_wanted, wanted = wanted, first_members(wanted, limit)
+                    end = wanted[-1][1] + 1
+                    if left_over:  # which lies behind that as well
+                        left_over = [*left_over, (count, RangeSet.of(all_wanted).split(end)[1])]
+                    else:
+                        following = end
             else:
                 limit = min(limit, max(-(-entry.message_count // self._count), MIN_CHUNK))
-        return consumer, wanted, limit
+        return ((consumer, wanted, limit, count),), left_over, following
