@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from magnetar.broker import Broker, BrokerSettings, ClientConnection
 from magnetar.broker.service.broker import BrokerService
 from magnetar.proto import commands as c
@@ -126,7 +128,7 @@ class FakeClient:
         """Ok."""
         if request_id:
             self.frames.append((c.Ok(request_id, result), b""))
-            self.answers[request_id].set_result(result)
+            self.answers[request_id].set_result(msgspec.msgpack.decode(msgspec.msgpack.encode(result)))
 
     def answer_error(self, request_id: int, error: MagnetarError) -> None:
         """Failed."""

@@ -184,6 +184,12 @@ def report(task: asyncio.Task[Any]) -> None:
         _log.error("%s failed by a defect", task.get_name(), exc_info=error)
 
 
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Whoever awaits it gets what it raised, or has left."""
+    if not task.cancelled():
+        task.exception()
+
+
 class TaskSet:
     """Tasks that end with their owner; each leaves the set at its end."""
 
@@ -205,6 +211,10 @@ class TaskSet:
         task = asyncio.get_running_loop().create_task(work, name=name or self._name)
         self.add(task, ended)
         return task
+
+    async def run(self, work: Coroutine[Any, Any, T], name: str = "") -> T:
+        """Awaits `work`, which goes on in the set if the caller is cancelled, who does not wait for its end."""
+        return await asyncio.shield(self.begin(work, name, _seen))
 
     def add(self, task: asyncio.Task[T], ended: _Ended[T] | None = None) -> None:
         """Takes over a task that has begun already; one that it has stays as it is."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.export.archived import decode_wanted
+from magnetar.broker.export.archived import Wanted, decode_archived
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotServed
 from magnetar.proto.ids import MessageId
@@ -36,9 +36,9 @@ async def archivable(topic: Topic, lease: str = "") -> tuple[int, Any]:
         for one in topic.ledger.list.ledgers
         if one.closed
     ]
-    wanted = decode_wanted("file:///a", msgspec.msgpack.encode(rows), lease=lease, dry=True)
+    wanted = Wanted("file:///a", decode_archived(msgspec.msgpack.encode(rows)), lease=lease, dry=True)
     answer = await topic.export.archiving.archive(wanted)
-    return answer["archived"], answer["kept"] and answer["kept"][1]
+    return answer.archived, answer.kept and answer.kept[1]
 
 
 async def test_trimming_archiving_and_figures_name_the_same_holder() -> None:

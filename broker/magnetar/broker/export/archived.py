@@ -24,6 +24,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from magnetar.proto.errors import InvalidArgument
 
 from ..cursors.core.acks import Position
@@ -62,25 +64,23 @@ class Wanted(NamedTuple):
     with_backlog: bool = False
 
 
-def decode_wanted(
-    location: str,
-    payload: bytes,
-    lease: str = "",
-    dry: bool = False,
-    moved: bool = False,
-    with_backlog: bool = False,
-) -> Wanted:
-    """Raises InvalidArgument."""
-    if not 0 < len(location) <= MAX_LOCATION_CHARS or "://" not in location or not location.isprintable():
-        raise InvalidArgument(
-            f"an archive is not at {location[:80]!r}; want a URI that every reader of the topic can open, as "
-            "file:///mnt/archive or s3://bucket/archive"
-        )
+class Archived(msgspec.Struct, frozen=True):
+    """What became of ledgers that are to be archived."""
+
+    archived: int  # by this call
+    known: int  # archived before
+    moved: int  # given another location
+    gone: list[int]  # trimmed before
+    kept: tuple[int, str] | None  # the first that cannot leave yet, and why
+
+
+def decode_archived(payload: bytes) -> list[Row]:
+    """The payload of ArchiveLedgers. Raises InvalidArgument."""
     rows = decode_rows("the ledgers to archive", payload, Row, MAX_LEDGERS_PER_ARCHIVING)
     for before, row in itertools.pairwise(rows):
         if before.position_id >= row.position_id:
             raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")
-    return Wanted(location, rows, lease, dry, moved, with_backlog)
+    return rows
 
 
 class Archiving:
@@ -91,12 +91,18 @@ class Archiving:
         self._needed = needed
         self._deciding = asyncio.Lock()  # held from looking at who needs what until the list has changed
 
-    async def archive(self, wanted: Wanted) -> dict[str, Any]:
-        """The answer to ArchiveLedgers. Raises InvalidArgument for ledgers that are not as is said; then nothing changed."""
+    async def archive(self, wanted: Wanted) -> Archived:
+        """Raises InvalidArgument for ledgers that are not as is said; then nothing changed."""
+        location = wanted.location
+        if not 0 < len(location) <= MAX_LOCATION_CHARS or "://" not in location or not location.isprintable():
+            raise InvalidArgument(
+                f"an archive is not at {location[:80]!r}; want a URI that every reader of the topic can open, as "
+                "file:///mnt/archive or s3://bucket/archive"
+            )
         if wanted.dry:
             return self._look(wanted)[1]
 
-        async def work() -> dict[str, Any]:
+        async def work() -> Archived:
             async with self._deciding:
                 return await self._commit(wanted)
 
@@ -109,7 +115,7 @@ class Archiving:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def _look(self, wanted: Wanted) -> tuple[list[LedgerInfo], dict[str, Any]]:
+    def _look(self, wanted: Wanted) -> tuple[list[LedgerInfo], Archived]:
         """The ledgers that can be archived now, and the answer."""
         known = moved = 0
         gone: list[int] = []
@@ -133,7 +139,7 @@ class Archiving:
                 _compare(row, info)
                 asked.append(row.position_id)
         ready: list[LedgerInfo] = []
-        kept: list[Any] | None = None
+        kept: tuple[int, str] | None = None
         if asked:
             ids = set(asked)
             for info, reason in self._beginning(wanted):
@@ -142,10 +148,10 @@ class Archiving:
                 if info.ledger_id not in ids:
                     reason = "it is older than those that were asked for, and has to be archived before them"
                 if reason:
-                    kept = [info.ledger_id, reason]
+                    kept = (info.ledger_id, reason)
                     break
                 ready.append(info)
-        return ready, {"archived": len(ready), "known": known, "moved": moved, "gone": gone, "kept": kept}
+        return ready, Archived(len(ready), known, moved, gone, kept)
 
     def _beginning(self, wanted: Wanted) -> Iterator[tuple[LedgerInfo, str]]:
         """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
@@ -157,11 +163,11 @@ class Archiving:
             elif info.entries:  # else it leaves the list by itself
                 yield info, "" if at < free else who
 
-    async def _commit(self, wanted: Wanted) -> dict[str, Any]:
+    async def _commit(self, wanted: Wanted) -> Archived:
         ready, answer = self._look(wanted)
-        if ready or answer["moved"]:
+        if ready or answer.moved:
             archives = list(self._ledger.list.record.archives)
-            if answer["moved"]:
+            if answer.moved:
                 archives = self._moved(wanted)
             if ready:
                 _extend(archives, wanted.location, ready[-1].ledger_id)

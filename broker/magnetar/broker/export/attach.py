@@ -1,11 +1,15 @@
-"""ATTACH_LEDGERS: closed staged ledgers become part of the topic, all of a batch at once, each batch of a query once.
+"""ATTACH_LEDGERS: what a job staged becomes part of the topic, all of a batch at once, and each batch of a query once.
 
-A batch of few bytes is published instead (`publish`); otherwise:
+    staged ledgers --few bytes--> one entry of the topic's open ledger            PUBLISHED
+             `--more--> closed ledgers in the topic's list, as they are           ATTACHED
+    and in the end the staged ledgers that are not part of the topic are discarded, whichever way the batch went
 
 1. A batch that the topic has (`queries.done_before`) is done; what of its ledgers is still staged goes.
 2. Every ledger is looked at: staged, closed, its last entry says how many messages and bytes there are, as do the asking
-   side and the metadata: a wrong count would shift all later offsets of the topic. Then its entries are: what they hold is
-   what a producer may send (`proto.message_rules`), and they follow one another from message 0 on.
+   side and the metadata: a wrong count would shift all later offsets of the topic. Then its entries are (`staged_entries`).
+
+Attaching:
+
 3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
 4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
 5. One compare-and-set of the ledger list: the rows, `attached[query]`, and ledgers without entries among `trimmed`.
@@ -13,28 +17,43 @@ A batch of few bytes is published instead (`publish`); otherwise:
    that fails too, the next change of the list meets the conflict, the topic is loaded anew, and whoever asks again learns
    from the record whether the batch is done.
 6. The nodes of the staged ledgers go. A crash before that leaves nodes whose ledgers the list names: they mean nothing.
+
+Publishing:
+
+3. One compare-and-set records the batch in `publishing[query]`: the position that its entry will come at or behind, and a
+   digest of what the entry holds. So whoever loads the topic next can look from that position on whether the entry is there.
+4. The entry is appended as any other. Once it is confirmed, its place is known. A topic has at most one batch whose entry is
+   not confirmed, so what is looked through after a crash is what was appended in the moment of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import ledger_path
-from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
+from magnetar.proto.errors import FinalError, InvalidArgument, LedgerNotFound, MalformedFrame
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import TaskSet, awaited
 
+from ..cursors.core.acks import Position
 from ..log.managed_ledger import ManagedLedger
 from ..log.reading import measure
-from ..log.records import AttachedQuery, LedgerInfo
+from ..log.records import AttachedQuery, LedgerInfo, PublishedBatch
+from ..topics.coalescer import GatheredEntry
 from ..topics.components import Components
 from .names import check_text, decode_rows
-from .publish import SmallBatches, read_staged, staged_entries
-from .queries import Batch, done_before, expiry, remembered
+from .queries import Batch, Remembered, done_before, remembered
+from .staged_entries import READ_BYTES, StagedBatches, digest_of, read_staged, staged_entries
 from .staging import Staging
+
+_log = logging.getLogger(__name__)
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
 _LOOKS_AT_ONCE = 16
@@ -54,6 +73,14 @@ class Row(NamedTuple):
     last_append_ms: int
 
 
+class Attached(msgspec.Struct, frozen=True):
+    """Whether this call attached or published the batch, the position id of its first ledger, and the topic's end."""
+
+    attached: bool
+    first: int | None
+    end: Position
+
+
 def decode_attachment(payload: bytes) -> list[Row]:
     """The payload of AttachLedgers. Raises InvalidArgument."""
     rows = decode_rows("the ledgers to attach", payload, Row, MAX_LEDGERS_PER_ATTACHMENT)
@@ -66,112 +93,73 @@ def decode_attachment(payload: bytes) -> list[Row]:
 
 
 class Attachments:
-    """Of one topic."""
+    """Of one topic. `load` before use."""
 
     def __init__(self, ledger: ManagedLedger[Any], staging: Staging, components: Components) -> None:
         self._ledger = ledger
+        self._list = ledger.list
         self._staging = staging
-        self._components = components
-        self._small = SmallBatches(ledger, staging, components)
+        self._ledgers = components.ledgers
+        self._metadata = components.metadata
+        self._settings = settings = components.settings
+        self._clock = components.clock
+        self._counters = components.published
         # What producers may send; who writes entries at once makes batches of half a megabyte, whatever messages may have.
-        self._max_batch_bytes = max(components.settings.max_group_bytes, _BATCH_BYTES)
+        self._max_batch_bytes = max(settings.max_group_bytes, _BATCH_BYTES)
         self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._one_published = asyncio.Lock()
         self._publishing = TaskSet("publish a batch")
-
-    async def load(self) -> None:
-        """Learns what became of the small batches that a former owner recorded."""
-        await self._small.load()
 
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
-        last = self._ledger.list.record.last_of(check_text("query", query))
+        last = self._list.record.last_of(check_text("query", query))
         return -1 if last is None else last.batch
 
     def _done(self, batch: Batch) -> bool:
-        return done_before(self._ledger.list.record, batch)
+        return done_before(self._list.record, batch)
 
-    async def attach(self, batch: Batch, rows: list[Row]) -> dict[str, Any]:
-        """The answer to AttachLedgers. Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
-        check_text("query", batch.query)
-        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0 or not 0 <= batch.content < 1 << 64:
-            raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
+    async def attach(self, batch: Batch, rows: list[Row]) -> Attached:
+        """Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
+        batch.check()
         if self._done(batch):
             return await self._done_before(rows)
-        infos = await self._look_at_all(self._look(row) for row in rows)
+        infos = await _all_of(self._look(row) for row in rows)
         filled = [info for info in infos if info.entries]
         size = sum(info.size for info in filled)
-        if 0 < size < self._components.settings.attach_min_bytes:
-            # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
-            task = self._publishing.begin(self._publish(batch, rows, filled), ended=self._published)
-            answer = await asyncio.shield(task)
+        if 0 < size < self._settings.attach_min_bytes:
+            # Who asks again after its connection broke waits for the outcome.
+            answer = await self._publishing.run(self._publish(batch, rows, filled))
             if answer is not None:
                 return answer
         stride = max(-(-size // _CHECKED_BYTES), 1)
-        await self._look_at_all(self._check(info, stride) for info in filled)
-        return await self._attach(batch, rows, infos)
+        await _all_of(self._check(info, stride) for info in filled)
+        edit = self._ledger.appending.edit_closed if filled else self._ledger.changes.edit
+        async with self._query(batch):
+            answer = None if self._done(batch) else await edit(lambda: self._attach(batch, infos, filled))
+        return answer or await self._done_before(rows)
 
-    async def _look_at_all(self, looks: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        looked = [awaited(look) for look in looks]
-        try:
-            return await asyncio.gather(*looked)
-        finally:
-            for look in looked:
-                look.cancel()
+    def _query(self, batch: Batch) -> asyncio.Lock:
+        return self._queries.setdefault(batch.query, asyncio.Lock())
 
-    async def _check(self, info: LedgerInfo, stride: int) -> None:
-        """Raises InvalidArgument unless a broker would have made such entries."""
-        async with self._looks:
-            async for _ in staged_entries(self._components.ledgers, info, self._max_batch_bytes, stride):
-                pass
-
-    def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
-        if not task.cancelled():
-            task.exception()  # the caller gets it, and may have left
+    async def _done_before(self, rows: list[Row]) -> Attached:
+        await self._staging.drop(row.stored_id for row in rows)
+        return Attached(False, None, self._list.end)
 
     async def stop(self) -> None:
         """To be called once the ledger is closed: whoever waits for it gets an error, and this returns."""
         await self._publishing.wait()
 
-    async def _publish(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any] | None:
-        """The answer; None if one entry cannot hold the batch."""
-        async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            if self._done(batch):
-                return await self._done_before(rows)
-            async with self._reads:
-                staged = await read_staged(self._components.ledgers, infos, self._max_batch_bytes)
-                if not staged.fits():
-                    return None
-                answer = await self._small.publish(batch, infos, staged)
-        if answer is not None:
-            await self._staging.drop_or_leave(row.stored_id for row in rows)
-        return await self._done_before(rows) if answer is None else answer
-
-    async def _attach(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any]:
-        async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            if self._done(batch):
-                return await self._done_before(rows)
-            ids = await self._draw(sum(info.entries > 0 for info in infos))
-
-            async def work() -> dict[str, Any] | None:
-                return await self._commit(batch, infos, ids)
-
-            edit = self._ledger.appending.edit_closed if ids else self._ledger.changes.edit
-            answer = await edit(work)
-        return await self._done_before(rows) if answer is None else answer
-
-    async def _done_before(self, rows: list[Row]) -> dict[str, Any]:
-        await self._staging.drop(row.stored_id for row in rows)
-        return {"attached": False, "first": None, "end": list(self._ledger.list.end)}
+    # --- looking -----------------------------------------------------------------------------------------------------
 
     async def _look(self, row: Row) -> LedgerInfo:
         """Makes the ledger's row of the list, without its place. Raises InvalidArgument."""
         async with self._looks:
             stored_id = row.stored_id
             await self._staging.require(stored_id)
-            found = await self._components.metadata.get(ledger_path(stored_id))
+            found = await self._metadata.get(ledger_path(stored_id))
             if found is None:
                 raise LedgerNotFound(f"staged ledger {stored_id} does not exist", ledger_id=stored_id)
             metadata = LedgerMetadata.decode(found.value, stored_id)
@@ -191,7 +179,7 @@ class Attachments:
 
     async def _measure(self, info: LedgerInfo) -> None:
         """Counts and times from the last entry. Raises InvalidArgument."""
-        reader = await self._components.ledgers.open(info.stored_id, recover=False)
+        reader = await self._ledgers.open(info.stored_id, recover=False)
         claimed = info.size
         try:
             await measure(info, reader, info.entries - 1)
@@ -204,32 +192,38 @@ class Attachments:
                 f"staged ledger {info.stored_id} has {info.size} bytes, and not {claimed} as its metadata says"
             )
 
-    async def _draw(self, count: int) -> list[int]:
-        """Rising position ids; one synced write, however many."""
-        first = await self._components.ledgers.next_id(count) if count else 0
-        return list(range(first, first + count))
+    async def _check(self, info: LedgerInfo, stride: int) -> None:
+        """Raises InvalidArgument unless a broker would have made such entries."""
+        async with self._looks:
+            async for _ in staged_entries(self._ledgers, info, self._max_batch_bytes, stride):
+                pass
 
-    async def _commit(self, batch: Batch, infos: list[LedgerInfo], ids: list[int]) -> dict[str, Any] | None:
-        """Steps 4 to 6, while nothing else changes the list. The answer; None: the batch was done before."""
-        ledgers, settings = self._ledger.list, self._components.settings
-        record = ledgers.record
-        if self._done(batch):  # by a request whose asker left
-            return None
+    def _remembered(self, batch: Batch, infos: list[LedgerInfo], now_ms: int) -> Remembered:
+        """What stays beside the batch, as nothing else changes the list now. Raises InvalidArgument, TooManyRequests."""
         for info in infos:
-            if info.stored_id not in self._staging or ledgers.stored(info.stored_id) is not None:
+            if info.stored_id not in self._staging or self._list.stored(info.stored_id) is not None:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
-        now = self._components.clock.now_ms()
-        attached, publishing = remembered(record, batch.query, now, settings)
-        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings), batch.content)
-        filled = [info for info in infos if info.entries]
-        if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
-            ids[:] = await self._draw(len(filled))
-        next_index, committed_ms = record.next_index, self._ledger.appending.now_ms()
-        for info, ledger_id in zip(filled, ids, strict=True):
+        return remembered(self._list.record, batch.query, now_ms, self._settings)
+
+    # --- attaching ---------------------------------------------------------------------------------------------------
+
+    async def _attach(
+        self, batch: Batch, infos: list[LedgerInfo], filled: list[LedgerInfo]
+    ) -> Attached | None:
+        """Steps 4 to 6, while nothing else changes the list. None: done before, by a request whose asker left."""
+        ledgers = self._list
+        if self._done(batch):
+            return None
+        now = self._clock.now_ms()
+        attached, publishing = self._remembered(batch, infos, now)
+        expires_ms = batch.expiry(now, self._settings)
+        attached[batch.query] = AttachedQuery(batch.number, now, expires_ms, batch.content)
+        first = await self._ledgers.next_id(len(filled)) if filled else None
+        next_index, committed_ms = ledgers.record.next_index, self._ledger.appending.now_ms()
+        for ledger_id, info in enumerate(filled, first or 0):
             info.ledger_id, info.first_index = ledger_id, next_index
-            info.first_append_ms = info.last_append_ms = (
-                committed_ms  # its entries say when they were written
-            )
+            # Its entries say when they were written.
+            info.first_append_ms = info.last_append_ms = committed_ms
             next_index += info.messages
         await ledgers.commit(
             append=filled,
@@ -239,8 +233,100 @@ class Attachments:
             publishing=publishing,
         )
         self._staging.unregister(info.stored_id for info in infos)
-        counters = self._components.published
-        counters.attached_ledgers += len(filled)
-        counters.attached_messages += sum(info.messages for info in filled)
-        first = filled[0].ledger_id if filled else None
-        return {"attached": True, "first": first, "end": list(ledgers.end)}
+        self._counters.attached_ledgers += len(filled)
+        self._counters.attached_messages += sum(info.messages for info in filled)
+        return Attached(True, first, ledgers.end)
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    async def _publish(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> Attached | None:
+        """None if one entry cannot hold the batch. TopicNotServed: whoever asks again learns more."""
+        async with self._query(batch):
+            if self._done(batch):
+                return await self._done_before(rows)
+            async with self._reads:
+                staged = await read_staged(self._ledgers, infos, self._max_batch_bytes)
+                if not staged.fits():
+                    return None
+                async with self._one_published:
+                    answer = await self._append(batch, infos, staged)
+        if answer is None:
+            return await self._done_before(rows)
+        await self._staging.drop_or_leave(row.stored_id for row in rows)
+        return answer
+
+    async def _append(self, batch: Batch, infos: list[LedgerInfo], staged: StagedBatches) -> Attached | None:
+        """Once the entry is confirmed; None: the batch was done before."""
+
+        async def record() -> PublishedBatch | None:
+            return None if self._done(batch) else await self._record(batch, infos, staged)
+
+        state = await self._ledger.changes.edit(record)
+        if state is None:
+            return None
+        appending = self._ledger.appending
+        place = await appending.append_in_turn(staged.encode, sum(staged.counts), GatheredEntry())
+        state.ledger_id, state.entry_id = place
+        state.confirmed = True
+        self._counters.published_batches += 1
+        return Attached(True, state.ledger_id, self._list.end)
+
+    async def _record(self, batch: Batch, infos: list[LedgerInfo], staged: StagedBatches) -> PublishedBatch:
+        now = self._clock.now_ms()
+        attached, publishing = self._remembered(batch, infos, now)
+        position, digest = self._ledger.appending.next_position, digest_of(staged.encode(0, 0))
+        expires_ms = batch.expiry(now, self._settings)
+        state = PublishedBatch(batch.number, now, expires_ms, *position, digest, content=batch.content)
+        await self._list.commit(attached=attached, publishing={**publishing, batch.query: state})
+        return state
+
+    # --- after a former owner ----------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Looks for the entries of batches that were recorded and not confirmed; forgets those that are not there."""
+        ledgers = self._list
+        if all(state.confirmed for state in ledgers.record.publishing.values()):
+            return
+
+        async def settle() -> None:
+            for query, state in ledgers.record.publishing.items():
+                if not state.confirmed:
+                    await self._look_for(query, state)
+            found = {query: state for query, state in ledgers.record.publishing.items() if state.confirmed}
+            await ledgers.commit(publishing=found)
+
+        await self._ledger.changes.edit(settle)
+
+    async def _look_for(self, query: str, state: PublishedBatch) -> None:
+        """Sets `confirmed`, and the place. An entry that is lost may be the batch, so it counts as published then."""
+        recorded = (state.ledger_id, state.entry_id)
+        for info in self._list.after(state.ledger_id - 1, len(self._list.ledgers)):
+            if info.stored_id != info.ledger_id:
+                continue  # it was attached
+            entry_id = recorded[1] if info.ledger_id == recorded[0] else 0
+            while entry_id < info.entries:
+                try:
+                    found = await self._ledger.reading.read(info.ledger_id, entry_id, max_bytes=READ_BYTES)
+                except FinalError as error:
+                    _log.warning(
+                        "topic %s: batch %d of %s counts as published, since an entry that may hold it is lost: %s",
+                        self._ledger.name, state.batch, query, error,
+                    )  # fmt: skip
+                    state.confirmed = True
+                    entry_id += 1
+                    continue
+                for data in found:
+                    if digest_of(data[LEDGER_ENTRY_HEADER_BYTES:]) == state.digest:
+                        state.ledger_id, state.entry_id, state.confirmed = info.ledger_id, entry_id, True
+                        return
+                    entry_id += 1
+
+
+async def _all_of(looks: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Side by side; the first failure ends all."""
+    tasks = [awaited(look) for look in looks]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

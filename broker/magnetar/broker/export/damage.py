@@ -13,6 +13,8 @@ import asyncio
 import logging
 from typing import NamedTuple
 
+import msgspec
+
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.damage import Ranges, add_ranges
@@ -38,6 +40,13 @@ class DamageRow(NamedTuple):
     reason: str
 
 
+class DamageReported(msgspec.Struct, frozen=True):
+    """How many copies of ledgers were queued for repair by this call, and before."""
+
+    queued: int
+    known: int
+
+
 def decode_damage(payload: bytes) -> list[DamageRow]:
     """The payload of ReportDamage. Raises InvalidArgument."""
     rows = decode_rows("the damage to report", payload, DamageRow, MAX_ROWS_PER_REPORT)
@@ -53,8 +62,8 @@ def decode_damage(payload: bytes) -> list[DamageRow]:
 
 async def report_damage(
     name: TopicName, ledgers: LedgerList, metadata: MetadataStore, rows: list[DamageRow]
-) -> dict[str, int]:
-    """The answer to ReportDamage; the nodes are durable when it returns.
+) -> DamageReported:
+    """The nodes are durable when it returns.
 
     Raises LedgerNotFound for a ledger that is not (any more) the topic's, InvalidArgument for entries that it does not have
     or a bookie that is not in their ensembles: then nothing was written. DataDirectoryError names nodes that cannot be read,
@@ -78,7 +87,7 @@ async def report_damage(
         )
     if unreadable:
         raise DataDirectoryError("; ".join(unreadable))
-    return {"queued": queued, "known": len(nodes) - queued}
+    return DamageReported(queued, len(nodes) - queued)
 
 
 def _ids(rows: list[DamageRow]) -> dict[int, None]:

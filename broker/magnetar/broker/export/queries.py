@@ -17,6 +17,7 @@ from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
 from ..log.records import AttachedQuery, PublishedBatch, TopicRecord
 from ..settings import BrokerSettings
+from .names import check_text
 
 
 class Batch(NamedTuple):
@@ -26,6 +27,16 @@ class Batch(NamedTuple):
     number: int
     remember_ms: int = 0
     content: int = 0  # digest of its rows, whatever their order; 0: the number alone says whether it is done
+
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        check_text("query", self.query)
+        if not 0 <= self.number < 1 << 63 or self.remember_ms < 0 or not 0 <= self.content < 1 << 64:
+            raise InvalidArgument(f"batch {self.number} of query {self.query!r} is not possible")
+
+    def expiry(self, now_ms: int, settings: BrokerSettings) -> int:
+        """When a batch of now is forgotten."""
+        return now_ms + (self.remember_ms or settings.attached_query_ms)
 
 
 def done_before(record: TopicRecord, batch: Batch) -> bool:
@@ -98,8 +109,3 @@ def _oldest(
         and state.used_ms + settings.staged_ttl_ms < now_ms
     }
     return min(may_go, key=may_go.__getitem__, default=None)
-
-
-def expiry(batch: Batch, now_ms: int, settings: BrokerSettings) -> int:
-    """When a batch of now is forgotten."""
-    return now_ms + (batch.remember_ms or settings.attached_query_ms)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from magnetar.ledger import LedgerMetadata, LedgerState
 from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import (
@@ -37,15 +39,34 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
-from magnetar.runtime.tasks import TaskSet, begin
+from magnetar.runtime.tasks import TaskSet
 
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import StagedRecord, replace, staged_ledger_path, staged_path
 from ..topics.components import Components
-from .addresses import identities_of, name_bookies, writable_bookies
+from .ledgers import BookieRow, WritableBookie, identities_of, name_bookies, writable_bookies
 from .names import check_text
 
 _log = logging.getLogger(__name__)
+
+
+class StagedLedger(msgspec.Struct, frozen=True):
+    """A ledger that a transaction writes, with what its writer needs (WIRE.md)."""
+
+    ledger: int
+    version: int
+    metadata: bytes
+    bookies: dict[str, str]
+    writable: list[WritableBookie]
+    identities: dict[str, BookieRow]
+    max_message_bytes: int
+
+
+class StagedKept(msgspec.Struct, frozen=True):
+    """How long a transaction's staged ledgers are kept, and how many there are."""
+
+    ttl_ms: int
+    ledgers: int
 
 
 @dataclass(slots=True)
@@ -81,7 +102,7 @@ class Staging:
         # Stored id -> transaction, of every staged ledger that is known here.
         self._ledgers: dict[int, str] = {}
         self._transactions: dict[str, Transaction] = {}
-        self._creating: dict[asyncio.Task[dict[str, Any]], str] = {}  # for which transaction
+        self._creating = TaskSet("create a staged ledger")  # each task has the name of its transaction
         self._clearing = TaskSet("delete nodes of staged ledgers")  # those that mean nothing any more
         self._stopped: MagnetarError | None = None
 
@@ -161,8 +182,8 @@ class Staging:
 
     # --- making and writing ------------------------------------------------------------------------------------------
 
-    async def create(self, transaction: str, ttl_ms: int) -> dict[str, Any]:
-        """A new staged ledger; the answer to CreateStagedLedger (WIRE.md). Raises TooManyRequests, NotEnoughBookies."""
+    async def create(self, transaction: str, ttl_ms: int) -> StagedLedger:
+        """A new staged ledger. Raises TooManyRequests, NotEnoughBookies."""
         check_text("transaction", transaction)
         self._granted(ttl_ms)
         self._check_served()
@@ -174,16 +195,9 @@ class Staging:
         self._heard_of(transaction)
         # Not to be left half done when the caller's connection breaks.
         creating = self._create(transaction, min(ttl_ms, self._settings.max_staged_ttl_ms))
-        task = begin(creating, "create a staged ledger", self._created)
-        self._creating[task] = transaction
-        return await asyncio.shield(task)
+        return await self._creating.run(creating, transaction)
 
-    def _created(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        del self._creating[task]
-        if not task.cancelled():
-            task.exception()  # the caller gets it, and may have left
-
-    async def _create(self, transaction: str, ttl_ms: int) -> dict[str, Any]:
+    async def _create(self, transaction: str, ttl_ms: int) -> StagedLedger:
         components = self._components
         durability = self._ledger.durability()
         stored_id = await components.ledgers.next_id()
@@ -199,13 +213,13 @@ class Staging:
         writer.detach()
         return await self._describe(stored_id)
 
-    async def get(self, stored_id: int) -> dict[str, Any]:
-        """The answer to GetLedgerMetadata: of a staged ledger, or of one of the topic. InvalidArgument, LedgerNotFound."""
+    async def get(self, stored_id: int) -> StagedLedger:
+        """Of a staged ledger, or of one of the topic. Raises InvalidArgument, LedgerNotFound."""
         if self._ledger.list.stored(stored_id) is None:
             await self.require(stored_id)
         return await self._describe(stored_id)
 
-    async def _describe(self, stored_id: int) -> dict[str, Any]:
+    async def _describe(self, stored_id: int) -> StagedLedger:
         found = await self._metadata.get(ledger_path(stored_id))
         if found is None:
             raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
@@ -213,15 +227,16 @@ class Staging:
         named: dict[str, str] = {}
         name_bookies(named, bookies, found.value)
         writable = writable_bookies(bookies)
-        return {
-            "ledger": stored_id,
-            "version": found.version,
-            "metadata": found.value,
-            "bookies": named,
-            "writable": writable,
-            "identities": identities_of(dict.fromkeys([*named, *(row[0] for row in writable)]), bookies),
-            "max_message_bytes": self._settings.max_message_bytes,
-        }
+        identities = identities_of(dict.fromkeys([*named, *(one.bookie for one in writable)]), bookies)
+        return StagedLedger(
+            stored_id,
+            found.version,
+            found.value,
+            named,
+            writable,
+            identities,
+            self._settings.max_message_bytes,
+        )
 
     async def put(self, stored_id: int, version: int, value: bytes) -> int:
         """Compare-and-set of a staged ledger's metadata by its writer; the new version.
@@ -257,21 +272,21 @@ class Staging:
 
     # --- keeping and discarding --------------------------------------------------------------------------------------
 
-    def keep(self, transaction: str, ttl_ms: int) -> dict[str, int]:
-        """Renews the transaction: the answer to KeepStaged."""
+    def keep(self, transaction: str, ttl_ms: int) -> StagedKept:
+        """Renews the transaction."""
         check_text("transaction", transaction)
         granted = self._granted(ttl_ms)
         known = self._transactions.get(transaction)
         if known is not None:
             known.ttl_ms = granted
             known.expires_at = self._now() + granted / 1000
-        return {"ttl_ms": granted, "ledgers": 0 if known is None else len(known.ledgers)}
+        return StagedKept(granted, 0 if known is None else len(known.ledgers))
 
     async def discard(self, transaction: str, stored_ids: list[int] | None) -> int:
         """Deletes staged ledgers of a transaction, None: all; returns how many. What is attached stays."""
         check_text("transaction", transaction)
         self._check_served()
-        creating = [task for task, other in self._creating.items() if other == transaction]
+        creating = [task for task in self._creating if task.get_name() == transaction]
         if creating:
             await asyncio.wait(creating)
         if stored_ids is None:
@@ -331,7 +346,7 @@ class Staging:
         if self._stopped is not None:
             return 0
         now = self._now()
-        busy = self._creating.values()  # what is not made yet cannot be deleted
+        busy = {task.get_name() for task in self._creating}  # what is not made yet cannot be deleted
         expired = [
             known
             for name, known in self._transactions.items()
@@ -355,8 +370,7 @@ class Staging:
     async def stop(self, error: MagnetarError) -> None:
         """Refuses what comes with `error`, and waits for what has begun. What is staged stays, for the next owner."""
         self._stopped = error
-        if self._creating:
-            await asyncio.wait(list(self._creating))
+        await self._creating.wait()
         await self._clearing.wait()
 
     async def delete_all(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName
 
@@ -13,10 +15,18 @@ from ..log.managed_ledger import ManagedLedger
 from ..topics.components import Components
 from .archived import Archiving, Needed
 from .attach import Attachments
-from .damage import DamageRow, report_damage
+from .damage import DamageReported, DamageRow, report_damage
 from .leases import Leases
-from .ledgers import topic_ledgers
+from .ledgers import LedgerPage, topic_ledgers
 from .staging import Staging
+
+
+class LeaseGranted(msgspec.Struct, frozen=True):
+    """The answer to KeepLedgers."""
+
+    lease: str
+    ttl_ms: int
+    first: int | None  # ledger that is kept, by position id
 
 
 class TopicExport:
@@ -44,8 +54,8 @@ class TopicExport:
         await self.staging.load()
         await self.attachments.load()
 
-    async def ledgers(self, after: int, count: int) -> dict[str, Any]:
-        """The answer to TopicLedgers."""
+    async def ledgers(self, after: int, count: int) -> LedgerPage:
+        """See `topic_ledgers`."""
         components = self._components
         return await topic_ledgers(
             self._ledger.list, components.metadata, components.bookies, after=after, count=count
@@ -53,8 +63,8 @@ class TopicExport:
 
     async def keep_ledgers(
         self, lease: str, ttl_ms: int, first: int, trimmed: Callable[[], Awaitable[None]]
-    ) -> dict[str, Any]:
-        """Makes, renews or (`ttl_ms` 0) ends a lease; the answer to KeepLedgers.
+    ) -> LeaseGranted:
+        """Makes, renews or (`ttl_ms` 0) ends a lease.
 
         `trimmed` waits for a trimming that is under way and may not heed a new lease; an archiving is waited for as well.
         A renewal does not wait.
@@ -71,10 +81,10 @@ class TopicExport:
                 await trimmed()
                 await self.archiving.decided()
         found = self._ledger.list.after(max(first, 0) - 1, 1)
-        return {"lease": lease, "ttl_ms": granted, "first": found[0].ledger_id if found else None}
+        return LeaseGranted(lease, granted, found[0].ledger_id if found else None)
 
-    async def report_damage(self, rows: list[DamageRow]) -> dict[str, int]:
-        """The answer to ReportDamage."""
+    async def report_damage(self, rows: list[DamageRow]) -> DamageReported:
+        """See `report_damage`."""
         return await report_damage(self._name, self._ledger.list, self._components.metadata, rows)
 
     async def stop(self, error: MagnetarError) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 
-from ..export.archived import Wanted
-from ..export.attach import Row
-from ..export.damage import DamageRow
+from ..export.archived import Archived, Wanted
+from ..export.attach import Attached, Row
+from ..export.damage import DamageReported, DamageRow
+from ..export.ledgers import LedgerPage
 from ..export.queries import Batch
+from ..export.staging import StagedKept, StagedLedger
+from ..export.topic_export import LeaseGranted
 from ..topics.registry import Broker
 from .operations import on_topic
-from .results import Archived, Attached, DamageReported, Lease, LedgerPage, StagedKept, StagedLedger
 
 
 class LedgerService:
@@ -28,30 +30,30 @@ class LedgerService:
     async def topic_ledgers(self, name: TopicName, *, after: int = -1, count: int = 1000) -> LedgerPage:
         """Ledgers with a position id above `after`. Raises TopicNotFound."""
         topic = await self._broker.known(name)
-        return LedgerPage(**await topic.export.ledgers(after, count))
+        return await topic.export.ledgers(after, count)
 
     @on_topic("keep_ledgers")
     async def keep_ledgers(
         self, name: TopicName, *, lease: str = "", ttl_ms: int = 0, first: int = -1
-    ) -> Lease:
+    ) -> LeaseGranted:
         """Makes, renews or (`ttl_ms` 0) ends a lease on the ledgers from `first` on. Raises TopicNotFound."""
         topic = await self._broker.known(name)
         if ttl_ms == 0 and not lease:
             raise InvalidArgument("a lease needs a ttl_ms, or a name to be ended by")
         lease = lease or self._broker.generate_name()
-        return Lease(**await topic.export.keep_ledgers(lease, ttl_ms, first, topic.maintenance.trimmed))
+        return await topic.export.keep_ledgers(lease, ttl_ms, first, topic.maintenance.trimmed)
 
     @on_topic("stage_ledgers")
     async def create_staged_ledger(self, name: TopicName, transaction: str, ttl_ms: int = 0) -> StagedLedger:
         """A new ledger of a transaction, kept for `ttl_ms` as by `keep_staged`; the topic is made if settings allow it."""
         topic = await self._broker.find(name)
-        return StagedLedger(**await topic.export.staging.create(transaction, ttl_ms))
+        return await topic.export.staging.create(transaction, ttl_ms)
 
     @on_topic("topic_ledgers")
     async def get_ledger_metadata(self, name: TopicName, ledger: int) -> StagedLedger:
         """The metadata of a staged ledger, or of one of the topic, by stored id. Raises TopicNotFound, LedgerNotFound."""
         topic = await self._broker.known(name)
-        return StagedLedger(**await topic.export.staging.get(ledger))
+        return await topic.export.staging.get(ledger)
 
     @on_topic("stage_ledgers")
     async def put_ledger_metadata(self, name: TopicName, ledger: int, version: int, metadata: bytes) -> int:
@@ -63,7 +65,7 @@ class LedgerService:
     async def keep_staged(self, name: TopicName, transaction: str, *, ttl_ms: int = 0) -> StagedKept:
         """Renews a transaction, for at most max_staged_ttl_ms (`ttl_ms` 0: for staged_ttl_ms)."""
         topic = await self._broker.known(name)
-        return StagedKept(**topic.export.staging.keep(transaction, ttl_ms))
+        return topic.export.staging.keep(transaction, ttl_ms)
 
     @on_topic("stage_ledgers")
     async def discard_staged(self, name: TopicName, transaction: str, stored_ids: list[int] | None) -> int:
@@ -75,7 +77,7 @@ class LedgerService:
     async def attach_ledgers(self, name: TopicName, batch: Batch, rows: list[Row]) -> Attached:
         """Attaches staged ledgers; the same batch again changes nothing. The topic is made if settings allow it."""
         topic = await self._broker.find(name)
-        return Attached(**await topic.export.attachments.attach(batch, rows))
+        return await topic.export.attachments.attach(batch, rows)
 
     @on_topic("attach_ledgers")
     async def last_batch(self, name: TopicName, query: str) -> int:
@@ -89,10 +91,10 @@ class LedgerService:
     async def report_damage(self, name: TopicName, rows: list[DamageRow]) -> DamageReported:
         """Queues ledgers for repair whose entries a reader could not read."""
         topic = await self._broker.known(name)
-        return DamageReported(**await topic.export.report_damage(rows))
+        return await topic.export.report_damage(rows)
 
     @on_topic("archive_ledgers")
     async def archive_ledgers(self, name: TopicName, wanted: Wanted) -> Archived:
         """Records where ledgers are archived, and deletes them from the bookies."""
         topic = await self._broker.known(name)
-        return Archived(**await topic.export.archiving.archive(wanted))
+        return await topic.export.archiving.archive(wanted)

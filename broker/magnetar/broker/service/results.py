@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -185,67 +185,3 @@ class Peeked(msgspec.Struct, frozen=True):
     """The next messages of a subscription."""
 
     entries: list[PeekedEntry]
-
-
-class LedgerPage(msgspec.Struct, frozen=True):
-    """Ledgers of a topic, in its order; a row's fields stand in WIRE.md."""
-
-    ledgers: list[list[Any]]
-    more: bool
-    end: list[int]  # position after the last confirmed message
-    bookies: dict[str, str]
-    identities: dict[str, list[Any]]  # whom the broker has verified there
-    end_offset: int  # topic-wide index of `end`
-    created_ms: int  # of a topic that was deleted and made again it is another one
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """A lease on ledgers, as granted."""
-
-    lease: str
-    ttl_ms: int
-    first: int | None
-
-
-class StagedLedger(msgspec.Struct, frozen=True):
-    """A ledger that a transaction writes, with what its writer needs."""
-
-    ledger: int
-    version: int
-    metadata: bytes
-    bookies: dict[str, str]
-    writable: list[Any]
-    identities: dict[str, list[Any]]
-    max_message_bytes: int
-
-
-class StagedKept(msgspec.Struct, frozen=True):
-    """How long a transaction's staged ledgers are kept, and how many there are."""
-
-    ttl_ms: int
-    ledgers: int
-
-
-class Attached(msgspec.Struct, frozen=True):
-    """Whether this call attached the batch, the position id of its first ledger, and the topic's end."""
-
-    attached: bool
-    first: int | None
-    end: list[int]
-
-
-class Archived(msgspec.Struct, frozen=True):
-    """What became of ledgers that are to be archived."""
-
-    archived: int  # by this call
-    known: int  # archived before
-    moved: int  # given another location
-    gone: Any
-    kept: Any  # those that cannot leave yet, and why
-
-
-class DamageReported(msgspec.Struct, frozen=True):
-    """How many ledgers were queued for repair by this call, and before."""
-
-    queued: int
-    known: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.export import attach, publish
+from magnetar.broker.export import attach, staged_entries
 from magnetar.ledger import LedgerClient, LedgerMetadata
 from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto import admission
@@ -158,7 +158,7 @@ async def test_of_a_large_batch_a_part_of_the_entries_is_looked_into(
         looked.append(entry.first_index)
         check(entry, most)
 
-    monkeypatch.setattr(publish, "check_entry", recorded)
+    monkeypatch.setattr(staged_entries, "check_entry", recorded)
     async with export_broker(bookies, ledgers) as broker:
         await published(broker, b"a")
         job = Job(bookies, broker)

@@ -91,7 +91,7 @@ def loaded(broker: Any) -> Any:
 
 
 def after_drawing(ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], Any]) -> None:
-    """`then` happens once, when the next position id was drawn: an attachment draws its own before it stands in line."""
+    """`then` happens once, when the next position id was drawn: an attachment draws its own while it has the list."""
 
     async def drawn(count: int = 1) -> int:
         monkeypatch.undo()
@@ -102,49 +102,24 @@ def after_drawing(ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch, then: 
     monkeypatch.setattr(ledgers, "next_id", drawn)
 
 
-async def test_a_ledger_that_comes_after_the_ids_were_drawn(
-    bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
-        client = await published(broker, b"0")
-        job = Job(bookies, broker)
-        row = await job.stage([b"x"])
-        used: list[int] = []
-
-        async def publish(first: int) -> None:
-            used.append(first)
-            for number in (1, 2):
-                client.publish(b"%d" % number, first=number)
-                await client.confirmed(number + 1)
-            await settle()  # the next ledger is open, and empty
-
-        after_drawing(ledgers, monkeypatch, publish)
-        answer = await job.attach(0, row)
-        assert answer["first"] > used[0]
-        record = await record_of(bookies)
-        ids = [info.ledger_id for info in record.ledgers]
-        assert ids == sorted(ids)
-        assert all(info.entries for info in record.ledgers), "the empty ledger that was open is gone as well"
-        assert await read_all(broker, 4) == [b"0", b"1", b"2", b"x"]
-
-
 async def test_a_subscription_at_the_end_of_a_list_without_ledgers(
     gate: Gate, bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end lies below ids that were drawn, whatever was discarded since and is not deleted yet."""
+    """Its end lies below ids that were drawn, whatever was discarded before and is not deleted yet."""
     async with export_broker(bookies, ledgers) as broker:
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         consumer = FakeClient(broker)
 
-        async def discard_and_subscribe(_first: int) -> None:
-            (await job.open("late")).detach()
-            gate.fail_deletes = True
-            await job.client.ask(c.DiscardStaged, "orders", "late")
-            assert loaded(broker).ledger.list.record.trimmed
+        (await job.open("late")).detach()
+        gate.fail_deletes = True
+        await job.client.ask(c.DiscardStaged, "orders", "late")
+        assert loaded(broker).ledger.list.record.trimmed
+
+        async def subscribe(_first: int) -> None:
             await consumer.consumer(start=("latest", None))
 
-        after_drawing(ledgers, monkeypatch, discard_and_subscribe)
+        after_drawing(ledgers, monkeypatch, subscribe)
         await job.attach(0, row)
         assert await consumer.received(1) == [b"x"]
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.broker.export import publish
+from magnetar.broker.export import staged_entries
 from magnetar.broker.log.records import TopicRecord
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
@@ -289,7 +289,7 @@ async def test_producer_names_of_all_tasks_and_what_one_entry_cannot_hold(
         ]
         assert list(entry.end_indexes) == [1, 2, 3, 4, 5, 6]
         # More than an entry can count is attached, however large attach_min_bytes is.
-        monkeypatch.setattr(publish, "MAX_BATCHES_PER_ENTRY", 199)
+        monkeypatch.setattr(staged_entries, "MAX_BATCHES_PER_ENTRY", 199)
         large = await job.stage(*[[b"x" * 900] for _ in range(200)])
         assert (await job.attach(1, large))["attached"]
         assert (await record_of(bookies)).ledgers[-1].stored_id == large[0]

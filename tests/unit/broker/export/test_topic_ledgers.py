@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.broker.export.ledgers import MAX_LEDGERS_PER_PAGE, topic_ledgers
+from magnetar.broker.listeners.native.requests import to_wire
 from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.records import LedgerInfo
 from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
@@ -121,7 +123,7 @@ async def test_a_list_of_ten_thousand_ledgers_comes_in_pages_that_fit() -> None:
     found: list[int] = []
     after = -1
     while True:
-        page = await topic_ledgers(list_, metadata, bookies, after=after, count=1 << 40)
+        page = to_wire(await topic_ledgers(list_, metadata, bookies, after=after, count=1 << 40))
         assert len(page["ledgers"]) <= MAX_LEDGERS_PER_PAGE
         found += [row[0] for row in page["ledgers"]]
         if not page["more"]:
@@ -137,11 +139,13 @@ async def test_pages_are_bounded_in_bytes_and_lost_metadata_is_told() -> None:
     await list_.commit(append=[LedgerInfo(number, number, 1, 1, 1, 1, 1, True) for number in range(4)])
     for number in (0, 2, 3):
         await metadata.create(ledger_path(number), bytes(600_000))
-    page = await topic_ledgers(list_, metadata, None, after=-1, count=10)
+    page = to_wire(await topic_ledgers(list_, metadata, None, after=-1, count=10))
     assert [(row[0], len(row[9])) for row in page["ledgers"]] == [(0, 600_000), (1, 0)]
     assert page["more"]
     assert page["bookies"] == {}
-    page = await topic_ledgers(list_, metadata, StaticBookies(["b1:1"]), after=2, count=10)
+    page = msgspec.to_builtins(
+        await topic_ledgers(list_, metadata, StaticBookies(["b1:1"]), after=2, count=10)
+    )
     assert [row[0] for row in page["ledgers"]] == [3]
     assert not page["more"]
 
@@ -151,5 +155,5 @@ async def test_pages_are_bounded_in_bytes_and_lost_metadata_is_told() -> None:
                 await list_.commit(trim=3)
             return None
 
-    page = await topic_ledgers(list_, Trimming(), None, after=1, count=10)
+    page = to_wire(await topic_ledgers(list_, Trimming(), None, after=1, count=10))
     assert [row[0] for row in page["ledgers"]] == [3], "a ledger that is trimmed meanwhile is passed over"

@@ -14,7 +14,7 @@ from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.policies import decode_policies
 
-from ...export.archived import decode_wanted
+from ...export.archived import Wanted, decode_archived
 from ...export.attach import decode_attachment
 from ...export.damage import decode_damage
 from ...export.queries import Batch
@@ -93,7 +93,9 @@ async def _archive_ledgers(
     service: BrokerService, caller: Caller, command: c.ArchiveLedgers, payload: bytes
 ) -> Any:
     _, topic, location, *how = msgspec.structs.astuple(command)
-    return await service.ledgers.archive_ledgers(caller, topic, decode_wanted(location, payload, *how))
+    return await service.ledgers.archive_ledgers(
+        caller, topic, Wanted(location, decode_archived(payload), *how)
+    )
 
 
 def started(opened: ConsumerOpened, epoch: int, trimmed: bool) -> dict[str, Any]:
