@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Goal(NamedTuple):
-    """`limit` must be reached (`higher`) or not be passed; None: for comparison only."""
-
-    label: str
-    unit: str
-    limit: float | None
-    higher: bool = True
-
+from bench.rounds import Goal
 
 GOALS: dict[str, Goal] = {
     "absorb_share": Goal("64 KB adds while the cache absorbs, of raw synced 64 KB writes", "x", 0.60),

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.bookie.goals import GOALS
-from bench.bookie.run import ENTRY, LEDGERS, PACED_RATE, SIZES, Round, name_of
+from bench.bookie.run import LEDGERS, PACED_RATE, SIZES, Round
 from bench.figures import Gathered
-from bench.probes import QUIET_SHARE
+from bench.rounds import name_of, print_machine
 
 
-def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
-    """Prints everything; returns what the JSON file says at its top."""
+def print_tables(rounds: list[Round], console: Console) -> None:
+    """All but the targets."""
     _print_adds(rounds, console)
     _print_reads(rounds, console)
     _print_paced(rounds, console)
     _print_machine(rounds, console)
-    return _print_goals(rounds, console)
 
 
 def _median(values: list[float]) -> float:
@@ -111,64 +107,23 @@ def _print_paced(rounds: list[Round], console: Console) -> None:
 
 
 def _print_machine(rounds: list[Round], console: Console) -> None:
-    table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
+    rows: list[tuple[str, str]] = []
     raw = [one for found in rounds for one in found.details["raw"]]
     for size in raw[0]["synced"] if raw else ():
         rates = [one["synced"][size] / 1e6 for one in raw]
-        table.add_row(
-            f"pwrite + fdatasync, {name_of(int(size))} each",
-            f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}",
+        rows.append(
+            (
+                f"pwrite + fdatasync, {name_of(int(size))} each",
+                f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}",
+            )
         )
     for name, label in (
         ("path", "TCP -> ring -> pwrite + fdatasync, no bookie"),
         ("cold_read", "cold sequential read"),
     ):
         if rates := [one[name] / 1e6 for one in raw]:
-            table.add_row(label, f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}")
-    calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
-    idle = [share for found in rounds for share in found.idle_shares]
-    if idle:
-        table.add_row(
-            "calibration loop",
-            f"median {_median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
-        )
-        table.add_row("idle share", f"median {_median(idle):.2f}, lowest {min(idle):.2f}")
-    console.print(table)
-    busy = sum(share < QUIET_SHARE for share in idle)
-    if busy:
-        console.print(
-            f"The machine was busy with other things before {busy} of {len(idle)} workloads: syncs wait for a processor "
-            "then, and the raw rates of small groups fall most.",
-            style="bold yellow",
-        )
-
-
-def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
-    table = Table(title="Targets", title_justify="left")
-    for column in ("target", "median", "lowest", "highest", "asked", "reached"):
-        table.add_column(column, no_wrap=True, justify="left" if column in ("target", "reached") else "right")
-    summary: dict[str, Any] = {}
-    for name, goal in GOALS.items():
-        samples = [found.figures[name] for found in rounds if name in found.figures]
-        if not samples:
-            continue
-        value = _median(samples)
-        reached: bool | None = None
-        asked = ""
-        if goal.limit is not None:
-            reached = value >= goal.limit if goal.higher else value <= goal.limit
-            asked = f"{'at least' if goal.higher else 'at most'} {goal.limit:g} {goal.unit}"
-        table.add_row(
-            goal.label,
-            f"{value:.2f} {goal.unit}",
-            f"{min(samples):.2f}",
-            f"{max(samples):.2f}",
-            asked,
-            "" if reached is None else "[green]yes[/]" if reached else "[bold red]NO[/]",
-        )
-        summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
-    console.print(table)
-    return summary
+            rows.append((label, f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}"))
+    print_machine(rows, rounds, console)
 
 
 def figures(rounds: list[Round]) -> dict[str, Any]:
@@ -201,20 +156,3 @@ def figures(rounds: list[Round]) -> dict[str, Any]:
         if highest := [one["highest_pss"] / 1e6 for one in found.details["sustained"].values()]:
             gathered.add("memory", max(highest), "memory, sustained adds", "MB")
     return gathered.document()
-
-
-def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
-    """Everything that was measured."""
-    document = {
-        "machine": {
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()}",
-        },
-        "entry_bytes_of_targets": ENTRY,
-        "targets": summary,
-        "figures": figures(rounds),
-        "others": 1.0 - min((share for found in rounds for share in found.idle_shares), default=1.0),
-        "rounds": [found.details | {"figures": found.figures} for found in rounds],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, default=str) + "\n")

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import rounds
 from bench.bookie.raw import raw_probe
 from bench.bookie.watch import Watch, within
-from bench.probes import calibrate, settle
+from bench.rounds import Say, name_of
 from bench.service_process import ServiceProcess
 from bench.services import Measured, drop_page_cache
 from magnetar.bookie.settings import BookieSettings
@@ -33,7 +34,6 @@ PACED_RATE = 1000
 # Journal files are ready when none has changed for so long; waited for at most READY_S.
 READY_AFTER_S, READY_S = 0.5, 15.0
 WORKLOADS = "abcde"
-Say = Callable[[str], None]
 
 
 class Sizes:
@@ -52,51 +52,35 @@ class Sizes:
         self.probe_s = 0.3 if quick else 0.6
 
 
-class Round:
-    """`figures` by the names of bench.bookie.goals, `details` for tables and the JSON file."""
+class Round(rounds.Round):
+    """See bench.rounds."""
 
     def __init__(
         self,
         directory: Path,
-        sizes: Sizes,
+        quick: bool,
         wanted: Collection[str],
         settle_s: float,
         say: Say,
         number: int = 0,
     ) -> None:
-        """`settle_s`: how long to wait for a quiet machine before each workload; `number`: of the round, from 0."""
-        self.directory = directory
-        self.sizes = sizes
-        self.wanted = wanted
-        self.settle_s = settle_s
-        self.say = say
+        """`number`: of the round, from 0."""
+        details: dict[str, Any] = {"raw": [], "absorb": {}, "sustained": {}, "reads": {}}
+        super().__init__(directory, wanted, settle_s, say, details)
+        self.sizes = Sizes(quick)
         self.number = number
-        self.figures: dict[str, float] = {}
-        self.details: dict[str, Any] = {"raw": [], "absorb": {}, "sustained": {}, "reads": {}}
-        self.idle_shares: list[float] = []
-        self.calibrations_ms: list[float] = []
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Everything that is wanted."""
-        self.directory.mkdir(parents=True)
-        try:
-            for letter, workload in (
-                ("a", self._adds),
-                ("b", self._reads),
-                ("c", self._replay),
-                ("d", self._paced),
-            ):
-                if letter in self.wanted or (letter == "a" and "e" in self.wanted):
-                    workload()
-            self._compare()
-        finally:
-            shutil.rmtree(self.directory, ignore_errors=True)
-        self.details["idle_shares"] = self.idle_shares
-        self.details["calibrations_ms"] = self.calibrations_ms
-
-    def _quiet(self) -> None:
-        self.idle_shares.append(settle(self.settle_s))
-        self.calibrations_ms.append(calibrate())
+        for letters, workload in (
+            ("ae", self._adds),
+            ("b", self._reads),
+            ("c", self._replay),
+            ("d", self._paced),
+        ):
+            if set(letters) & set(self.wanted):
+                workload()
+        self._compare()
 
     def _raw(self) -> None:
         self.details["raw"].append(raw_probe(self.directory, [ENTRY, MIB, 4 * MIB], self.sizes.probe_s))
@@ -118,9 +102,9 @@ class Round:
     def _adds(self) -> None:
         if "a" in self.wanted:
             for size in SIZES:
-                self._quiet()
+                self.quiet()
                 self._absorb(size)
-        self._quiet()
+        self.quiet()
         for size in SIZES if "a" in self.wanted else (ENTRY,):
             for ledgers in (LEDGERS[0], LEDGERS[-1]):
                 self._sustained(size, ledgers)
@@ -210,7 +194,7 @@ class Round:
     # --- (b) reads ----------------------------------------------------------------------------------------------------
 
     def _reads(self) -> None:
-        self._quiet()
+        self.quiet()
         for size, entries in self.sizes.read_entries.items():
             service = ServiceProcess(self.directory / "data", command="bookie", arguments=arguments({}))
             service.start()
@@ -264,7 +248,7 @@ class Round:
     # --- (c) replay ---------------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        self._quiet()
+        self.quiet()
         count = self.sizes.replay_bytes // 1024
         held_back = {"write_cache_bytes": 8 * self.sizes.replay_bytes, "checkpoint_interval_s": NEVER_S}
         for name, settings in (("replay", {}), ("replay_large", held_back)):
@@ -286,10 +270,10 @@ class Round:
 
     def _paced(self) -> None:
         found: dict[str, Any] = {}
-        self._quiet()
+        self.quiet()
         quiet, flushing, windows = self._while_flushing()
         found["quiet"], found["flush"] = percentiles(quiet), percentiles(flushing) | windows
-        self._quiet()
+        self.quiet()
         quiet, compacting, windows = self._while_compacting()
         found["quiet, other bookie"] = percentiles(quiet)
         found["gc, compaction"] = percentiles(compacting) | windows
@@ -453,8 +437,3 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999)):
         found[name] = ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e3
     return found
-
-
-def name_of(size: int) -> str:
-    """For people."""
-    return f"{size} B" if size < 1024 else f"{size >> 10} KB" if size < MIB else f"{size >> 20} MB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.bookie.goals import Goal
+from bench.rounds import Goal
 
 GOALS: dict[str, Goal] = {
     "cpu_full": Goal("client CPU per append, 3/2/2, 1 KB, as fast as it goes", "us", 60, higher=False),

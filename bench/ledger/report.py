@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.bookie.run import name_of
 from bench.figures import Gathered
-from bench.ledger.goals import GOALS
 from bench.ledger.run import TAIL_RATE, Round, client_us
-from bench.probes import QUIET_SHARE
+from bench.rounds import name_of, print_machine
 
 
-def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
-    """Prints everything; returns what the JSON file says at its top."""
+def print_tables(rounds: list[Round], console: Console) -> None:
+    """All but the targets."""
     _print_appends(rounds, console)
     _print_reads(rounds, console)
     _print_tails(rounds, console)
     _print_machine(rounds, console)
-    return _print_goals(rounds, console)
 
 
 def _results(rounds: list[Round], part: str) -> dict[str, list[dict[str, Any]]]:
@@ -113,48 +107,13 @@ def _print_tails(rounds: list[Round], console: Console) -> None:
 
 
 def _print_machine(rounds: list[Round], console: Console) -> None:
-    table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
     p50, p99 = (statistics.median(found.details["ring"][name] for found in rounds) for name in ("p50", "p99"))
-    table.add_row("TCP -> ring -> fdatasync -> back, one at a time", f"p50 {p50:.3f} ms, p99 {p99:.3f} ms")
     path = statistics.median(found.details["path_bytes_per_s"] for found in rounds)
-    table.add_row("TCP -> ring -> pwrite + fdatasync, one copy, no bookie", f"{path / 1e6:,.0f} MB/s")
-    calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
-    idle = [share for found in rounds for share in found.idle_shares]
-    table.add_row(
-        "calibration loop",
-        f"median {statistics.median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
-    )
-    table.add_row("idle share", f"median {statistics.median(idle):.2f}, lowest {min(idle):.2f}")
-    console.print(table)
-    if busy := sum(share < QUIET_SHARE for share in idle):
-        console.print(
-            f"The machine was busy with other things before {busy} of {len(idle)} workloads; rates and p99 suffer most.",
-            style="bold yellow",
-        )
-
-
-def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
-    table = Table(title="Targets", title_justify="left")
-    for column in ("target", "median", "lowest", "highest", "asked", "reached"):
-        table.add_column(column, no_wrap=True, justify="left" if column in ("target", "reached") else "right")
-    summary: dict[str, Any] = {}
-    for name, goal in GOALS.items():
-        samples = [found.figures[name] for found in rounds if name in found.figures]
-        if not samples:
-            continue
-        value = statistics.median(samples)
-        reached = None if goal.limit is None else value <= goal.limit
-        table.add_row(
-            goal.label,
-            f"{value:.2f} {goal.unit}",
-            f"{min(samples):.2f}",
-            f"{max(samples):.2f}",
-            "" if goal.limit is None else f"at most {goal.limit:g} {goal.unit}",
-            "" if reached is None else "[green]yes[/]" if reached else "[bold red]NO[/]",
-        )
-        summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
-    console.print(table)
-    return summary
+    rows = [
+        ("TCP -> ring -> fdatasync -> back, one at a time", f"p50 {p50:.3f} ms, p99 {p99:.3f} ms"),
+        ("TCP -> ring -> pwrite + fdatasync, one copy, no bookie", f"{path / 1e6:,.0f} MB/s"),
+    ]
+    print_machine(rows, rounds, console)
 
 
 def figures(rounds: list[Round]) -> dict[str, Any]:
@@ -187,19 +146,3 @@ def bookies_us(result: dict[str, Any]) -> float:
     """Microseconds of CPU of all bookies together per append."""
     seconds = sum(cpu_s for who, cpu_s in result["cpu_s"].items() if who != "client")
     return float(seconds / result["appends"] * 1e6)
-
-
-def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
-    """Everything that was measured."""
-    document = {
-        "machine": {
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()}",
-        },
-        "targets": summary,
-        "figures": figures(rounds),
-        "others": 1.0 - min((share for found in rounds for share in found.idle_shares), default=1.0),
-        "rounds": [found.details | {"figures": found.figures} for found in rounds],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, default=str) + "\n")

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import rounds
 from bench.bookie.raw import bare_path
-from bench.bookie.run import Say, name_of
-from bench.probes import calibrate, disk, ring_probe, settle
+from bench.probes import disk, ring_probe
+from bench.rounds import Say, name_of
 from bench.service_process import ServiceProcess, cpu_time
 
 BOOKIES = 3
@@ -51,44 +52,37 @@ class Sizes:
         return self.full[size] if mode == "full" else self.single[size]
 
 
-class Round:
-    """`figures` by the names of bench.ledger.goals, `details` for tables and the JSON file."""
+class Round(rounds.Round):
+    """See bench.rounds."""
 
     def __init__(
-        self, directory: Path, sizes: Sizes, wanted: Collection[str], settle_s: float, say: Say
+        self,
+        directory: Path,
+        quick: bool,
+        wanted: Collection[str],
+        settle_s: float,
+        say: Say,
+        _number: int = 0,
     ) -> None:
-        """`settle_s`: how long to wait for a quiet machine before each workload."""
-        self.directory = directory
-        self.sizes = sizes
-        self.wanted = wanted
-        self.settle_s = settle_s
-        self.say = say
-        self.figures: dict[str, float] = {}
-        self.details: dict[str, Any] = {"appends": {}, "recovery": {}, "reads": {}, "tail": {}}
-        self.idle_shares: list[float] = []
-        self.calibrations_ms: list[float] = []
+        details: dict[str, Any] = {"appends": {}, "recovery": {}, "reads": {}, "tail": {}}
+        super().__init__(directory, wanted, settle_s, say, details)
+        self.sizes = Sizes(quick)
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Everything that is wanted."""
-        self.directory.mkdir(parents=True)
-        try:
-            self._probe()
-            for letter, workload in (
-                ("a", self._appends),
-                ("b", self._recovery),
-                ("c", self._reads),
-                ("d", self._tail),
-            ):
-                if letter in self.wanted:
-                    workload()
-        finally:
-            shutil.rmtree(self.directory, ignore_errors=True)
-        self.details["idle_shares"] = self.idle_shares
-        self.details["calibrations_ms"] = self.calibrations_ms
+        self._probe()
+        for letter, workload in (
+            ("a", self._appends),
+            ("b", self._recovery),
+            ("c", self._reads),
+            ("d", self._tail),
+        ):
+            if letter in self.wanted:
+                workload()
 
     def _probe(self) -> None:
         """What no client can pass here: one record at a time, and bytes as fast as they go, without a bookie."""
-        self._quiet()
+        self.quiet()
         self.details["ring"] = ring_probe(self.directory, self.sizes.ring_records)
         path = self.directory / "raw-probe"
         try:
@@ -96,10 +90,6 @@ class Round:
             self.details["path_bytes_per_s"] = bare_path(path)
         finally:
             path.unlink(missing_ok=True)
-
-    def _quiet(self) -> None:
-        self.idle_shares.append(settle(self.settle_s))
-        self.calibrations_ms.append(calibrate())
 
     @contextlib.contextmanager
     def _bookies(self) -> Iterator[list[ServiceProcess]]:
@@ -125,7 +115,7 @@ class Round:
 
     def _appends(self) -> None:
         for size in SIZES:
-            self._quiet()
+            self.quiet()
             with self._bookies() as bookies:
                 warm_up(bookies)
                 for quorums in QUORUMS:
@@ -165,7 +155,7 @@ class Round:
     # --- (b) recovery -------------------------------------------------------------------------------------------------
 
     def _recovery(self) -> None:
-        self._quiet()
+        self.quiet()
         with self._bookies() as bookies:
             warm_up(bookies)
             for quorums in QUORUMS[1:]:
@@ -186,7 +176,7 @@ class Round:
 
     def _reads(self) -> None:
         for size in SIZES:
-            self._quiet()
+            self.quiet()
             with self._bookies() as bookies:
                 for quorums in QUORUMS:
                     result = run_client(
@@ -206,7 +196,7 @@ class Round:
     # --- (d) tails ----------------------------------------------------------------------------------------------------
 
     def _tail(self) -> None:
-        self._quiet()
+        self.quiet()
         with self._bookies() as bookies:
             warm_up(bookies)
             for quorums in QUORUMS:
