@@ -19,11 +19,13 @@ from magnetar.broker.topics.registry import State as LoadState
 from magnetar.broker.topics.topic import Topic
 from magnetar.client.connection.core.search import Search
 from magnetar.client.connection.lookups import Lookups
+from magnetar.metadata.registration import Registration
 from magnetar.metadata.store import Check, Create, Put
 from magnetar.proto.errors import MagnetarError, VersionConflict
 from sim.defects.registry import cluster_defect
 
 bundles_of: Any = BundleOwnership
+registrations: Any = Registration
 transfers_of: Any = Transfers
 module: Any = bundle_ownership
 _for_ever = asyncio.Event  # nobody sets it
@@ -145,21 +147,13 @@ def brokers_node_outlives_its_session() -> None:
 def lost_session_fences_nothing() -> None:
     """The broker opens another one, and goes on with the topics that it has."""
 
-    def lost(self: Any, session: Any) -> None:
-        if self._session is not session:
-            return
-        self._session = None
-        self._has_session.clear()
-        self._wake.set()
-        self.forget(list(self.held))
-
-    bundles_of._lost = lost
+    bundles_of._lost = lambda self: self.forget(list(self.held))
 
 
 @cluster_defect
 def validity_is_not_read_from_the_clock() -> None:
     """Rule 31: a broker that stood still confirms what it finds, before it is told that its session is over."""
-    ClusterOwnership.valid = property(lambda self: self._session is not None)  # type: ignore[assignment,method-assign]
+    ClusterOwnership.valid = property(lambda self: self._registration._session is not None)  # type: ignore[assignment,method-assign]
 
 
 @cluster_defect
@@ -171,13 +165,13 @@ def topic_ignores_a_fence() -> None:
 @cluster_defect
 def no_second_session() -> None:
     """A broker that has lost its session has none any more."""
-    hold = bundles_of._hold
+    hold = registrations._hold
 
     async def once(self: Any, session: Any) -> None:
         await hold(self, session)
         await _for_ever().wait()
 
-    bundles_of._hold = once
+    registrations._hold = once
 
 
 # --- serving -----------------------------------------------------------------------------------------------------------
@@ -340,7 +334,7 @@ def stopping_broker_takes_bundles() -> None:
 
     def set_state(self: Any, state: str) -> None:
         self.state = READY if state == STOPPING else state
-        self._wake.set()
+        self._registration.changed()
 
     bundles_of.set_state = set_state
 

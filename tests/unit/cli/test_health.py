@@ -16,9 +16,9 @@ import pytest
 from magnetar.bookie.status import bookie_problems
 from magnetar.cli.wiring.health import HttpPages, Started, bookie_reasons, broker_reasons
 from magnetar.cli.wiring.lazy_imports import LazyHttp
-from magnetar.cli.wiring.registration import Registration
 from magnetar.cli.wiring.settings import ServiceSettings, SettingSources, service_settings
-from magnetar.metadata import ephemeral
+from magnetar.metadata import registration
+from magnetar.metadata.registration import Registration
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.lifecycle import Daemon
 from magnetar.runtime.metrics import Metrics
@@ -85,9 +85,9 @@ async def test_a_daemon_answers_from_before_its_start_to_the_end_of_its_stop() -
 async def test_a_bookie_is_ready_while_it_is_registered_and_its_journal_syncs(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(ephemeral, "POLL_S", 0.01)
+    monkeypatch.setattr(registration, "POLL_S", 0.01)
     store = MemoryMetadataStore()
-    registered = Registration(store, "/bookies/b1", lambda: b"", 1.0)
+    registered = Registration(store, "/bookies/b1", lambda: b"", 1.0, name="bookie b1")
     bookie = await open_real(str(tmp_path), journal_stall_s=0.2)
     try:
         assert list(bookie_reasons(bookie, registered.standing)) == ["unregistered"]

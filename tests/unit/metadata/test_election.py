@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.ephemeral import elected
+from magnetar.metadata.election import elected
 from magnetar.proto.errors import AlreadyClosed, ConnectionLost
 from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgpack
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.metadata.ephemeral import elected
+from magnetar.metadata.election import elected
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.paths import AUDITOR_PATH
 from magnetar.metadata.store import MetadataStore, Session

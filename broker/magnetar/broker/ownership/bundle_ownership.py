@@ -13,19 +13,16 @@ A node in `/owners` is believed to be ours if it names our session: what a reque
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from magnetar.metadata import MetadataStore, Session
-from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_up_to_date, start_limit_s
+from magnetar.metadata.registration import POLL_S, Registration
 from magnetar.metadata.store import Check, Create
 from magnetar.proto.errors import (
-    AlreadyClosed,
     AlreadyExists,
     DataDirectoryError,
     MagnetarError,
@@ -35,7 +32,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.tasks import LongTask, begin, end_all
+from magnetar.runtime.tasks import begin
 
 from ..log.records import topic_path
 from .balance import BalanceSettings
@@ -115,81 +112,39 @@ class BundleOwnership:
         self.view = ClusterView(metadata, settings.default_bundles, self.look.set)
         self.state = READY  # as the broker's node says, or will
         self._placement = BundlePlacement(balance, rng.randrange)
-        # Begun with every session, and cancelled when it ends.
-        self.with_session: Callable[[Session], Coroutine[Any, Any, None]] | None = None
-        self._session: Session | None = None
         self._host: Host | None = None
-        self._keeper: LongTask | None = None
-        self._has_session = asyncio.Event()
-        self._failure: MagnetarError | None = None  # why there is no session yet
         self._clock = clock
         self._started_ms = clock.now_ms()
-        self._wake = asyncio.Event()  # the session is lost, or the broker's node is to say something else
         self.load = BrokerLoad()
+        self._registration = Registration(
+            metadata,
+            broker_path(self.name),
+            self._record,
+            settings.session_timeout_s,
+            name=f"broker {self.name}",
+            taken=f"another broker is registered as {self.name}: give this one a broker.name of its own",
+            on_lost=self._lost,
+            in_session=self.in_session,
+        )
 
     # --- the session -------------------------------------------------------------------------------------------------
 
     async def begin(self, host: Host) -> None:
         """Registers the broker. Raises ServiceNotReady when that is not possible within a few session timeouts."""
         self._host = host
-        self._keeper = LongTask(f"the session of broker {self.name}", self._keep, retry_max_s=POLL_S)
-        seconds = start_limit_s(self.settings.session_timeout_s)
         try:
-            async with asyncio.timeout(seconds):
-                await self._has_session.wait()
-        except TimeoutError:
-            await self.end()
-            raise ServiceNotReady(
-                f"broker {self.name} could not be registered in the metadata store within {seconds:g} s: "
-                f"{self._failure or 'the store does not answer'}"
-            ) from None
+            await self._registration.start()
         except BaseException:
             await self.end()
             raise
 
-    async def _keep(self) -> None:
-        while True:
-            try:
-                session = await self.metadata.open_session(self.settings.session_timeout_s)
-                try:
-                    await self._hold(session)
-                except AlreadyClosed:  # the session ended while something was asked in it
-                    _log.info("broker %s needs another session with the metadata store", self.name)
-                finally:  # one that cannot be closed ends by its silence; and what is cancelled here stays cancelled
-                    with contextlib.suppress(MagnetarError):
-                        await session.close()
-            except MagnetarError as error:
-                self._failure = error
-                raise
-
-    async def _hold(self, session: Session) -> None:
-        """Until the session is lost."""
-        store, path, record = self.metadata, broker_path(self.name), self._record()
-        timeout_s = self.settings.session_timeout_s
-        version = await create_after_predecessor(store, path, record, session, timeout_s, self._name_is_taken)
-        self._session = session
-        session.when_lost(lambda: self._lost(session))
-        self._has_session.set()
-        _log.info("broker %s is registered", self.name)
-        beside = None
-        if self.with_session is not None:
-            beside = begin(self.with_session(session), f"balancing by broker {self.name}")
-        try:
-            await keep_up_to_date(store, path, self._record, record, version, session, self._wake)
-        finally:
-            self._lost(session)  # or it is given up: what is owned in it goes
-            if beside is not None:
-                await end_all([beside])
-
-    def _name_is_taken(self) -> None:
-        self._failure = ServiceNotReady(
-            f"another broker is registered as {self.name}: give this one a broker.name of its own"
-        )
+    async def in_session(self, session: Session) -> None:
+        """What runs beside, while the broker is registered; cancelled when the session is lost."""
 
     def set_state(self, state: str) -> None:
         """What the broker's node says of it."""
         self.state = state
-        self._wake.set()
+        self._registration.changed()
 
     def _record(self) -> bytes:
         settings = self.settings
@@ -204,19 +159,13 @@ class BundleOwnership:
             self.host.problems(),
         ).encode()
 
-    def _lost(self, session: Session) -> None:
+    def _lost(self) -> None:
         """The session is lost: another broker may own every bundle soon, so nothing is confirmed from now on."""
-        if self._session is not session:  # it is known
-            return
-        self._session = None
-        self._has_session.clear()
-        self._wake.set()
         self.forget(list(self.held))
         _log.warning(
             "broker %s lost its session with the metadata store: all of its topics are fenced", self.name
         )
-        assert self._host is not None
-        self._host.fence(
+        self.host.fence(
             TopicNotServed(
                 f"broker {self.name} lost its session with the metadata store; another one may serve the topic: look it up"
             )
@@ -225,13 +174,11 @@ class BundleOwnership:
     @property
     def session(self) -> Session:
         """To make nodes with. Raises ServiceNotReady."""
-        if self._session is None or self._session.lost:
-            raise ServiceNotReady(f"broker {self.name} has no session with the metadata store; try again")
-        return self._session
+        return self._registration.session
 
     @property
     def valid(self) -> bool:
-        return self._session is not None and not self._session.lost
+        return self._registration.standing
 
     @property
     def host(self) -> Host:
@@ -242,10 +189,7 @@ class BundleOwnership:
     async def end(self) -> None:
         """The broker's nodes go. May be called again."""
         self.forget(list(self.held))
-        self._session = None
-        if self._keeper is not None:
-            await self._keeper.close()
-            self._keeper = None
+        await self._registration.close()
         await self.view.close()
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -408,7 +352,9 @@ class BundleOwnership:
         deadline = loop.time() + _HELD_TIMEOUTS * self.settings.session_timeout_s
         namespace, place = name.full_namespace, topic_hash(name)
         while True:
-            await self._until(self._has_session, deadline, "has no session with the metadata store")
+            await self._until(
+                self._registration.registered, deadline, "has no session with the metadata store"
+            )
             known = await self.view.bounds(namespace)
             bundle = known.bounds.bundle_of(namespace, place)
             if (held := self.held.get(bundle)) is not None:

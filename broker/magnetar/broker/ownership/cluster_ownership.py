@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from magnetar.ledger.settings import LedgerSettings
-from magnetar.metadata import MetadataStore
+from magnetar.metadata import MetadataStore, Session
 from magnetar.metadata.store import Check
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import (
@@ -70,10 +70,12 @@ class ClusterOwnership(BundleOwnership):
         self._balancing = Balancing(
             metadata, self.view, loads, balance, rng, settings.name, self._load, clock
         )
-        self.with_session = self._balancing.serve
 
     def _load(self, load: BrokerLoad) -> None:
         self.load = load
+
+    async def in_session(self, session: Session) -> None:
+        await self._balancing.serve(session)
 
     async def start(self, host: Host) -> None:
         await self.begin(host)

@@ -32,6 +32,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import known_broker_path
+from magnetar.metadata.registration import Registration
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 
@@ -41,7 +42,6 @@ from .components import bookie_components, broker_components
 from .health import Started, autorecovery_reasons, bookie_reasons, broker_reasons
 from .metadata import open_shared_metadata
 from .metrics import service_metrics
-from .registration import Registration
 from .settings import ServiceSettings, format_host
 from .standalone import (
     BrokerComponents,
@@ -108,8 +108,13 @@ async def run_bookie(settings: ServiceSettings, on_failure: Failure, stops: Asyn
             },
         )
 
-    path = f"{BOOKIES_PATH}/{bookie_id}"
-    registered = Registration(metadata, path, registration, settings.daemon.session_timeout_s)
+    registered = Registration(
+        metadata,
+        f"{BOOKIES_PATH}/{bookie_id}",
+        registration,
+        settings.daemon.session_timeout_s,
+        name=f"bookie {bookie_id}",
+    )
     await registered.start()
     stops.push_async_callback(registered.close)
     health = _cluster_health(metadata, stops)

@@ -10,7 +10,7 @@ from magnetar.broker.ownership.core.bundles import Bounds, topic_hash
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import owner_path, transfer_path
 from magnetar.broker.service.broker import BrokerService
-from magnetar.metadata import ephemeral
+from magnetar.metadata import registration
 from magnetar.proto.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -488,7 +488,7 @@ async def test_a_broker_that_stops_hands_over_and_the_last_one_just_stops() -> N
 async def test_a_second_broker_of_a_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ephemeral, "_START_PATIENCE_S", 0.0)
+    monkeypatch.setattr(registration, "_START_PATIENCE_S", 0.0)
     async with brokers("a") as cluster:
         first = cluster.brokers["a"]
         with pytest.raises(ServiceNotReady, match=r"give this one a broker\.name of its own"):

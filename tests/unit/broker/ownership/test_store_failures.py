@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from magnetar.broker import ClientConnection
-from magnetar.broker.ownership import bundle_ownership
 from magnetar.broker.ownership.balance import balancing
 from magnetar.broker.ownership.balance.leader import BalanceLeader
 from magnetar.broker.ownership.bundle_ownership import State
@@ -63,18 +62,16 @@ async def test_a_session_that_is_given_up_fences_every_topic(monkeypatch: pytest
     async with brokers("a") as cluster:
         one = cluster.brokers["a"]
         topic = await (await owner(cluster, TOPICS[0])).broker.topic(TOPICS[0], create=True)
-        bundles: Any = one.ownership
-        session = bundles.session
 
-        async def broken(*_: Any) -> None:
-            raise ConnectionLost("not to be had")
+        def broken() -> dict[str, str]:
+            raise RuntimeError("a defect, where the broker says what is wrong with it")
 
-        monkeypatch.setattr(bundle_ownership, "keep_up_to_date", broken)
-        bundles._lost(session)  # so that the next session begins with it
+        monkeypatch.setattr(one.broker, "problems", broken)
+        one.ownership.set_state(READY)
         await until(lambda: topic.not_served is not None)
-        assert not bundles.held
+        assert not one.ownership.held
         with pytest.raises(TopicNotServed):
-            bundles.check(TOPICS[0])
+            one.ownership.check(TOPICS[0])
 
 
 async def test_a_request_whose_deletion_is_lost_is_deleted_all_the_same() -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from magnetar.metadata.ephemeral import elected
+from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument, MagnetarError
 from magnetar.runtime.clock import Clock

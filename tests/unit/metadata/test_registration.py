@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.wiring.registration import Registration
-from magnetar.metadata import ephemeral
-from magnetar.proto.errors import ConnectionLost, RequestTimeout
+from magnetar.metadata import registration
+from magnetar.metadata.registration import Registration
+from magnetar.proto.errors import ConnectionLost, ServiceNotReady
 from support.memory_metadata import MemoryMetadataStore
 
 PATH = "/bookies/b1"
@@ -16,8 +16,8 @@ PATH = "/bookies/b1"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ephemeral, "POLL_S", 0.01)
-    monkeypatch.setattr(ephemeral, "_PREDECESSOR_TIMEOUTS", 0.1)
+    monkeypatch.setattr(registration, "POLL_S", 0.01)
+    monkeypatch.setattr(registration, "_PREDECESSOR_TIMEOUTS", 0.1)
 
 
 async def value_of(store: MemoryMetadataStore, path: str = PATH) -> bytes | None:
@@ -34,7 +34,7 @@ async def until(store: MemoryMetadataStore, wanted: Callable[[bytes | None], boo
 async def test_a_registration_follows_its_value_and_goes_with_its_process() -> None:
     store = MemoryMetadataStore()
     values = [b"writable"]
-    registered = Registration(store, PATH, lambda: values[-1], 1.0)
+    registered = Registration(store, PATH, lambda: values[-1], 1.0, name="bookie b1")
     await registered.start()
     assert await value_of(store) == b"writable"
     values.append(b"read-only")
@@ -46,7 +46,7 @@ async def test_a_registration_follows_its_value_and_goes_with_its_process() -> N
 
 async def test_a_lost_session_is_followed_by_a_new_registration() -> None:
     store = MemoryMetadataStore()
-    registered = Registration(store, PATH, lambda: b"here", 1.0)
+    registered = Registration(store, PATH, lambda: b"here", 1.0, name="bookie b1")
     await registered.start()
     for session in list(store._sessions):
         store.expire(session)
@@ -61,16 +61,16 @@ async def test_it_waits_for_the_session_of_a_predecessor_and_not_for_ever(
     store = MemoryMetadataStore()
     before = await store.open_session(1)
     await store.create(PATH, b"before", session=before)
-    registered = Registration(store, PATH, lambda: b"after", 1.0)
+    registered = Registration(store, PATH, lambda: b"after", 1.0, name="bookie b1")
     starting = asyncio.create_task(registered.start())
     await asyncio.sleep(0.03)
     assert not starting.done()
     await before.close()
     await starting
     assert await value_of(store) == b"after"
-    monkeypatch.setattr(ephemeral, "_START_PATIENCE_S", 0.0)
-    second = Registration(store, PATH, lambda: b"second", 1.0)
-    with pytest.raises(RequestTimeout, match=r"another process.*under this name"):
+    monkeypatch.setattr(registration, "_START_PATIENCE_S", 0.0)
+    second = Registration(store, PATH, lambda: b"second", 1.0, name="bookie b1")
+    with pytest.raises(ServiceNotReady, match=r"another process.*under this name"):
         await second.start()
     assert await value_of(store) == b"after"
     await registered.close()
@@ -82,7 +82,7 @@ async def test_a_value_that_cannot_be_written_is_written_later_in_the_same_sessi
     """Regression: the session was given up, and for others the bookie was gone."""
     store = MemoryMetadataStore()
     values = [b"writable"]
-    registered = Registration(store, PATH, lambda: values[-1], 1.0)
+    registered = Registration(store, PATH, lambda: values[-1], 1.0, name="bookie b1")
     await registered.start()
     (session,) = store._sessions
     real = store.put
@@ -106,7 +106,7 @@ async def test_a_value_that_cannot_be_written_is_written_later_in_the_same_sessi
 async def test_it_ends_when_it_is_closed_at_the_moment_at_which_its_session_is_lost(turns: int) -> None:
     """Regression: it forgot that it was closed, and registered again for ever."""
     store = MemoryMetadataStore()
-    registered = Registration(store, PATH, lambda: b"here", 1.0)
+    registered = Registration(store, PATH, lambda: b"here", 1.0, name="bookie b1")
     await registered.start()
     for session in list(store._sessions):
         store.expire(session)
