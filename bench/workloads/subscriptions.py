@@ -22,6 +22,7 @@ from typing import Any
 from bench.service_process import resident_bytes
 from bench.workloads.produce_tail import BATCHES_IN_FLIGHT, SEND_TIMEOUT_S, send_batches
 from magnetar.client import Client, Consumer, MessageBatch, connect
+from magnetar.client.options import SubscriptionType
 
 SUBSCRIPTION = "bench"
 TICK_S = 0.001
@@ -127,7 +128,7 @@ async def take(
     url: str,
     topic: str,
     *,
-    type: str,
+    type: SubscriptionType,
     consumers: int,
     by_batch: bool,
     connections: int = 1,
@@ -167,7 +168,7 @@ async def take(
 
 
 async def stick(
-    url: str, topic: str, *, type: str, consumers: int, connections: int, take_all: bool
+    url: str, topic: str, *, type: SubscriptionType, consumers: int, connections: int, take_all: bool
 ) -> dict[str, Any]:
     """Consumers who take what comes and acknowledge nothing, or take nothing."""
     driver = await Driver.open()
@@ -186,7 +187,7 @@ async def stick(
 
 
 async def _subscribed(
-    stack: AsyncExitStack, url: str, topic: str, type: str, consumers: int, connections: int
+    stack: AsyncExitStack, url: str, topic: str, type: SubscriptionType, consumers: int, connections: int
 ) -> list[Consumer]:
     """Spread over so many connections."""
     slots = asyncio.Semaphore(CLIENTS_AT_ONCE)

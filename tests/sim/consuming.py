@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.client import Client, Consumer, DeadLetterPolicy, Message
+from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto.commands import Deliver
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId, TopicName
@@ -37,7 +38,7 @@ BITE = 20  # messages that are looked at together, at most
 class SubscriptionPlan:
     """How the consumers of a subscription behave. Times in seconds, rates per message."""
 
-    type: str
+    type: SubscriptionType
     consumers: int = 1
     priorities: tuple[int, ...] = (0,)  # failover, shared: one for each consumer
     sticky: bool = False  # key_shared: each has its part of the slots
@@ -79,13 +80,10 @@ class SubscriptionPlan:
 
 def plan_of_subscriptions(rng: random.Random, *, trimming: bool) -> list[SubscriptionPlan]:
     """Two types of the four. `trimming`: what was acknowledged may be gone, so nobody seeks back to it."""
-    return [
-        plan_of(rng, type, trimming=trimming)
-        for type in rng.sample(["exclusive", "failover", "shared", "key_shared"], 2)
-    ]
+    return [plan_of(rng, type, trimming=trimming) for type in rng.sample(SUBSCRIPTION_TYPES, 2)]
 
 
-def plan_of(rng: random.Random, type: str, *, trimming: bool) -> SubscriptionPlan:
+def plan_of(rng: random.Random, type: SubscriptionType, *, trimming: bool) -> SubscriptionPlan:
     """What the consumers of one type do."""
     individual = type in INDIVIDUAL
     consumers = 1 if type == "exclusive" else rng.choice((2, 2, 3))

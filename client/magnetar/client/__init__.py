@@ -60,8 +60,9 @@ from magnetar.proto.policies import Policies, PolicyInForce
 from .administration import Admin, FoundPolicies
 from .client import Client, connect
 from .consumer import Consumer
+from .durations import Duration
 from .messages import Message, MessageBatch
-from .options import DeadLetterPolicy, RedeliveryBackoff
+from .options import CompressionName, DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -77,11 +78,13 @@ __all__ = [
     "AutoFailover",
     "ChecksumMismatch",
     "Client",
+    "CompressionName",
     "ConnectionLost",
     "Consumer",
     "ConsumerBusy",
     "DeadLetterPolicy",
     "DiskFull",
+    "Duration",
     "EntryDamaged",
     "EntryUnreadable",
     "FinalError",
@@ -114,8 +117,10 @@ __all__ = [
     "RetryableError",
     "SendTimeout",
     "ServiceNotReady",
+    "Start",
     "StorageFailed",
     "SubscriptionNotFound",
+    "SubscriptionType",
     "TableView",
     "TooManyRequests",
     "TopicBusy",

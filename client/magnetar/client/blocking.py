@@ -33,6 +33,7 @@ from magnetar.proto.ids import MessageId
 from . import client as aio
 from .administration import Admin as AsyncAdmin
 from .consumer import Consumer as AsyncConsumer
+from .durations import Duration, in_seconds
 from .messages import Message, MessageBatch, Taking
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
@@ -251,11 +252,11 @@ class Receipt:
         """True once `result` does not wait."""
         return self._receipt.done
 
-    def result(self, timeout: float | None = None) -> MessageId:
+    def result(self, timeout: Duration | None = None) -> MessageId:
         """The message's id, or its error. Raises TimeoutError after `timeout` seconds."""
 
         async def wait() -> MessageId:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(None if timeout is None else in_seconds(timeout)):
                 return await self._receipt
 
         return self._thread.wait(wait())
@@ -303,10 +304,10 @@ class _Receiving(_Closing[R_co]):
         self._thread.check_process()
         return self._inner.open_messages()
 
-    def receive(self, timeout: float | None = None) -> Message:
+    def receive(self, timeout: Duration | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds. An interrupt (Ctrl-C) loses no message."""
         inner, thread = self._inner, self._thread
-        deadline = None if timeout is None else thread.time() + timeout
+        deadline = None if timeout is None else thread.time() + in_seconds(timeout)
         while True:
             for message in self._left():
                 return message
@@ -347,7 +348,7 @@ class Reader(_Receiving[AsyncReader]):
 
     has_message_available = _waiting(AsyncReader.has_message_available)
 
-    def read_next(self, timeout: float | None = None) -> Message:
+    def read_next(self, timeout: Duration | None = None) -> Message:
         """As `receive`."""
         return self.receive(timeout)
 

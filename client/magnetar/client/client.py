@@ -7,15 +7,14 @@ import contextlib
 import logging
 import random
 import re
-import ssl
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
-from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
-from magnetar.runtime.clock import Clock, SystemClock
+from magnetar.proto.ids import MessageId
+from magnetar.runtime.clock import SystemClock
 
 from .administration import Admin
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S
@@ -30,9 +29,12 @@ from .options import (
     ConsumerOptions,
     DeadLetterPolicy,
     ProducerOptions,
-    RedeliveryBackoff,
-    Start,
+    ReaderOptions,
+    TableViewOptions,
     behind,
+    function_taken_by,
+    reading,
+    taken_by,
 )
 from .producer import Producer
 from .reader import Reader
@@ -49,7 +51,6 @@ log = logging.getLogger("magnetar.client")
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
-Some = TypeVar("Some", ClientOptions, ProducerOptions, ConsumerOptions)
 OnClosed = Callable[[], object]
 
 
@@ -96,45 +97,29 @@ class Opening(Generic[C]):
             )
 
 
-def connect(
-    url: str | AutoFailover,
-    *,
-    operation_timeout: float = 30.0,
-    connect_timeout: float = 10.0,
-    ping_interval: float = 30.0,
-    backoff_first: float = 0.1,
-    backoff_max: float = 5.0,
-    max_message_bytes: int = 5 * 1024 * 1024,
-    max_queued_bytes: int = 128 * 1024 * 1024,
-    tls: ssl.SSLContext | None = None,
-    name: str = "python",
-    on_connection_state: Callable[[str], object] | None = None,
-    clock: Clock | None = None,
-    rng: random.Random | None = None,
-) -> Opening[Client]:
+@function_taken_by(ClientOptions)
+def connect(options: ClientOptions) -> Opening[Client]:
     """Connects to the service at `magnetar://host:port`: `await connect(url)`, or `async with connect(url) as client`.
 
     The URL may name several brokers of a cluster, `magnetar://a:7650,b:7650`, or a name with SRV records,
     `magnetar+srv://example.org`: any of them that answers will do. An AutoFailover names several clusters.
 
-    Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
-    between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
-    queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another.
-    on_connection_state is called in the client's loop with each new `connection_state`.
+    Durations in seconds, or timedeltas. operation_timeout: for everything that asks the service something. backoff_first,
+    backoff_max: pauses between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may
+    have in their receiver queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits
+    for another. on_connection_state is called in the client's loop with each new `connection_state`.
 
     `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
     answers there.
     """
-    arguments = locals()
-    failover = url if isinstance(url, AutoFailover) else None
-    services = (parse_url(url),) if failover is None else failover.services
+    failover = options.url if isinstance(options.url, AutoFailover) else None
+    services = (parse_url(options.url),) if failover is None else failover.services
     for service in services:
         check_resolvable(service)
-    options = _options(ClientOptions, arguments)
 
     async def open_client() -> Client:
-        pool = ConnectionPool(services[0], options, clock or SystemClock(), rng or random.Random(_seed()))
-        client = Client(pool, failover)
+        rng = options.rng or random.Random(_seed())
+        client = Client(ConnectionPool(services[0], options, options.clock or SystemClock(), rng), failover)
         try:
             await client.open()
         except BaseException:
@@ -143,12 +128,6 @@ def connect(
         return client
 
     return Opening(open_client)
-
-
-def _options(kind: type[Some], arguments: Mapping[str, Any], **more: Any) -> Some:
-    """Made of those of a call's arguments (its first `locals()`) that are options of this kind, and more."""
-    given = {**arguments, **more}
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
 
 
 def _seed() -> int:
@@ -233,21 +212,8 @@ class Client:
 
     # --- producers, consumers, readers -------------------------------------------------------------------------------
 
-    def create_producer(
-        self,
-        topic: str,
-        *,
-        name: str | None = None,
-        batching: bool = True,
-        batching_max_messages: int = 1000,
-        batching_max_bytes: int = 128 * 1024,
-        batching_max_delay: float = 0.001,
-        batching_by_key: bool = False,
-        compression: str = "none",
-        send_timeout: float = 30.0,
-        max_pending_bytes: int = 64 * 1024 * 1024,
-        block_when_full: bool = True,
-    ) -> Opening[Producer]:
+    @taken_by(ProducerOptions)
+    def create_producer(self, options: ProducerOptions) -> Opening[Producer]:
         """A producer for `topic`, which is created if it does not exist.
 
         batching=False: each message is a batch of one in a frame of its own. A batch is sent when it is full, at the end of
@@ -258,42 +224,17 @@ class Client:
         bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or raises too with
         block_when_full=False.
         """
-        options = _options(ProducerOptions, locals())
-        return self._opening_producer(str(TopicName.parse(topic)), options)
+        return self._opening_producer(options)
 
-    def _opening_producer(
-        self, topic: str, options: ProducerOptions, *, copies: bool = False
-    ) -> Opening[Producer]:
+    def _opening_producer(self, options: ProducerOptions, *, copies: bool = False) -> Opening[Producer]:
         def make(producer_id: int, on_closed: OnClosed) -> tuple[TopicProducer, Producer]:
-            producer = TopicProducer(self._pool, topic, options, producer_id, on_closed, copies=copies)
+            producer = TopicProducer(self._pool, options, producer_id, on_closed, copies=copies)
             return producer, Producer(producer)
 
         return self._opening(make)
 
-    def subscribe(
-        self,
-        topic: str | Sequence[str] | re.Pattern[str],
-        subscription: str,
-        *,
-        type: str = "exclusive",
-        start: Start = "latest",
-        durable: bool = True,
-        name: str = "",
-        receiver_queue_messages: int | None = None,
-        receiver_queue_bytes: int = 16 * 1024 * 1024,
-        ack_group_messages: int = 1000,
-        ack_group_delay: float = 0.1,
-        nack_delay: float = 60.0,
-        nack_backoff: RedeliveryBackoff | None = None,
-        ack_timeout: float | None = None,
-        dead_letter: DeadLetterPolicy | None = None,
-        retry: bool = False,
-        discovery_interval: float = 60.0,
-        fail_on_trimmed: bool = False,
-        priority_level: int = 0,
-        hash_ranges: tuple[tuple[int, int], ...] = (),
-        read_compacted: bool = False,
-    ) -> Opening[Consumer]:
+    @taken_by(ConsumerOptions)
+    def subscribe(self, options: ConsumerOptions) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
         topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
@@ -321,8 +262,7 @@ class Client:
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
         other kind. read_compacted (exclusive, failover; all consumers alike): of what was compacted each key's last message.
         """
-        options = _options(ConsumerOptions, locals())
-        check_subscription_name(subscription)
+        topic, subscription = options.topic, options.subscription
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
         if (policy := options.letter_policy) is not None and isinstance(wanted, list):
             policy.check_names(wanted, subscription)
@@ -330,11 +270,11 @@ class Client:
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
             letters = None if policy is None else self._letters(what, subscription, policy, wanted)
-            if isinstance(wanted, list) and len(wanted) == 1 and not retry:
+            if isinstance(wanted, list) and len(wanted) == 1 and not options.retry:
                 session = ConsumerSession(self._pool, wanted[0], consumer_id, what)
-                consumer = TopicConsumer(session, subscription, options, on_closed, screen=letters)
+                consumer = TopicConsumer(session, options, on_closed, screen=letters)
                 return consumer, Consumer(wanted[0], subscription, consumer, letters)
-            topics = self._topics_consumer(what, subscription, wanted, options, letters, on_closed)
+            topics = self._topics_consumer(what, wanted, options, letters, on_closed)
             return topics, Consumer(name_of(wanted), subscription, topics, letters)
 
         return self._opening(make)
@@ -342,7 +282,6 @@ class Client:
     def _topics_consumer(
         self,
         what: str,
-        subscription: str,
         wanted: list[str] | TopicPattern,
         options: ConsumerOptions,
         letters: Letters | None,
@@ -371,7 +310,7 @@ class Client:
             topic: str, on_wake: Callable[[TopicConsumer], object], later: bool
         ) -> TopicConsumer:
             self._last_id += 1
-            own = f"consumer {subscription!r} of {topic}"
+            own = f"consumer {options.subscription!r} of {topic}"
             session = ConsumerSession(self._pool, topic, self._last_id, own)
             letter_topic = letters is not None and letters.is_retry_topic(topic)
             own_options = replace(options, start="earliest") if letter_topic or later else options
@@ -379,7 +318,6 @@ class Client:
                 own_options = replace(own_options, dead_letter=None, retry=False)
             return TopicConsumer(
                 session,
-                subscription,
                 own_options,
                 lambda: None,
                 create=letter_topic or pattern is None,
@@ -405,7 +343,7 @@ class Client:
         self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern
     ) -> Letters:
         async def open_producer(topic: str) -> Producer:
-            return await self._opening_producer(topic, ProducerOptions(), copies=True)
+            return await self._opening_producer(ProducerOptions(topic), copies=True)
 
         async def make_subscription(topic: str, name: str) -> None:
             with contextlib.suppress(ConsumerBusy):  # it is there, and somebody consumes it in another way
@@ -422,62 +360,49 @@ class Client:
             of_letters=isinstance(wanted, list) or wanted.of_letters,
         )
 
-    def create_reader(
-        self,
-        topic: str,
-        *,
-        start: Start = "latest",
-        inclusive: bool = True,
-        name: str = "",
-        receiver_queue_messages: int | None = None,
-        receiver_queue_bytes: int = 16 * 1024 * 1024,
-        fail_on_trimmed: bool = False,
-        read_compacted: bool = False,
-    ) -> Opening[Reader]:
+    @taken_by(ReaderOptions)
+    def create_reader(self, options: ReaderOptions) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
         start, fail_on_trimmed, read_compacted: as for `subscribe`. inclusive=False: behind the message whose id `start` is.
         """
-        first = behind(start) if isinstance(start, MessageId) and not inclusive else start
-        options = _options(ConsumerOptions, locals(), durable=False, start=first)
-        full_name = str(TopicName.parse(topic))
+        start = options.start
+        if isinstance(start, MessageId) and not options.inclusive:
+            start = behind(start)
+        consumer_options = reading(options, self._unknown_subscription(), start)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
-            consumer = self._reading_consumer(consumer_id, full_name, "reader", options, on_closed)
-            return consumer, Reader(full_name, consumer)
+            consumer = self._reading_consumer(consumer_id, "reader", consumer_options, on_closed)
+            return consumer, Reader(consumer.topic, consumer)
 
         return self._opening(make)
 
-    def _reading_consumer(
-        self, consumer_id: int, topic: str, what: str, options: ConsumerOptions, on_closed: OnClosed
-    ) -> TopicConsumer:
-        """Of a subscription that nobody else knows."""
-        subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
-        session = ConsumerSession(self._pool, topic, consumer_id, f"{what} of {topic}")
-        return TopicConsumer(session, subscription, options, on_closed)
-
-    def create_table_view(
-        self,
-        topic: str,
-        *,
-        name: str = "",
-        receiver_queue_messages: int | None = None,
-        receiver_queue_bytes: int = 16 * 1024 * 1024,
-    ) -> Opening[TableView]:
+    @taken_by(TableViewOptions)
+    def create_table_view(self, options: TableViewOptions) -> Opening[TableView]:
         """The last value of each key of `topic`, in memory, which follows the topic until it is closed.
 
         It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read
         faster.
         """
-        options = _options(ConsumerOptions, locals(), durable=False, start="earliest", read_compacted=True)
-        full_name = str(TopicName.parse(topic))
+        consumer_options = reading(options, self._unknown_subscription(), "earliest", read_compacted=True)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TableView, TableView]:
-            consumer = self._reading_consumer(consumer_id, full_name, "table view", options, on_closed)
-            view = TableView(full_name, consumer)
+            consumer = self._reading_consumer(consumer_id, "table view", consumer_options, on_closed)
+            view = TableView(consumer.topic, consumer)
             return view, view
 
         return self._opening(make)
+
+    def _unknown_subscription(self) -> str:
+        return f"reader-{self._pool.rng.getrandbits(64):016x}"
+
+    def _reading_consumer(
+        self, consumer_id: int, what: str, options: ConsumerOptions, on_closed: OnClosed
+    ) -> TopicConsumer:
+        """Of a subscription that nobody else knows."""
+        topic = str(options.topic)
+        session = ConsumerSession(self._pool, topic, consumer_id, f"{what} of {topic}")
+        return TopicConsumer(session, options, on_closed)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 

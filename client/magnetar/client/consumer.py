@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Generator, Iterable, Mapping
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
+from .durations import Duration
 from .letters import Letters
 from .messages import Message
 from .receiving import Receiving
@@ -74,7 +75,9 @@ class Consumer(Receiving):
         """Acknowledges everything up to `message`, included. Exclusive and failover only; grouped and receipt as `ack`."""
         await self._acknowledger.ack_cumulative(message, receipt=receipt)
 
-    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> Awaitable[None]:
+    def nack(
+        self, messages: Message | Iterable[Message], *, delay: Duration | None = None
+    ) -> Awaitable[None]:
         """Has a message (or several) delivered again, unless it is acknowledged before. It is done without `await`, too.
 
         After `delay` seconds; None: after what nack_backoff says, else nack_delay. Of a message nacked again the last
@@ -95,7 +98,7 @@ class Consumer(Receiving):
         await self._consumer.redeliver_unacknowledged()
 
     async def reconsume_later(
-        self, message: Message, delay: float = 0.0, *, properties: Mapping[str, str] | None = None
+        self, message: Message, delay: Duration = 0.0, *, properties: Mapping[str, str] | None = None
     ) -> None:
         """Has a message come again after `delay` seconds by way of the retry topic, and acknowledges it here.
 

@@ -24,8 +24,8 @@ class ClusterFailover:
         self._services = settings.services
         self._decisions = Failover(
             len(self._services),
-            failover_delay_s=settings.failover_delay_s,
-            switch_back_delay_s=settings.switch_back_delay_s,
+            failover_delay_s=settings.failover_delay,
+            switch_back_delay_s=settings.switch_back_delay,
         )
         self._task: LongTask | None = None
 
@@ -55,7 +55,7 @@ class ClusterFailover:
     async def _watch(self) -> None:
         while True:
             # Not all clients at once.
-            await asyncio.sleep(self._settings.check_interval_s * self._pool.rng.uniform(0.8, 1.2))
+            await asyncio.sleep(self._settings.check_interval * self._pool.rng.uniform(0.8, 1.2))
             await self._probe()
 
     async def _probe(self) -> None:

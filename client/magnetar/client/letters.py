@@ -29,8 +29,9 @@ from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import TaskSet, awaited
 
+from .durations import Duration
 from .messages import Delivery, Message
-from .options import DeadLetterPolicy, RedeliveryBackoff, check_delay
+from .options import DeadLetterPolicy, RedeliveryBackoff, checked_delay
 from .producer import Producer
 from .topic.consumer import TopicConsumer
 
@@ -182,16 +183,16 @@ class Letters:
         self,
         consumer: TopicConsumer,
         message: Message,
-        delay: float,
+        delay: Duration,
         properties: Mapping[str, str] | None,
     ) -> None:
         """See Consumer.reconsume_later."""
-        check_delay("delay", delay)
+        delay_ms = round(1000 * checked_delay("delay", delay))
         if not self._origins:
             raise InvalidArgument("reconsume_later needs a retry topic: subscribe with retry=True")
         times = _number(self._own_record(message), RECONSUMETIMES) + 1
         copied = self._properties(message, properties or {})
-        copied |= {RECONSUMETIMES: str(times), DELAY_TIME: str(round(delay * 1000))}
+        copied |= {RECONSUMETIMES: str(times), DELAY_TIME: str(delay_ms)}
         generation = self._generation(message)
         if times > self._policy.max_redeliver_count and generation < self._max_generations:
             await self._send_dead(message, copied)

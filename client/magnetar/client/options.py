@@ -1,91 +1,162 @@
-"""What a user can set, as checked, frozen data."""
+"""What a user can set, as checked, frozen data. Each option is declared here, once: calls get them by `taken_by`."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
+import random
 import re
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.proto.message_rules import check_message_count, checked_time_ms
+from magnetar.runtime.clock import Clock
 
-SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
+from .durations import FOR_EVER, SECONDS, OptionalSeconds, Seconds, in_seconds, set_in_seconds
+from .service_url import AutoFailover, parse_url
+
+P = ParamSpec("P")
+O = TypeVar("O")  # noqa: E741
+S = TypeVar("S")
+R = TypeVar("R")
+
+SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
+SUBSCRIPTION_TYPES: tuple[SubscriptionType, ...] = get_args(SubscriptionType)
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
+CompressionName = Literal["none", "lz4", "zstd"]
 
-Start = str | MessageId | datetime | int
+Start = Literal["earliest", "latest"] | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
 is local time if it has no tzinfo."""
 
 _MILLISECONDS = re.compile("[0-9]{13}")
 TIME_FORMS = "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00, or 13 digits: milliseconds since the epoch"
-
+DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 
 WireStart = tuple[str, Any]
 """The same as Subscribe and Seek carry it (WIRE.md)."""
 
 
-def _positive(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or not value > 0:
-        raise InvalidArgument(f"{name} must be greater than 0, not {value!r}")
+def taken_by(options: Callable[P, O]) -> Callable[[Callable[[S, O], R]], Callable[Concatenate[S, P], R]]:
+    """Gives a method that takes options as one object their fields as its arguments: for callers, checkers and `help`."""
+
+    def decorate(method: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, options(*args, **kwargs))
+
+        return _with_signature(call, method, options)
+
+    return decorate
 
 
-def _positive_int(name: str, value: Any) -> None:
-    if type(value) is not int or not 0 < value < 1 << 63:
-        raise InvalidArgument(f"{name} must be greater than 0 and a whole number, not {value!r}")
+def function_taken_by(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P, R]]:
+    """The same for a function."""
+
+    def decorate(function: Callable[[O], R]) -> Callable[P, R]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return function(options(*args, **kwargs))
+
+        return _with_signature(call, function, options)
+
+    return decorate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _with_signature(call: F, function: Callable[..., Any], options: Callable[..., Any]) -> F:
+    functools.update_wrapper(call, function)
+    signature = inspect.signature(function)
+    *before, _ = signature.parameters.values()
+    parameters = [*before, *inspect.signature(options).parameters.values()]
+    vars(call)["__signature__"] = signature.replace(parameters=parameters)
+    return call
+
+
+def _positive(options: object, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, int | float) or not value > 0:
+            raise InvalidArgument(f"{name} must be greater than 0, not {value!r}")
+
+
+def _positive_int(options: object, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if type(value) is not int or not 0 < value < 1 << 63:
+            raise InvalidArgument(f"{name} must be greater than 0 and a whole number, not {value!r}")
+
+
+def _delays(options: object, *names: str) -> None:
+    for name in names:
+        checked_delay(name, getattr(options, name))
+
+
+@dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Settings of a client; times in seconds."""
+    """Of `connect`; durations in seconds, or timedeltas."""
 
-    operation_timeout: float = 30.0  # for everything that asks the service something
-    connect_timeout: float = 10.0
-    ping_interval: float = 30.0
-    backoff_first: float = 0.1  # pause before the second attempt to reconnect; doubles each time
-    backoff_max: float = 5.0
-    max_message_bytes: int = 5 * 1024 * 1024
+    url: str | AutoFailover
+    _: KW_ONLY
+    operation_timeout: Seconds = 30.0 * SECONDS  # for everything that asks the service something
+    connect_timeout: Seconds = 10.0 * SECONDS
+    ping_interval: Seconds = 30.0 * SECONDS
+    backoff_first: Seconds = 0.1 * SECONDS  # pause before the second attempt to reconnect; doubles each time
+    backoff_max: Seconds = 5.0 * SECONDS
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_queued_bytes: int = 128 * 1024 * 1024  # in all receiver queues together, or asked for
     tls: ssl.SSLContext | None = None
     name: str = "python"  # what the service's log calls this client
     on_connection_state: Callable[[str], object] | None = None
+    clock: Clock | None = None  # for simulations, as `rng`
+    rng: random.Random | None = None
 
     def __post_init__(self) -> None:
-        for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
-            _positive(name, getattr(self, name))
-        for name in ("max_message_bytes", "max_queued_bytes"):
-            _positive_int(name, getattr(self, name))
+        set_in_seconds(self)
+        if not isinstance(self.url, AutoFailover):
+            parse_url(self.url)
+        _positive(
+            self, "operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"
+        )
+        _positive_int(self, "max_message_bytes", "max_queued_bytes")
         name_of_client: Any = self.name
         if not isinstance(name_of_client, str) or not name_of_client.isprintable():
             raise InvalidArgument(f"the name of a client is printable text, not {name_of_client!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """Settings of a producer; times in seconds."""
+    """Of `create_producer`; durations in seconds, or timedeltas. `topic` becomes its full name."""
 
+    topic: str
+    _: KW_ONLY
     name: str | None = None  # None: the service gives one
     batching: bool = True  # False: every message is a batch of one in a frame of its own
     batching_max_messages: int = 1000
     batching_max_bytes: int = 128 * 1024
-    batching_max_delay: float = 0.001  # only while something is in flight; else the end of the loop turn
+    batching_max_delay: Seconds = (
+        0.001 * SECONDS
+    )  # only while something is in flight; else the end of the loop turn
     batching_by_key: bool = False  # a batch for each key, which key_shared consumers receive whole
-    compression: str = "none"
-    send_timeout: float = 30.0
+    compression: CompressionName = "none"
+    send_timeout: Seconds = 30.0 * SECONDS
     max_pending_bytes: int = 64 * 1024 * 1024  # values of messages that are not confirmed yet
     block_when_full: bool = True  # False: `send` raises ProducerQueueFull instead of waiting
 
     def __post_init__(self) -> None:
-        for name in ("batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes"):
-            _positive(name, getattr(self, name))
+        set_in_seconds(self)
+        object.__setattr__(self, "topic", str(TopicName.parse(self.topic)))
+        _positive(self, "batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes")
         check_message_count(self.batching_max_messages)
-        check_delay("batching_max_delay", self.batching_max_delay)
+        _delays(self, "batching_max_delay")
         Compression.parse(self.compression)
 
 
@@ -97,11 +168,12 @@ class RedeliveryBackoff:
     [1.0, 2.0, 4.0, 5.0]
     """
 
-    min_delay: float = 1.0
-    max_delay: float = 60.0
+    min_delay: Seconds = 1.0 * SECONDS
+    max_delay: Seconds = 60.0 * SECONDS
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
+        set_in_seconds(self)
         if not 0 <= self.min_delay <= self.max_delay < math.inf:
             raise InvalidArgument(
                 f"a backoff needs 0 <= min_delay <= max_delay, not {self.min_delay!r} and {self.max_delay!r}"
@@ -168,45 +240,83 @@ class DeadLetterPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """Settings of a consumer or reader; times in seconds.
+class QueueOptions:
+    """What all that receive have in common.
 
     receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the consumer empties its
     queue faster than the service may fill it, up to 64,000.
     """
 
-    type: str = "exclusive"
-    start: Start = "latest"
-    durable: bool = True  # False: the subscription ends with its last consumer
     name: str = ""
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
-    ack_group_messages: int = 1000
-    ack_group_delay: float = 0.1
-    nack_delay: float = 60.0
-    nack_backoff: RedeliveryBackoff | None = None  # in place of nack_delay
-    ack_timeout: float | None = None  # from handing out on; None: for ever
-    dead_letter: DeadLetterPolicy | None = None  # None: messages are delivered again for ever
-    retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
-    discovery_interval: float = 60.0  # of a pattern: how often its topics are looked for
-    fail_on_trimmed: bool = False  # MessageLost where messages were trimmed before they were read
-    priority_level: int = 0  # failover, shared: 0 is the highest
-    hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
-    read_compacted: bool = False  # exclusive, failover
 
     def __post_init__(self) -> None:
+        set_in_seconds(self)
+        if self.receiver_queue_messages is not None:
+            _positive_int(self, "receiver_queue_messages")
+        _positive_int(self, "receiver_queue_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionOptions(QueueOptions):
+    """Where a consumer or reader begins, and what it gets."""
+
+    start: Start = "latest"
+    fail_on_trimmed: bool = False  # MessageLost where messages were trimmed before they were read
+    read_compacted: bool = False  # consumers: exclusive, failover
+
+    def __post_init__(self) -> None:
+        QueueOptions.__post_init__(self)
+        start_on_wire(self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class TableViewOptions(QueueOptions):
+    """Of `create_table_view`."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions(PositionOptions):
+    """Of `create_reader`."""
+
+    topic: str
+    _: KW_ONLY
+    inclusive: bool = True  # False: behind the message whose id `start` is
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions(PositionOptions):
+    """Of `subscribe`; durations in seconds, or timedeltas."""
+
+    topic: str | Sequence[str] | re.Pattern[str]
+    subscription: str
+    _: KW_ONLY
+    type: SubscriptionType = "exclusive"
+    durable: bool = True  # False: the subscription ends with its last consumer
+    ack_group_messages: int = 1000
+    ack_group_delay: Seconds = 0.1 * SECONDS
+    nack_delay: Seconds = 60.0 * SECONDS
+    nack_backoff: RedeliveryBackoff | None = None  # in place of nack_delay
+    ack_timeout: OptionalSeconds = FOR_EVER  # from handing out on; None: for ever
+    dead_letter: DeadLetterPolicy | None = None  # None: messages are delivered again for ever
+    retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
+    discovery_interval: Seconds = 60.0 * SECONDS  # of a pattern: how often its topics are looked for
+    priority_level: int = 0  # failover, shared: 0 is the highest
+    hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
+
+    def __post_init__(self) -> None:
+        PositionOptions.__post_init__(self)
+        check_subscription_name(self.subscription)
         if self.type not in SUBSCRIPTION_TYPES:
             raise InvalidArgument(
                 f"unknown subscription type {self.type!r} (want {' or '.join(map(repr, SUBSCRIPTION_TYPES))})"
             )
-        start_on_wire(self.start)
-        if self.receiver_queue_messages is not None:
-            _positive_int("receiver_queue_messages", self.receiver_queue_messages)
-        for name in ("receiver_queue_bytes", "ack_group_messages"):
-            _positive_int(name, getattr(self, name))
-        for name in ("ack_group_delay", "nack_delay"):
-            check_delay(name, getattr(self, name))
-        _positive("discovery_interval", self.discovery_interval)
+        _positive_int(self, "ack_group_messages")
+        _delays(self, "ack_group_delay", "nack_delay")
+        _positive(self, "discovery_interval")
         for name, kind in (("nack_backoff", RedeliveryBackoff), ("dead_letter", DeadLetterPolicy)):
             if not isinstance(getattr(self, name), kind | None):
                 raise InvalidArgument(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
@@ -233,10 +343,22 @@ class ConsumerOptions:
         return self.dead_letter or (DeadLetterPolicy() if self.retry else None)
 
 
-def check_delay(name: str, seconds: Any) -> None:
-    """Raises InvalidArgument unless it is a time that passes."""
-    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-        raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {seconds!r}")
+def checked_delay(name: str, delay: Any) -> float:
+    """A duration in seconds. Raises InvalidArgument unless it is a time that passes."""
+    found: Any = in_seconds(delay)
+    if not isinstance(found, int | float) or not 0 <= found < math.inf:
+        raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {found!r}")
+    return float(found)
+
+
+def reading(
+    options: ReaderOptions | TableViewOptions, subscription: str, start: Start, **more: Any
+) -> ConsumerOptions:
+    """Those of the consumer that a reader is: of a subscription that nobody else knows, and that ends with it."""
+    kind = PositionOptions if isinstance(options, ReaderOptions) else QueueOptions
+    common: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(kind)}
+    topic = str(TopicName.parse(options.topic))
+    return ConsumerOptions(topic, subscription, durable=False, **{**common, "start": start, **more})
 
 
 def behind(message: MessageId) -> MessageId:
@@ -282,14 +404,16 @@ def parse_time(text: str) -> int:
         raise InvalidArgument(f"not a time: {text!r} (want {TIME_FORMS})") from None
 
 
-def parse_start(text: str) -> str | MessageId | int:
+def parse_start(text: str) -> Literal["earliest", "latest"] | MessageId | int:
     """A start position as people write it. Raises InvalidArgument, which shows the forms.
 
     >>> parse_start("7:3:1"), parse_start("latest"), parse_start("1970-01-01T00:00:01Z")
     (MessageId(ledger=7, entry=3, index=1, partition=-1), 'latest', 1000)
     """
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
+    if text.lower() == "earliest":
+        return "earliest"
+    if text.lower() == "latest":
+        return "latest"
     with contextlib.suppress(InvalidArgument):
         return MessageId.parse(text)
     try:

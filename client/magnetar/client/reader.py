@@ -5,6 +5,7 @@ Its subscription is not durable: the broker deletes it when the reader leaves.
 
 from __future__ import annotations
 
+from .durations import Duration
 from .messages import Message
 from .receiving import Receiving
 from .topic.consumer import TopicConsumer
@@ -17,7 +18,7 @@ class Reader(Receiving):
         super().__init__(topic, consumer)
         self._consumer = consumer
 
-    async def read_next(self, timeout: float | None = None) -> Message:
+    async def read_next(self, timeout: Duration | None = None) -> Message:
         """As `receive`."""
         return await self.receive(timeout)
 

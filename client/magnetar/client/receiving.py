@@ -9,6 +9,7 @@ from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgumen
 from magnetar.proto.ids import MessageId
 from magnetar.runtime.timeouts import TimeLimit
 
+from .durations import Duration, in_seconds
 from .member import Member
 from .messages import Message, MessageBatch, SeekTarget, Taking
 from .topic.consumer import TopicConsumer
@@ -43,7 +44,7 @@ class Receiving(Member):
             if not await self.refill(Taking.EACH):
                 return
 
-    async def receive(self, timeout: float | None = None) -> Message:
+    async def receive(self, timeout: Duration | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed.
 
         Raises EntryUnreadable, once, where an entry is damaged on all its replicas: `skip` or `seek` goes on behind it.
@@ -55,19 +56,19 @@ class Receiving(Member):
         # In the same step as the end of the wait: a cancellation comes before the message is taken, or never.
         return next(self._source.open_messages())
 
-    async def wait_for_message(self, timeout: float | None = None) -> None:
+    async def wait_for_message(self, timeout: Duration | None = None) -> None:
         """Returns when `open_messages` has one, which is not taken. Raises as `receive`."""
         source = self._source
-        if timeout is not None and not timeout > 0:  # or not a number
+        seconds = None if timeout is None else in_seconds(timeout)
+        if seconds is not None and not seconds > 0:  # or not a number
             # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
             await asyncio.sleep(0)
             if await source.refill_now(Taking.ONE):
                 return
             if not source.stopped:
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
-        async with TimeLimit(
-            timeout, lambda: ReceiveTimeout(f"{source.what}: no message within {timeout:g} s")
-        ):
+        late = f"{source.what}: no message within {seconds} s"
+        async with TimeLimit(seconds, lambda: ReceiveTimeout(late)):
             if await self.refill():
                 return
         raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")

@@ -23,6 +23,8 @@ from typing import Any
 from magnetar.proto.errors import InvalidArgument
 from magnetar.runtime.connection.addresses import format_address
 
+from .durations import SECONDS, Seconds, set_in_seconds
+
 DEFAULT_PORT = 7650
 URL_FORMS = "magnetar://host:port, magnetar://host:port,host:port or magnetar+srv://name"
 
@@ -82,25 +84,26 @@ def _address(text: str) -> Address | None:
 class AutoFailover:
     """In place of a service URL: two or more clusters, of which the client uses the first one that can be reached.
 
-    primary is probed every check_interval_s seconds. When it could not be reached for failover_delay_s, the client goes to
-    the first of `secondary` that answers, with all its producers and consumers; when the primary has answered again for
-    switch_back_delay_s, it goes back. What a message id or a cursor says is true in one cluster only: docs/client.md has
-    what a switch does not promise.
+    primary is probed every check_interval (durations in seconds, or timedeltas). When it could not be reached for
+    failover_delay, the client goes to the first of `secondary` that answers, with all its producers and consumers; when the
+    primary has answered again for switch_back_delay, it goes back. What a message id or a cursor says is true in one cluster
+    only: docs/client.md has what a switch does not promise.
     """
 
     primary: str
     secondary: Sequence[str]
-    failover_delay_s: float = 30.0
-    switch_back_delay_s: float = 60.0
-    check_interval_s: float = 15.0
+    failover_delay: Seconds = 30.0 * SECONDS
+    switch_back_delay: Seconds = 60.0 * SECONDS
+    check_interval: Seconds = 15.0 * SECONDS
 
     def __post_init__(self) -> None:
+        set_in_seconds(self)
         if isinstance(self.secondary, str) or not self.secondary:
             raise InvalidArgument(
                 f"secondary is a list of service URLs, one at least, not {self.secondary!r}; "
                 "without a second cluster give connect() the URL itself"
             )
-        for name in ("failover_delay_s", "switch_back_delay_s", "check_interval_s"):
+        for name in ("failover_delay", "switch_back_delay", "check_interval"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be greater than 0, not {getattr(self, name)!r}")
         if len(set(self.services)) != len(self.services):

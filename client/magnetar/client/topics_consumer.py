@@ -35,6 +35,7 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
 from .connection.pool import ConnectionPool
+from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget, Taking
 from .options import LETTER_ENDINGS
 from .topic.acknowledger import Acknowledgeable
@@ -422,6 +423,6 @@ class TopicsAcknowledger:
         """See Consumer.ack_cumulative."""
         await self.consumer_of(message).acknowledger.ack_cumulative(message, receipt=receipt)
 
-    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
+    def nack(self, messages: Message | Iterable[Message], *, delay: Duration | None = None) -> None:
         for consumer, mine in self._by_topic(messages):
             consumer.acknowledger.nack(mine, delay=delay)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from magnetar.client.options import SUBSCRIPTION_TYPES
 from magnetar.proto.errors import MagnetarError
 from sim import deliveries
 from sim.cluster.calm import Calm
@@ -48,7 +49,7 @@ EXPECTED_FAULTS = (
 )
 CONVERGED_WITHIN_S = 60.0
 MINIMUM_CONFIRMED = 40
-TYPES = ("exclusive", "failover", "shared", "key_shared")
+TYPES = SUBSCRIPTION_TYPES
 
 
 class TopicLoad(Load):

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from magnetar.client import Client, Consumer, Message, Producer, connect
+from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto.errors import MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId
 from support.cluster.history import (
@@ -47,7 +48,7 @@ from support.cluster.history import (
     value_of,
 )
 
-TYPES = ("exclusive", "failover", "shared", "key_shared")
+TYPES = SUBSCRIPTION_TYPES
 TICK_S = 0.02
 PROGRESS_S = 0.2
 RETRY_S = 0.2
@@ -203,7 +204,7 @@ class LoadedProducer:
 class LoadedConsumer:
     """Receives, nacks and acknowledges until the load has ended; opened again whenever it is refused or ended."""
 
-    def __init__(self, load: Load, topic: str, type: str, number: int) -> None:
+    def __init__(self, load: Load, topic: str, type: SubscriptionType, number: int) -> None:
         self.name = f"{topic}-{type}-{number}"
         self._load = load
         self._topic = topic
@@ -387,7 +388,7 @@ class Load:
         self.history.close()
         print(self.counts.line(drained=not missing, missing=missing), flush=True)
 
-    async def _made(self, client: Client, topic: str, type: str) -> None:
+    async def _made(self, client: Client, topic: str, type: SubscriptionType) -> None:
         """The subscription, before anything is sent to its topic."""
         async with client.subscribe(topic, type, type=type, start="earliest", name="first"):
             pass

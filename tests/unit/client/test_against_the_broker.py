@@ -18,6 +18,7 @@ from magnetar.client import (
     SubscriptionNotFound,
     TopicInUse,
 )
+from magnetar.client.options import SubscriptionType
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import FramedServer
 from support.memory_metadata import MemoryMetadataStore
@@ -258,7 +259,7 @@ async def test_deliveries_fit_the_frames_of_a_small_client(server: FramedServer,
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])
 async def test_a_message_that_does_not_fit_a_small_client_ends_its_consumer_alone(
-    server: FramedServer, client: Client, type: str
+    server: FramedServer, client: Client, type: SubscriptionType
 ) -> None:
     producer = await client.create_producer("t")
     sent = [b"before", b"x" * 100_000, b"after"]

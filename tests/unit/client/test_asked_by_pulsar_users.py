@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.client import Client, InvalidArgument, MessageId, ReceiveTimeout, blocking
+from magnetar.client.options import SubscriptionType
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
 
@@ -54,7 +55,7 @@ async def test_a_reader_may_start_behind_an_id(client: Client) -> None:
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("queue", [None, 1])
 async def test_all_that_is_not_acknowledged_comes_again_once_and_in_order(
-    type: str, durable: bool, queue: int | None
+    type: SubscriptionType, durable: bool, queue: int | None
 ) -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")
@@ -139,9 +140,9 @@ async def test_a_nack_may_be_awaited_and_an_id_as_text_is_told_how_to_be_read(cl
     await consumer.nack(await consumer.receive(1.0), delay=0)
     assert (await consumer.receive(1.0)).redelivery_count == 1
     with pytest.raises(InvalidArgument, match=r"MessageId\.parse"):
-        client.create_reader("t", start=str(message_id))
+        client.create_reader("t", start=str(message_id))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"MessageId\.parse"):
-        await consumer.seek(str(message_id))
+        await consumer.seek(str(message_id))  # type: ignore[arg-type]
     reader = await client.create_reader("t", start=MessageId.parse(str(message_id)))
     assert (await reader.read_next(1.0)).value == b"0"
 

@@ -16,6 +16,7 @@ from magnetar.client import (
     SubscriptionNotFound,
     connect,
 )
+from magnetar.client.options import SubscriptionType
 from magnetar.client.queue_budget import QueueBudget
 from magnetar.client.topic.window import Window
 from magnetar.proto.batch import encode_batch
@@ -148,7 +149,7 @@ async def test_what_was_handed_out_and_not_acknowledged_comes_again(
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])
 @pytest.mark.parametrize("taken", [1, 9, 10, 11, 30])
 async def test_a_subscription_that_is_not_durable_goes_on_behind_what_was_handed_out(
-    broker: FakeBroker, client: Client, kind: str, taken: int
+    broker: FakeBroker, client: Client, kind: SubscriptionType, taken: int
 ) -> None:
     values = fill(broker, 30, batch=10)
     consumer = await client.subscribe("t", "s", start="earliest", type=kind, durable=False)
@@ -295,7 +296,7 @@ async def test_seek_drops_everything_from_before(broker: FakeBroker, client: Cli
     with pytest.raises(ReceiveTimeout):
         await consumer.receive(0.01)
     with pytest.raises(InvalidArgument, match="start position"):
-        await consumer.seek("yesterday")
+        await consumer.seek("yesterday")  # type: ignore[arg-type]
 
 
 async def test_a_seek_by_somebody_else_makes_the_queue_stale(broker: FakeBroker, client: Client) -> None:

@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, ConsumerBusy, ProducerBusy, TopicInUse, connect
+from magnetar.client.options import SubscriptionType
 from magnetar.runtime.connection import ConnectionOptions, start_server
 from support.broker_kit import running_broker
 from support.silent_line import SilentLine
@@ -50,7 +51,7 @@ def now() -> float:
 @in_virtual_time
 @pytest.mark.parametrize("type", ["exclusive", "failover", "key_shared"])
 async def test_rule_53_a_consumer_whose_connection_vanished_has_its_place_again_without_waiting_for_the_broker(
-    type: str,
+    type: SubscriptionType,
 ) -> None:
     hash_ranges = ((0, 65_535),) if type == "key_shared" else ()
     async with here() as (_, line, client):

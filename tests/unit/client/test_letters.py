@@ -19,6 +19,7 @@ from magnetar.client import (
     RedeliveryBackoff,
 )
 from magnetar.client import letters as letters_module
+from magnetar.client.options import SubscriptionType
 from magnetar.proto.errors import InvalidTopicName, MessageTooLarge, NotAuthorized, ServiceNotReady
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -56,7 +57,7 @@ async def backlog(client: Client, subscription: str = "s", topic: str = "t") -> 
 
 @pytest.mark.parametrize("type", ["shared", "key_shared"])
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_a_message_is_handed_out_so_often_and_then_buried(type: str, limit: int) -> None:
+async def test_a_message_is_handed_out_so_often_and_then_buried(type: SubscriptionType, limit: int) -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")
         consumer = await client.subscribe(

@@ -17,6 +17,7 @@ from magnetar.client import (
     TopicNotFound,
     connect,
 )
+from magnetar.client.options import CompressionName
 from magnetar.proto.commands import CreateProducer
 from magnetar.proto.errors import NotEnoughBookies, ServiceNotReady, StorageFailed
 from magnetar.runtime.connection import Connection
@@ -98,7 +99,7 @@ async def test_batches_are_cut_by_count_and_bytes(broker: FakeBroker, client: Cl
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 @pytest.mark.parametrize("batching", [True, False])
 async def test_columns_and_compression_survive(
-    broker: FakeBroker, client: Client, batching: bool, compression: str
+    broker: FakeBroker, client: Client, batching: bool, compression: CompressionName
 ) -> None:
     producer = await client.create_producer("t", batching=batching, compression=compression)
     consumer = await client.subscribe("t", "s", start="earliest")

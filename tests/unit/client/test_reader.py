@@ -1,6 +1,7 @@
 """Readers: positions, nothing twice and nothing left out across reconnects."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,7 @@ async def test_a_start_by_time_is_told_apart_from_the_end_without_a_delivery() -
 
 @pytest.mark.parametrize("start", ["latest", 0])
 async def test_a_reconnect_before_the_first_message_goes_back_to_where_it_began(
-    broker: FakeBroker, client: Client, start: str | int
+    broker: FakeBroker, client: Client, start: Any
 ) -> None:
     fill(broker, 0, 4, batch=2)
     reader = await client.create_reader("t", start=start if start == "latest" else broker.now_ms + 1)

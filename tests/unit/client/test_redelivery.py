@@ -17,6 +17,7 @@ from magnetar.client import (
     RedeliveryBackoff,
 )
 from magnetar.client.messages import ACKED, QUEUED, UNACKED
+from magnetar.client.options import SubscriptionType
 from magnetar.client.topic import acks
 from magnetar.client.topic.acks import UnackedTracker
 from magnetar.proto.commands import AckRow
@@ -169,7 +170,7 @@ async def counts_of(consumer: Consumer, messages: int) -> dict[bytes, int]:
 
 @pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
 @in_virtual_time
-async def test_rule_49_without_a_policy_a_lost_connection_counts_nothing(type: str) -> None:
+async def test_rule_49_without_a_policy_a_lost_connection_counts_nothing(type: SubscriptionType) -> None:
     async with serving() as server, connect_to(server) as client:
         await (await client.create_producer("t")).send_many([b"%d" % n for n in range(100)])
         for _ in range(3):
@@ -201,7 +202,9 @@ async def take_by(way: str, consumer: Consumer, count: int) -> None:
 @pytest.mark.parametrize("topics", ["t", ["t", "u"]], ids=["one topic", "two topics"])
 @pytest.mark.parametrize("way", ["receive", "several", "iteration", "slow iteration"])
 @in_virtual_time
-async def test_rule_49_with_a_policy_what_was_handed_out_counts(way: str, topics: Any, type: str) -> None:
+async def test_rule_49_with_a_policy_what_was_handed_out_counts(
+    way: str, topics: Any, type: SubscriptionType
+) -> None:
     async with serving() as server, connect_to(server) as client:
         for topic in topics:
             async with client.create_producer(topic) as producer:
@@ -429,7 +432,7 @@ async def test_a_message_that_was_nacked_has_a_whole_timeout_from_its_next_deliv
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @pytest.mark.parametrize("given_back_by", ["timeout", "nack"])
 async def test_a_nack_of_what_was_given_back_already_does_not_give_it_out_again_while_it_is_processed(
-    kind: str, given_back_by: str
+    kind: SubscriptionType, given_back_by: str
 ) -> None:
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")

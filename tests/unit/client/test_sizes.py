@@ -13,6 +13,7 @@ from magnetar.client import (
     MessageTooLarge,
     RedeliveryBackoff,
 )
+from magnetar.client.options import CompressionName
 from magnetar.client.topic import columns
 from magnetar.proto import batch
 from magnetar.proto import commands as c
@@ -79,7 +80,7 @@ async def connections_of(client: Client, topic: str) -> int:
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-async def test_what_cannot_be_compressed_is_sent_as_it_is(compression: str) -> None:
+async def test_what_cannot_be_compressed_is_sent_as_it_is(compression: CompressionName) -> None:
     limit = 5 << 20
     value = random.Random(1).randbytes(limit)
     async with serving() as server, connect_to(server) as client:
@@ -121,7 +122,7 @@ async def test_a_group_that_is_too_large_encoded_fails_alone_and_at_once(
 )
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_rule_47_the_broker_checks_what_writers_must_keep(
-    columns_: dict[str, Any], name: str, compression: str
+    columns_: dict[str, Any], name: str, compression: CompressionName
 ) -> None:
     good = encode_batch(
         [b"v"], sequence_id=0, publish_time_ms=0, properties=[{"a": "b"}], event_times_ms=[None]

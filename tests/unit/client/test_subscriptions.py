@@ -15,6 +15,7 @@ from magnetar.client import (
     SubscriptionNotFound,
     TopicNotFound,
 )
+from magnetar.client.options import SubscriptionType
 from magnetar.proto.commands import ClearBacklog, SkipMessages
 from support.fake_broker import FakeBroker
 from support.fake_ledger import FakeLedgers
@@ -53,7 +54,7 @@ async def test_a_subscription_that_was_made_keeps_what_comes() -> None:
         with pytest.raises(InvalidArgument, match="not a subscription name"):
             await client.admin.create_subscription("t", "a b")
         with pytest.raises(InvalidArgument, match="not a start position"):
-            await client.admin.create_subscription("t", "x", start="yesterday")
+            await client.admin.create_subscription("t", "x", start="yesterday")  # type: ignore[arg-type]
     async with serving(metadata, ledgers) as server, connect_to(server) as client:
         for subscription, first in (("new", 0), ("all", 0), ("late", 2)):
             async with client.subscribe("t", subscription) as consumer:
@@ -68,7 +69,7 @@ async def test_no_topic_is_made_where_settings_forbid_it() -> None:
 
 
 @pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
-async def test_a_seek_moves_consumers_that_are_connected(type: str) -> None:
+async def test_a_seek_moves_consumers_that_are_connected(type: SubscriptionType) -> None:
     metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
     async with serving(metadata, ledgers) as server, connect_to(server) as client:
         ids = await produce(client, "t", 0, 20)
@@ -103,7 +104,7 @@ async def test_what_waited_in_a_queue_does_not_come_after_a_seek() -> None:
 
 
 @pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
-async def test_a_skip_counts_what_is_not_acknowledged(type: str) -> None:
+async def test_a_skip_counts_what_is_not_acknowledged(type: SubscriptionType) -> None:
     metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
     async with serving(metadata, ledgers) as server, connect_to(server) as client:
         await produce(client, "t", 0, 10)

@@ -15,11 +15,11 @@ from magnetar.client import (
     DeadLetterPolicy,
     InvalidArgument,
     Message,
-    MessageId,
     ReceiveTimeout,
     TopicNotFound,
     topics_watch,
 )
+from magnetar.client.options import Start, SubscriptionType
 from magnetar.client.topic.consumer import TopicConsumer
 from magnetar.client.topics_consumer import TopicPattern
 from magnetar.proto.errors import InvalidTopicName
@@ -47,7 +47,7 @@ NAMES = ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
-async def test_each_topic_keeps_its_order_and_gets_its_acknowledgements(type: str) -> None:
+async def test_each_topic_keeps_its_order_and_gets_its_acknowledgements(type: SubscriptionType) -> None:
     async with serving() as server, connect_to(server) as client:
         producers = [await client.create_producer(name) for name in NAMES]
         consumer = await client.subscribe([*NAMES, "a"], "s", type=type, start="earliest")
@@ -218,7 +218,7 @@ async def test_a_seek_goes_to_a_place_in_each_topic() -> None:
             ids[full(name)] = await producer.send_many([b"0", b"1", b"2"])
         consumer = await client.subscribe(NAMES, "s", start="earliest")
         messages = await take(consumer, 9)
-        places: dict[str, MessageId | str] = {full("a"): ids[full("a")][1], full("b"): "latest"}
+        places: dict[str, Start] = {full("a"): ids[full("a")][1], full("b"): "latest"}
         await consumer.seek(lambda topic: places.get(topic))  # c stays where it is
         assert by_topic(await take(consumer, 2)) == {"a": [b"1", b"2"]}
         await consumer.seek(next(m for m in messages if m.topic == full("c") and m.value == b"2"))

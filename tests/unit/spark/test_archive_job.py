@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from magnetar.archive.files import ArchiveFolder
+from magnetar.client.administration import Admin
 from magnetar.proto.commands import ArchiveLedgers, KeepLedgers, TopicLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.files import OsFile, OsFiles
@@ -42,6 +43,7 @@ class Topic:
         self.needed: tuple[int, str] | None = None  # from this position id on, and by whom
         self.meanwhile: Callable[[], None] = lambda: None  # between a dry request and the next
         self.gone: list[int] = []
+        self.admin = Admin(self)  # type: ignore[arg-type]
         self.asked: list[Any] = []
         self.leases: set[str] = set()
         self.path = ""
@@ -54,7 +56,7 @@ class Topic:
         if self.steps == self.dies_at:
             raise Killed
 
-    async def request(self, command: Any, *, topic: str, payload: bytes = b"") -> Any:
+    async def request(self, command: Any, topic: str, payload: bytes = b"") -> Any:
         assert topic == TOPIC
         self.step()
         self.asked.append(command)

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from pyspark.sql import Row
 
+from magnetar.client.administration import Admin
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.proto.commands import ReportDamage
@@ -21,10 +22,11 @@ class Broker:
     """Notes what is reported to it; `trimmed` ledgers are not its own any more."""
 
     def __init__(self, *trimmed: int) -> None:
+        self.admin = Admin(self)  # type: ignore[arg-type]
         self.trimmed = trimmed
         self.reported: list[tuple[str, list[list[Any]]]] = []
 
-    async def request(self, command: ReportDamage, *, topic: str, payload: bytes) -> dict[str, int]:
+    async def request(self, command: ReportDamage, topic: str, payload: bytes) -> dict[str, int]:
         """As a client asks."""
         assert command.topic == topic
         rows = msgpack.unpackb(payload)
@@ -83,7 +85,7 @@ async def test_a_reason_is_what_the_broker_takes() -> None:
 
 async def test_a_refusal_is_not_swallowed() -> None:
     class Refusing(Broker):
-        async def request(self, command: ReportDamage, *, topic: str, payload: bytes) -> dict[str, int]:
+        async def request(self, command: ReportDamage, topic: str, payload: bytes) -> dict[str, int]:
             raise NotAuthorized("report_damage")
 
     with pytest.raises(NotAuthorized):

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -107,7 +107,7 @@ async def consume(
     async with connected(url) as client, contextlib.AsyncExitStack() as stack:
         new = [] if pattern else await _without(client, topics, subscription, follow=follow)
         consumer = await stack.enter_async_context(
-            client.subscribe(wanted, subscription, type=kind, start=start)
+            client.subscribe(wanted, subscription, type=cast(Any, kind), start=start)
         )
         for topic in new:
             say(

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -165,7 +165,9 @@ async def consume(
     """Receive and acknowledge each message, and show the rate."""
     await say_if_new(client, topic)
     # Not durable: however the command ends, nothing stays that keeps the topic from being trimmed.
-    async with client.subscribe(topic, subscription, type=kind, start=start, durable=False) as consumer:
+    async with client.subscribe(
+        topic, subscription, type=cast(Any, kind), start=start, durable=False
+    ) as consumer:
         return await _receive("consumed", consumer, consumer, messages)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import typer
 
@@ -159,7 +159,7 @@ async def produce(
     as_json: Json = False,
 ) -> None:
     """Send messages: every line of standard input or of a file, every -m, or a whole file is one."""
-    from magnetar.client.options import ClientOptions, parse_time
+    from magnetar.client.options import DEFAULT_MAX_MESSAGE_BYTES, parse_time
 
     exclusive({"--file": file, "-m": texts, "--payload": payload})
     exclusive({"--key": key, "--key-field": key_field})
@@ -173,14 +173,17 @@ async def produce(
     # An unreadable file is found before anything connects.
     noun, total = "message", len(texts or ())
     if payload is not None:
-        source = _once([await read_whole(open_input(payload), ClientOptions().max_message_bytes)])
+        source = _once([await read_whole(open_input(payload), DEFAULT_MAX_MESSAGE_BYTES)])
         total = 1
     elif texts:
         source = _once([os.fsencode(text) for text in texts])
     else:
         noun, source = "line", read_lines(open_input("-" if file is None else file))
     watch = ProgressMeter("producing", total=total or None)
-    async with connected(url) as client, client.create_producer(topic, compression=compression) as producer:
+    async with (
+        connected(url) as client,
+        client.create_producer(topic, compression=cast(Any, compression)) as producer,
+    ):
         sender = Sender(producer, noun, key, key_field, attributes, watch)
         try:
             with watch:

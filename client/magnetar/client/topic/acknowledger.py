@@ -24,8 +24,9 @@ from magnetar.runtime.tasks import begin
 
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import LEAVE_TIMEOUT_S
+from ..durations import Duration
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
-from ..options import ConsumerOptions, check_delay
+from ..options import ConsumerOptions, checked_delay
 from .acks import AckTracker, NackTracker, UnackedTracker
 from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 
@@ -114,10 +115,9 @@ class Acknowledger:
         if self._ack_timer is None:
             self._schedule_flush()
 
-    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
+    def nack(self, messages: Message | Iterable[Message], *, delay: Duration | None = None) -> None:
         self._check_open()
-        if delay is not None:
-            check_delay("delay", delay)
+        seconds = None if delay is None else checked_delay("delay", delay)
         now = self._loop.time()
         # An id is a tuple of numbers, which would be the "messages" that the error names.
         for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
@@ -125,7 +125,7 @@ class Acknowledger:
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
             if message.delivery.cluster != self._session.cluster:
                 continue
-            self._nacks.add(message, now + (self._nack_delay(message) if delay is None else delay))
+            self._nacks.add(message, now + (self._nack_delay(message) if seconds is None else seconds))
         self._nacks_added()
 
     def _nack_delay(self, message: Message) -> float:

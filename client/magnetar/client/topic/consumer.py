@@ -81,7 +81,6 @@ class TopicConsumer:
     def __init__(
         self,
         session: ConsumerSession,
-        subscription: str,
         options: ConsumerOptions,
         on_closed: Callable[[], object],
         *,
@@ -93,7 +92,6 @@ class TopicConsumer:
         self.acknowledger = Acknowledger(session, options)
         self.position = ResumePoint(options)
         self._session = session
-        self._subscription = subscription
         self._options = options
         self._on_closed = on_closed
         self._create = create
@@ -397,7 +395,7 @@ class TopicConsumer:
                 0,
                 self._session.id,
                 self._session.topic,
-                self._subscription,
+                self._options.subscription,
                 self._options.type,
                 start,
                 self._options.durable,

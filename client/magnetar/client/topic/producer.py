@@ -82,7 +82,6 @@ class TopicProducer:
     def __init__(
         self,
         pool: ConnectionPool,
-        topic: str,
         options: ProducerOptions,
         producer_id: int,
         on_closed: Callable[[], object],
@@ -90,7 +89,7 @@ class TopicProducer:
         copies: bool = False,
     ) -> None:
         """`copies`: of messages that were received, with more properties. They have no limit but the broker's."""
-        self.topic = topic
+        self.topic = topic = options.topic
         self.name = options.name or ""  # given by the service unless chosen
         self._pool = pool
         self.options = options

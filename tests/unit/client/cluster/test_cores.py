@@ -80,10 +80,10 @@ def test_a_look_up_names_one_broker() -> None:
         ({"secondary": "magnetar://b"}, "secondary is a list of service URLs"),
         ({"secondary": ["b"]}, "not a service URL: 'b'"),
         ({"secondary": ["magnetar://a:7650"]}, "must differ"),
-        ({"secondary": ["magnetar://b"], "check_interval_s": 0}, "check_interval_s must be greater than 0"),
+        ({"secondary": ["magnetar://b"], "check_interval": 0}, "check_interval must be greater than 0"),
         (
-            {"secondary": ["magnetar://b"], "failover_delay_s": float("inf")},
-            "failover_delay_s must be greater",
+            {"secondary": ["magnetar://b"], "failover_delay": float("inf")},
+            "failover_delay must be greater",
         ),
     ],
 )

@@ -234,7 +234,7 @@ async def test_without_asyncio(rome: FakeBroker, oslo: FakeBroker) -> None:
 
 
 def failover(rome: FakeBroker, oslo: FakeBroker, **settings: float) -> AutoFailover:
-    times = {"failover_delay_s": 0.2, "switch_back_delay_s": 0.3, "check_interval_s": 0.05}
+    times = {"failover_delay": 0.2, "switch_back_delay": 0.3, "check_interval": 0.05}
     return AutoFailover(primary=rome.url, secondary=[oslo.url], **{**times, **settings})
 
 
@@ -267,7 +267,7 @@ async def test_there_and_back(rome: FakeBroker, oslo: FakeBroker, caplog: pytest
 
 
 async def test_a_short_failure_is_waited_out(rome: FakeBroker, oslo: FakeBroker) -> None:
-    async with connect(failover(rome, oslo, failover_delay_s=5.0), backoff_first=0.01) as client:
+    async with connect(failover(rome, oslo, failover_delay=5.0), backoff_first=0.01) as client:
         producer = await client.create_producer("t")
         port = rome.port
         rome.server.stop_accepting()
@@ -284,7 +284,7 @@ async def test_a_primary_that_is_down_from_the_beginning(rome: FakeBroker, oslo:
     url = rome.url
     rome.server.stop_accepting()
     async with connect(
-        AutoFailover(primary=url, secondary=[oslo.url], check_interval_s=0.05, switch_back_delay_s=60.0)
+        AutoFailover(primary=url, secondary=[oslo.url], check_interval=0.05, switch_back_delay=60.0)
     ) as client:
         assert client.service_url == oslo.url
         await client.admin.list_topics()
@@ -313,7 +313,7 @@ async def test_a_defect_in_a_probe_does_not_end_the_failover(
 
 
 async def test_closing_while_clusters_are_probed(rome: FakeBroker, oslo: FakeBroker) -> None:
-    client = await connect(failover(rome, oslo, check_interval_s=0.001))
+    client = await connect(failover(rome, oslo, check_interval=0.001))
     await asyncio.sleep(0.05)
     async with asyncio.timeout(5):
         await client.close()
