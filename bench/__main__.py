@@ -10,7 +10,7 @@ python -m bench dispatch         the broker's dispatch with many subscriptions a
 python -m bench slow_disk        the turns of a service's loop on a slow disk (bench/slow_disk.py)
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
-python -m bench subscriptions    consumers of every type, fail-over, many topics, moving keys (bench/subscriptions.py)
+python -m bench subscriptions    consumers of every type, fail-over, many topics (bench/subscriptions.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 

@@ -9,10 +9,6 @@ Messages of 100 bytes. Each part has a service of its own:
     key or 1 in a call of send_many with 1,000, and unbatched.
 (c) Failover: the active consumer closes, or its process is killed: until the next consumer has a message.
 (d) One consumer of 1,000 topics, by list and by pattern: time to subscribe, then a backlog.
-(e) Key_Shared with 10,000 keys, 50 consumers of whom one leaves and another one joins twenty times a second, order by key
-    checked: a paced producer, and a backlog that is read from its ledgers; the latency of another topic alone and beside.
-(f) 1,000 consumers of a Shared subscription, each on a connection of its own; then slow and stuck ones beside, and the
-    latency of another topic alone and beside.
 
 Rates are from the moment when consumers that are connected are told to begin until nothing is left to acknowledge. Beside
 them: microseconds of CPU a message by process, and resident memory.
@@ -23,18 +19,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
 
 from bench.arguments import OUT, console, parser_of
-from bench.percentiles import percentiles
 from bench.probes import Others
 from bench.service_process import ServiceProcess
 from bench.services import Measured, client_line
@@ -43,8 +37,6 @@ from magnetar.client import Client, connect
 
 SIZE = 100
 POLL_S = 0.01
-NICE = 15  # of clients that are not measured themselves: the service is, not which client gets the core
-RATE_BESIDE = 2_000  # messages a second of the topic whose latency is measured
 
 
 class Goal(NamedTuple):
@@ -73,14 +65,13 @@ class Process:
         self._lines, self._orders = process.stdout, process.stdin
 
     @classmethod
-    async def start(cls, url: str, workload: str, topic: str, *, nice: int = 0, **parameters: Any) -> Process:
+    async def start(cls, url: str, workload: str, topic: str, **parameters: Any) -> Process:
         """Runs it."""
         process = await asyncio.create_subprocess_exec(
             *client_line(url, workload, topic, parameters),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 26,
-            preexec_fn=lambda: os.nice(nice),
         )
         return cls(process)
 
@@ -281,181 +272,6 @@ class Bench:
                         daemon_mb=[size / 1e6 for size in (idle, loaded, service.resident_bytes()["daemon"])],
                     )  # fmt: skip
 
-    # --- (e) ---------------------------------------------------------------------------------------------------------
-
-    async def churn(self) -> None:
-        """(e)"""
-        for how, batched in (("batched by key", True), ("unbatched", False)):
-            await self._churn_beside(how, batched, 5_000)
-            await self._churn_backlog(how, batched)
-
-    async def _churn_beside(self, how: str, batched: bool, rate: int) -> None:
-        seconds = 10 / self._part
-        async with self._service() as service, connect(service.url) as client:
-            alone = await self._latency(service, "alone", seconds)
-            churners = await self._churners(service)
-            wanted: dict[str, Any] = {"rate": rate, "keys": 10_000, "batched": batched}
-            producer = await Process.start(service.url, "paced", "t", nice=NICE, **wanted)
-            await producer.line()
-            measured = Measured([service])
-            beside, highest = await self._watched(service, self._latency(service, "beside", seconds))
-            producer.go_on()
-            sent = (await producer.result())["messages"]
-            await self._acknowledged(client, "t")
-            found = await self._end_churn(churners, measured)
-            self._note_churn(f"churn of 50, {how}, {rate:,} a second", found, sent, highest)
-            self._note_beside(f"p99 of another topic beside it, {how}", alone, beside)
-
-    async def _churn_backlog(self, how: str, batched: bool) -> None:
-        """Messages that are in no cache: the service starts again before they are read."""
-        messages = self._messages(200_000)
-        async with self._service() as service:
-            async with connect(service.url) as client:
-                await client.admin.create_topic("t")
-                await client.admin.create_subscription("t", SUBSCRIPTION, start="earliest")
-            wanted: dict[str, Any] = {
-                "rate": 50_000,
-                "keys": 10_000,
-                "batched": batched,
-                "messages": messages,
-            }
-            producer = await Process.start(service.url, "paced", "t", **wanted)
-            await producer.result()
-            service.stop()
-            service.start()
-            measured, began = Measured([service]), time.perf_counter()
-            churners = await self._churners(service)
-            async with connect(service.url) as client:
-                ended, highest = await self._watched(service, self._acknowledged(client, "t"))
-            found = await self._end_churn(churners, measured)
-            del found["longest_wait_s"]  # they waited for their consumers
-            found["seconds"] = ended - began
-            self._note_churn(f"churn of 50, {how}, from ledgers", found, messages, highest)
-
-    async def _churners(self, service: ServiceProcess) -> Process:
-        wanted: dict[str, Any] = {"consumers": 50, "every_s": 0.05, "connections": 5}
-        churners = await Process.start(service.url, "churn", "t", nice=NICE, **wanted)
-        await churners.line()
-        return churners
-
-    async def _end_churn(self, churners: Process, measured: Measured) -> dict[str, Any]:
-        cpu = measured.result()["cpu_s"]
-        churners.go_on()
-        found = await churners.result()
-        return found | {"cpu": cpu | {"client": found.pop("cpu_s")}}
-
-    def _note_churn(self, name: str, found: dict[str, Any], messages: int, highest: float) -> None:
-        assert found["messages"] == messages, (found, messages)
-        cpu = found.pop("cpu")
-        self._note(
-            name, messages / found["seconds"], "msg/s",
-            cpu_us_per_message={role: s * 1e6 / messages for role, s in cpu.items()},
-            daemon_mb=highest / 1e6, **{key: part for key, part in found.items() if key != "messages"},
-        )  # fmt: skip
-        if found["violations"]:
-            raise SystemExit(f"bench subscriptions: the order by key was not held: {found['violations']}")
-
-    # --- (f) ---------------------------------------------------------------------------------------------------------
-
-    async def crowd(self) -> None:
-        """(f)"""
-        consumers = 1_000 // self._part
-        await self._crowd_takes(consumers)
-        await self._crowd_beside(consumers)
-
-    async def _crowd_takes(self, consumers: int) -> None:
-        messages = self._messages(1_000_000)
-        async with self._service() as service, connect(service.url) as client:
-            idle = service.resident_bytes()["daemon"]
-            wanted: dict[str, Any] = {
-                "type": "shared",
-                "consumers": consumers,
-                "connections": consumers,
-                "by_batch": True,
-            }
-            taker = await Process.start(service.url, "take", "t", **wanted)
-            subscribed = await taker.line()
-            connected = service.resident_bytes()["daemon"]
-            self._note(
-                f"{consumers:,} consumers connect", consumers / subscribed["seconds"], "a second",
-                client_mb=subscribed["resident_bytes"] / 1e6, daemon_mb=[idle / 1e6, connected / 1e6],
-            )  # fmt: skip
-            for how, batch in (("batched", 100), ("unbatched", 1)):
-                fill = {"messages": messages, "size": SIZE, "batch": batch}
-                measured = Measured([service])
-                if how == "batched":
-                    taker.go_on()
-                began = time.perf_counter()
-                await (await Process.start(service.url, "fill", "t", **fill)).result()
-                seconds = await self._acknowledged(client, "t") - began
-                cpu = measured.result()["cpu_s"]
-                self._note(
-                    f"{consumers:,} consumers, {how}, produced meanwhile", messages / seconds, "msg/s",
-                    cpu_us_per_message={role: s * 1e6 / messages for role, s in cpu.items()},
-                    daemon_mb=service.resident_bytes()["daemon"] / 1e6,
-                )  # fmt: skip
-            taker.go_on()
-            result = await taker.result()
-            assert result["messages"] == 2 * messages, result
-            self._note(f"{consumers:,} consumers, each took at most", max(result["seen"]), "msg",
-                       least=min(result["seen"]), client_mb=result["resident_bytes"] / 1e6)  # fmt: skip
-
-    async def _crowd_beside(self, consumers: int) -> None:
-        """A tenth each take all and acknowledge nothing, take nothing, or take a delivery every 10 ms; the others take."""
-        seconds, some = 10 / self._part, consumers // 10
-        async with self._service() as service:
-            alone = await self._latency(service, "alone", seconds)
-            common: dict[str, Any] = {"nice": NICE, "type": "shared"}
-            holding = {"consumers": some, "connections": some}
-            takers = {"consumers": 7 * some, "connections": 7 * some, "by_batch": True}
-            crowd = [
-                await Process.start(service.url, "stick", "t", take_all=True, **holding, **common),
-                await Process.start(service.url, "stick", "t", take_all=False, **holding, **common),
-                await Process.start(
-                    service.url, "take", "t", slow_s=0.01, by_batch=True, **holding, **common
-                ),
-                await Process.start(service.url, "take", "t", **takers, **common),
-            ]
-            for process in crowd:
-                await process.line()
-            for process in crowd[2:]:
-                process.go_on()
-            wanted = {"rate": 10_000, "keys": 10, "batched": False}
-            producer = await Process.start(service.url, "paced", "t", nice=NICE, **wanted)
-            await producer.line()
-            measured = Measured([service])
-            beside, highest = await self._watched(service, self._latency(service, "beside", seconds))
-            producer.go_on()
-            sent = (await producer.result())["messages"]
-            cpu = measured.result()["cpu_s"]["daemon"]
-            for process in crowd:
-                process.go_on()
-            taken = sum([(await process.result())["messages"] for process in crowd])
-            self._note(f"{consumers:,} consumers, slow and stuck among them", taken / seconds, "msg/s", sent=sent,
-                       daemon_mb=highest / 1e6, daemon_cpu_s=cpu)  # fmt: skip
-            self._note_beside(f"p99 of another topic beside {consumers:,} consumers", alone, beside)
-
-    # --- what happens beside -----------------------------------------------------------------------------------------
-
-    async def _latency(self, service: ServiceProcess, topic: str, seconds: float) -> dict[str, float]:
-        """Percentiles of a steady producer and reader of a topic of their own, in a process of their own."""
-        wanted: dict[str, Any] = {"rate": RATE_BESIDE, "seconds": seconds, "size": SIZE}
-        result = await (await Process.start(service.url, "end_to_end", topic, **wanted)).result()
-        return percentiles(latency for _, latency in result["samples"])._asdict()
-
-    def _note_beside(self, name: str, alone: dict[str, float], beside: dict[str, float]) -> None:
-        self._note(name, beside["p99"], "ms", times_alone=beside["p99"] / alone["p99"], alone=list(alone.values()),
-                   beside=list(beside.values()))  # fmt: skip
-
-    async def _watched(self, service: ServiceProcess, work: Awaitable[Any]) -> tuple[Any, float]:
-        """The result, and the most resident memory that the daemon had meanwhile."""
-        highest = 0
-        working = asyncio.ensure_future(work)
-        while not working.done():
-            highest = max(highest, service.resident_bytes()["daemon"])
-            await asyncio.wait([working], timeout=0.1)
-        return working.result(), highest
-
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
@@ -470,8 +286,6 @@ PARTS = {
     "b": Bench.key_shared,
     "c": Bench.failover,
     "d": Bench.topics,
-    "e": Bench.churn,
-    "f": Bench.crowd,
 }
 
 

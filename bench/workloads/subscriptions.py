@@ -14,15 +14,17 @@ import re
 import struct
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.service_process import resident_bytes
 from bench.workloads.produce_tail import BATCHES_IN_FLIGHT, SEND_TIMEOUT_S, send_batches
-from magnetar.client import Client, Consumer, MessageBatch, connect
-from magnetar.client.options import SubscriptionType
+from magnetar.client import Consumer, connect
+
+if TYPE_CHECKING:  # older revisions, which `bench compare` runs with this, lack it
+    from magnetar.client.options import SubscriptionType
 
 SUBSCRIPTION = "bench"
 TICK_S = 0.001
@@ -131,19 +133,19 @@ async def take(
     type: SubscriptionType,
     consumers: int,
     by_batch: bool,
-    connections: int = 1,
-    slow_s: float = 0.0,
 ) -> dict[str, Any]:
     """Consumers of one subscription, who acknowledge each message, or each batch of them as they arrived.
 
-    They take nothing but what fills their queues before the driver says so, and end when it says so. `slow_s`: the pause
-    after each delivery.
+    They take nothing but what fills their queues before the driver says so, and end when it says so.
     """
     driver = await Driver.open()
     seen = [0] * consumers
     began = time.perf_counter()
     async with AsyncExitStack() as stack:
-        found = await _subscribed(stack, url, topic, type, consumers, connections)
+        client = await stack.enter_async_context(connect(url))
+        found = [
+            await client.subscribe(topic, SUBSCRIPTION, type=type, start="earliest") for _ in range(consumers)
+        ]
         await driver.report(seconds=time.perf_counter() - began, resident_bytes=resident_bytes(os.getpid()))
 
         async def messages(number: int, consumer: Consumer) -> None:
@@ -153,8 +155,6 @@ async def take(
 
         async def batches(number: int, consumer: Consumer) -> None:
             async for batch in consumer.batches():
-                if slow_s:
-                    await asyncio.sleep(slow_s)
                 await consumer.ack(batch)
                 seen[number] += len(batch)
 
@@ -165,45 +165,6 @@ async def take(
             task.cancel()
         await asyncio.wait(tasks)
     return {"seen": seen, "messages": sum(seen), "resident_bytes": resident_bytes(os.getpid())}
-
-
-async def stick(
-    url: str, topic: str, *, type: SubscriptionType, consumers: int, connections: int, take_all: bool
-) -> dict[str, Any]:
-    """Consumers who take what comes and acknowledge nothing, or take nothing."""
-    driver = await Driver.open()
-    async with AsyncExitStack() as stack:
-        found = await _subscribed(stack, url, topic, type, consumers, connections)
-
-        async def hold(consumer: Consumer) -> None:
-            async for _ in consumer.batches():
-                pass
-
-        tasks = [asyncio.ensure_future(hold(consumer)) for consumer in found if take_all]
-        await driver.report()
-        for task in tasks:
-            task.cancel()
-    return {"messages": 0}
-
-
-async def _subscribed(
-    stack: AsyncExitStack, url: str, topic: str, type: SubscriptionType, consumers: int, connections: int
-) -> list[Consumer]:
-    """Spread over so many connections."""
-    slots = asyncio.Semaphore(CLIENTS_AT_ONCE)
-
-    async def connected() -> Client:
-        async with slots:
-            return await connect(url)
-
-    async def subscribed(client: Client) -> Consumer:
-        async with slots:
-            return await client.subscribe(topic, SUBSCRIPTION, type=type, start="earliest")
-
-    clients = await asyncio.gather(*(connected() for _ in range(connections)))
-    for client in clients:
-        await stack.enter_async_context(client)
-    return await asyncio.gather(*(subscribed(clients[n % connections]) for n in range(consumers)))
 
 
 async def take_topics(
@@ -266,12 +227,8 @@ async def fail_over(url: str, topic: str) -> dict[str, Any]:
     return {"messages": 0}
 
 
-async def paced(
-    url: str, topic: str, *, rate: int, keys: int, batched: bool, messages: int | None = None
-) -> dict[str, Any]:
-    """Sends so many a second; each says when it was sent, and its number in its key.
-
-    Ends when so many `messages` are sent; None: when the driver says that it is enough.
+async def paced(url: str, topic: str, *, rate: int, keys: int, batched: bool) -> dict[str, Any]:
+    """Sends so many a second until the driver says that it is enough; each says when it was sent, and its number in its key.
 
     batched: by key, as many together as fell due in 10 ms.
     """
@@ -287,10 +244,8 @@ async def paced(
     ):
         driver.tell(ready=True)
         began, sent = time.perf_counter(), 0
-        while sent != messages and not enough.done():
+        while not enough.done():
             due = int((time.perf_counter() - began) * rate)
-            if messages is not None:
-                due = min(due, messages)
             for _ in range(due - sent):
                 key = rng.randrange(keys)
                 producer.send_nowait(_STAMP.pack(time.perf_counter(), numbers[key]) + pad, names[key])
@@ -303,113 +258,7 @@ async def paced(
     return {"messages": sent, "rate": sent / taken}
 
 
-# --- consumers that come and go ------------------------------------------------------------------------------------------
-
-
-class Order:
-    """What was handed out of each key, to whom; counts what must not happen."""
-
-    def __init__(self) -> None:
-        self._next: dict[Any, int] = {}  # number that is to come next
-        self._highest: dict[Any, int] = {}  # number that came
-        self._acked: dict[Any, int] = {}  # numbers below it are acknowledged
-        self._holders: dict[Any, Any] = {}
-        self.leaving: dict[Any, None] = {}  # consumers
-        self.violations: Counter[str] = Counter()
-        self.messages = self.again = 0
-        self.longest_wait_s = 0.0
-
-    def take(self, consumer: Any, batch: MessageBatch) -> None:
-        """Handed out."""
-        now = time.perf_counter()
-        for message in batch:
-            key = message.key
-            sent, number = _STAMP.unpack_from(message.value or b"")
-            expected = self._next.get(key, 0)
-            if number > expected:
-                self.violations[f"a message was overtaken ({expected} was to come next)"] += 1
-            elif number < self._acked.get(key, 0):
-                self.violations["an acknowledged message came again"] += 1
-            holder = self._holders.get(key)
-            if holder is not None and holder is not consumer and holder not in self.leaving:
-                self.violations["two consumers have messages of a key"] += 1
-            self._holders[key] = consumer
-            if number <= self._highest.get(key, -1):
-                self.again += 1
-            else:
-                self._highest[key] = number
-                self.messages += 1
-                self.longest_wait_s = max(self.longest_wait_s, now - sent)
-            self._next[key] = number + 1
-
-    def ack(self, batch: MessageBatch) -> None:
-        """About to be acknowledged."""
-        for message in batch:
-            key = message.key
-            self._acked[key] = max(self._acked.get(key, 0), _STAMP.unpack_from(message.value or b"")[1] + 1)
-            self._holders.pop(key, None)
-
-
-async def churn(url: str, topic: str, *, consumers: int, every_s: float, connections: int) -> dict[str, Any]:
-    """Key_Shared consumers, of whom one leaves and another one joins every `every_s` seconds; checks the order by key.
-
-    Half of those who leave have taken something that they do not acknowledge.
-    """
-    driver = await Driver.open()
-    rng = random.Random(2)
-    order = Order()
-    changes = 0
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connect(url)) for _ in range(connections)]
-        working: dict[Consumer, asyncio.Task[None]] = {}
-
-        async def join() -> None:
-            subscribing = rng.choice(clients).subscribe(
-                topic, SUBSCRIPTION, type="key_shared", start="earliest"
-            )
-            consumer = await subscribing
-            working[consumer] = asyncio.ensure_future(work(consumer))
-
-        async def work(consumer: Consumer) -> None:
-            async for batch in consumer.batches():
-                order.take(consumer, batch)
-                if not rng.randrange(10):
-                    await asyncio.sleep(HOLD_S)
-                order.ack(batch)
-                await consumer.ack(batch)
-
-        async def leave() -> None:
-            consumer = rng.choice(list(working))
-            task = working.pop(consumer)
-            order.leaving[consumer] = None
-            task.cancel()
-            await asyncio.wait([task])
-            await consumer.close()
-
-        await asyncio.gather(*(join() for _ in range(consumers)))
-        driver.tell(ready=True)
-        enough = asyncio.ensure_future(driver.next_line())
-        began = time.perf_counter()
-        while not enough.done():
-            await asyncio.wait([enough], timeout=every_s)
-            await leave()
-            await join()
-            changes += 1
-            if not changes % 20:
-                driver.tell(seen=order.messages, changes=changes)
-        taken = time.perf_counter() - began
-        for task in working.values():
-            task.cancel()
-        await asyncio.wait(working.values())
-    return {
-        "messages": order.messages, "again": order.again, "changes": changes, "seconds": taken,
-        "longest_wait_s": order.longest_wait_s, "violations": dict(order.violations),
-        "resident_bytes": resident_bytes(os.getpid()), "done": True,
-    }  # fmt: skip
-
-
 Workload = Callable[..., Awaitable[dict[str, Any]]]
 WORKLOADS: dict[str, Workload] = {
-    work.__name__: work
-    for work in (fill_keys, fill_topics, take, stick, take_topics, fail_over, paced, churn)
+    work.__name__: work for work in (fill_keys, fill_topics, take, take_topics, fail_over, paced)
 }
