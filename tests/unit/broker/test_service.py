@@ -156,7 +156,7 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
 def _port(broker: Any) -> Any:
     from magnetar.broker.listeners.native.ports import ConsumerPort
 
-    return ConsumerPort(FakeClient(broker), 1, lambda _: None, lambda _: None)
+    return ConsumerPort(FakeClient(broker), 1, lambda *_: None)
 
 
 async def _everything(metadata: MemoryMetadataStore, path: str = "") -> dict[str, Any]:

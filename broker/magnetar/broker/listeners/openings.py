@@ -1,16 +1,28 @@
-"""The openings of one connection, of producers or of consumers: carries out what `core.opening` decides for each id."""
+"""The producers, or the consumers, of one connection: each of its ids, from its opening to its end.
+
+Opening takes a while: a topic is loaded, a cursor is written. Meanwhile the peer may give up and close the id, open it
+again, or be gone. Whatever comes when, at most one opening of an id is worked on at a time, every request is answered once
+while somebody is there to be answered, and what was opened is either held by the id or let go of:
+
+    of the id         open                              close, lose_all         it is opened    it fails
+    nothing           begins                            -                       -               -
+    an opening        refused, cancelled; the new one   refused, cancelled      accepted        refused
+                      begins when that has ended
+    what was opened   let go of; the new one begins     let go of               -               -
+    a cancelled one   the new one begins after it       -                       let go of       -
+
+Worked case: Subscribe, CloseConsumer and Subscribe of one id in one read. The first begins; the close refuses and cancels
+it; the second waits until the first has ended, which may even have succeeded and is let go of then; it begins after that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, ServiceNotReady
-
-from .core.opening import Accept, Begin, Cancel, Instruction, Opening, Refuse, Release, State
 
 _log = logging.getLogger(__name__)
 
@@ -18,25 +30,40 @@ Request = TypeVar("Request")
 Handle = TypeVar("Handle")
 
 
-class OpeningActions(NamedTuple, Generic[Request, Handle]):
-    """What a protocol does for its ids. `begin` may be cancelled, and must then leave nothing behind."""
+class _Opening(Generic[Request, Handle]):
+    """The last request of an id that was neither refused nor let go of."""
 
-    begin: Callable[[Request], Coroutine[Any, Any, Handle]]
-    accept: Callable[[Request, Handle], None]
-    refuse: Callable[[Request, MagnetarError], None]
-    release: Callable[[Handle], None]
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]  # the connection owns its tasks
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.handle: Handle | None = None  # once it is open
+        self.task: asyncio.Task[None] | None = None
 
 
 class Openings(Generic[Request, Handle]):
-    """See the module docstring. `kind` is for errors: "producer"."""
+    """See the module docstring."""
 
-    def __init__(self, kind: str, actions: OpeningActions[Request, Handle]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        begin: Callable[[Request], Coroutine[Any, Any, Handle]],
+        accept: Callable[[Request, Handle], None],
+        refuse: Callable[[Request, MagnetarError], None],
+        release: Callable[[Handle], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        """`kind` is for errors: "producer". `begin` may be cancelled, and must then leave nothing behind.
+
+        `release` lets go of what was opened. `spawn`: the connection owns its tasks.
+        """
         self._kind = kind
-        self._actions = actions
-        self._by_id: dict[int, Opening] = {}  # none that is CLOSED
-        # By id: of the openings that are OPENING or CANCELLING.
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._begin = begin
+        self._accept = accept
+        self._refuse = refuse
+        self._release = release
+        self._spawn = spawn
+        self._by_id: dict[int, _Opening[Request, Handle]] = {}
+        self._working: dict[int, list[asyncio.Task[None]]] = {}  # the cancelled ones of an id among them
 
     def get(self, id: int) -> Handle | None:
         """What the id holds; None unless it is open."""
@@ -47,64 +74,68 @@ class Openings(Generic[Request, Handle]):
         return iter([opening.handle for opening in self._by_id.values() if opening.handle is not None])
 
     def open(self, id: int, request: Request) -> None:
-        """The peer opens the id."""
-        opening = self._by_id.setdefault(id, Opening(f"{self._kind} {id}"))
-        self._carry_out(id, opening, opening.open(request))
+        """The peer opens the id, which supersedes whatever it did with it before."""
+        self._let_go(id, "was opened again before it was open")
+        opening = self._by_id[id] = _Opening(request)
+        working = self._working.setdefault(id, [])
+        task = opening.task = self._spawn(self._work(id, opening, list(working)))
+        working.append(task)
+        task.add_done_callback(lambda task: self._ended(id, task))
 
     def close(self, id: int) -> None:
         """The peer closes the id, whatever its state."""
-        if (opening := self._by_id.get(id)) is not None:
-            self._carry_out(id, opening, opening.close())
+        self._let_go(id, "was closed before it was open")
 
     def ended(self, id: int, handle: Handle) -> None:
         """What the id held ended by itself; ignored if the id does not hold it any more."""
-        if (opening := self._by_id.get(id)) is not None:
-            self._carry_out(id, opening, opening.ended(handle))
-
-    def lose_all(self) -> None:
-        """The connection is gone."""
-        for id, opening in list(self._by_id.items()):
-            self._carry_out(id, opening, opening.lose())
-
-    def _carry_out(self, id: int, opening: Opening, instructions: list[Instruction]) -> None:
-        actions = self._actions
-        for instruction in instructions:
-            match instruction:
-                case Begin(request):
-                    task = self._tasks[id] = actions.spawn(self._work(id, opening, request))
-                    task.add_done_callback(partial(self._cancelled, id, opening))
-                case Cancel():
-                    self._tasks[id].cancel()
-                case Accept(request, handle):
-                    actions.accept(request, handle)
-                case Refuse(request, error):
-                    actions.refuse(request, error)
-                case Release(handle):
-                    actions.release(handle)
-        if opening.state is State.CLOSED and self._by_id.get(id) is opening:
+        if self.get(id) is handle:
             del self._by_id[id]
 
-    async def _work(self, id: int, opening: Opening, request: Request) -> None:
+    def lose_all(self) -> None:
+        """The connection is gone: nobody is there to be answered."""
+        for id in list(self._by_id):
+            self._let_go(id)
+
+    def _let_go(self, id: int, reason: str = "") -> None:
+        opening = self._by_id.pop(id, None)
+        if opening is None:
+            return
+        if opening.handle is not None:
+            self._release(opening.handle)
+            return
+        assert opening.task is not None
+        opening.task.cancel()
+        if reason:
+            self._refuse(opening.request, AlreadyClosed(f"{self._kind} {id} {reason}"))
+
+    async def _work(
+        self, id: int, opening: _Opening[Request, Handle], before: list[asyncio.Task[None]]
+    ) -> None:
         error: MagnetarError
         try:
-            handle = await self._actions.begin(request)
+            if before:
+                await asyncio.wait(before)
+            handle = await self._begin(opening.request)
         except MagnetarError as failure:
             error = failure
+        except asyncio.CancelledError:  # here, or something that it waited for
+            error = AlreadyClosed(f"opening {self._kind} {id} was cancelled")
         except Exception as failure:
             _log.exception("opening %s %d failed", self._kind, id)
             error = ServiceNotReady(f"opening the {self._kind} failed here: {failure!r}")
         else:
             # In the turn in which it was opened: whatever comes next finds it in its place.
-            del self._tasks[id]
-            self._carry_out(id, opening, opening.opened(handle))
+            if self._by_id.get(id) is opening:
+                opening.handle = handle
+                self._accept(opening.request, handle)
+            else:
+                self._release(handle)
             return
-        del self._tasks[id]
-        self._carry_out(id, opening, opening.failed(error))
+        if self._by_id.get(id) is opening:
+            del self._by_id[id]
+            self._refuse(opening.request, error)
 
-    def _cancelled(self, id: int, opening: Opening, task: asyncio.Task[None]) -> None:
-        """The task may have been cancelled before it took its first step, so it cannot tell that itself."""
-        if self._tasks.get(id) is task:
-            del self._tasks[id]
-            self._carry_out(
-                id, opening, opening.failed(AlreadyClosed(f"opening {self._kind} {id} was cancelled"))
-            )
+    def _ended(self, id: int, task: asyncio.Task[None]) -> None:
+        self._working[id].remove(task)
+        if not self._working[id]:
+            del self._working[id]

@@ -36,8 +36,8 @@ from ...resources.budget import ByteBudget
 from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
-from ..openings import OpeningActions, Openings
-from .ports import ConsumerPort, Link, OpenProducer, ProducerPort, first_sequence_id, for_client
+from ..openings import Openings
+from .ports import ConsumerPort, Link, Producer, first_sequence_id, for_client
 from .requests import CONSUMER_REQUESTS, REQUESTS, started, to_wire
 from .watches import Watches
 
@@ -55,18 +55,22 @@ class ClientConnection:
         self._settings = service.settings
         self._link: Link  # from `connection_ready` on
         # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
-        self._senders: dict[bytes, OpenProducer] = {}
+        self._senders: dict[bytes, Producer] = {}
         self._producers = Openings(
             "producer",
-            OpeningActions(
-                self._open_producer, self._producer_opened, self._refuse, self._release_producer, self._spawn
-            ),
+            begin=self._open_producer,
+            accept=self._producer_opened,
+            refuse=self._refuse,
+            release=self._release_producer,
+            spawn=self._spawn,
         )
         self._consumers = Openings(
             "consumer",
-            OpeningActions(
-                self._open_consumer, self._consumer_opened, self._refuse, self._release_consumer, self._spawn
-            ),
+            begin=self._open_consumer,
+            accept=self._consumer_opened,
+            refuse=self._refuse,
+            release=self._release_consumer,
+            spawn=self._spawn,
         )
         self._watches = Watches(service)
         self._tasks = TaskSet("request of a client")
@@ -274,44 +278,44 @@ class ClientConnection:
 
     # --- producers and consumers -------------------------------------------------------------------------------------
 
-    async def _open_producer(self, command: c.CreateProducer) -> OpenProducer:
+    async def _open_producer(self, command: c.CreateProducer) -> Producer:
         opened = await self._service.create_producer(
             self._link,
             command.topic,
-            new_port=lambda epoch: ProducerPort(
-                self._link, command.producer_id, epoch, self._producer_closed
+            new_port=lambda epoch: Producer(
+                self._link, command.producer_id, epoch, self.wait_for, self._producer_closed
             ),
             producer_name=command.name,
             epoch=command.epoch,
             access_mode=command.access_mode,
         )
-        return OpenProducer(opened, self.wait_for)
+        producer = opened.session.port
+        assert isinstance(producer, Producer)
+        producer.topic, producer.session = opened
+        return producer
 
-    def _producer_opened(self, command: c.CreateProducer, producer: OpenProducer) -> None:
+    def _producer_opened(self, command: c.CreateProducer, producer: Producer) -> None:
         session = producer.session
         self._link.answer(
             command.request_id, {"name": session.name, "epoch": session.epoch, "last_sequence_id": -1}
         )
 
-    def _release_producer(self, producer: OpenProducer) -> None:
+    def _release_producer(self, producer: Producer) -> None:
         self._senders.pop(producer.send_header, None)
         producer.topic.producers.forget(producer.session)
 
-    def _producer_closed(self, port: ProducerPort) -> None:
+    def _producer_closed(self, producer: Producer) -> None:
         """The topic ended the session."""
-        producer = self._producers.get(port.producer_id)
-        if producer is not None and producer.session.port is port:
+        if self._producers.get(producer.producer_id) is producer:
             self._senders.pop(producer.send_header, None)
-            self._producers.ended(port.producer_id, producer)
+            self._producers.ended(producer.producer_id, producer)
 
     async def _open_consumer(self, command: c.Subscribe) -> ConsumerOpened:
         return await self._service.subscribe(
             self._link,
             command.topic,
             SubscribeRequest(*[getattr(command, name) for name in SubscribeRequest._fields]),
-            port=ConsumerPort(
-                self._link, command.consumer_id, self._consumer_closed, self._consumer_too_small
-            ),
+            port=ConsumerPort(self._link, command.consumer_id, self._consumer_ended),
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
@@ -320,18 +324,13 @@ class ClientConnection:
     def _release_consumer(self, opened: ConsumerOpened) -> None:
         opened.subscription.remove_consumer(opened.consumer, lost=self._closed)
 
-    def _consumer_closed(self, port: ConsumerPort) -> None:
-        """The topic ended the consumer."""
-        opened = self._consumers.get(port.consumer_id)
-        if opened is not None and opened.consumer.port is port:
-            self._consumers.ended(port.consumer_id, opened)
-
-    def _consumer_too_small(self, port: ConsumerPort) -> None:
-        """It cannot take what is to be delivered: others may have its place."""
+    def _consumer_ended(self, port: ConsumerPort, error: MagnetarError) -> None:
+        """The topic ended the consumer, or it cannot take what is to be delivered: others may have its place."""
         opened = self._consumers.get(port.consumer_id)
         if opened is not None and opened.consumer.port is port:
             self._consumers.ended(port.consumer_id, opened)
             self._release_consumer(opened)
+        self._link.send(c.CloseConsumer.of(port.consumer_id, for_client(error)).encode())
 
     def _refuse(self, command: c.Command, error: MagnetarError) -> None:
         self._link.answer_error(command.request_id, for_client(error))

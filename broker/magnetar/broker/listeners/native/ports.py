@@ -21,8 +21,8 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
-from ...service.results import ProducerOpened
-from ...topics.core.producers import ReceiptFields, SessionState
+from ...topics.core.producers import ProducerSession, ReceiptFields, SessionState
+from ...topics.topic import Topic
 
 _log = logging.getLogger(__name__)
 
@@ -62,19 +62,33 @@ class Link(Protocol):
         """Flushes, then closes."""
 
 
-class ProducerPort:
-    """The way out of one producer: receipts and failures as frames. See `topics.core.producers.ProducerPort`."""
+class Producer:
+    """One producer: receipts and failures become frames, its SENDs groups of its session. See `ProducerPort`."""
 
-    __slots__ = ("_epoch", "_on_closed", "_receipt_header", "peer", "producer_id")
+    __slots__ = (
+        "_epoch", "_on_closed", "_receipt_header", "_wait_for", "peer", "producer_id", "send_header", "session", "topic",
+    )  # fmt: skip
 
     def __init__(
-        self, link: Link, producer_id: int, epoch: int, on_closed: Callable[[ProducerPort], None]
+        self,
+        link: Link,
+        producer_id: int,
+        epoch: int,
+        wait_for: Callable[[ByteBudget], None],
+        on_closed: Callable[[Producer], None],
     ) -> None:
+        """`wait_for`: stops reading until a budget has room. `on_closed`: the topic ended the session."""
         self.producer_id = producer_id
         self.peer = link
+        self.topic: Topic  # from its opening on
+        self.session: ProducerSession
+        self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
         self._epoch = epoch
+        self._wait_for = wait_for
         self._on_closed = on_closed
         self._receipt_header = c.Receipt(0, producer_id, epoch).encode()
+
+    # --- the way out -------------------------------------------------------------------------------------------------
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
         """One frame for all of them, or as many as the peer's frames are small (rule 42)."""
@@ -103,17 +117,7 @@ class ProducerPort:
         self._on_closed(self)
         self.peer.send(c.CloseProducer.of(self.producer_id, for_client(error)).encode())
 
-
-class OpenProducer:
-    """The way in of one producer: its SENDs become groups of its session."""
-
-    __slots__ = ("_wait_for", "send_header", "session", "topic")
-
-    def __init__(self, opened: ProducerOpened, wait_for: Callable[[ByteBudget], None]) -> None:
-        """`wait_for`: stops reading until a budget has room."""
-        self.topic, self.session = opened
-        self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
-        self._wait_for = wait_for
+    # --- the way in --------------------------------------------------------------------------------------------------
 
     def send(self, payloads: list[bytes]) -> None:
         """A run of SENDs. A bad one fails itself and all after it; those before it are published."""
@@ -148,20 +152,15 @@ class ConsumerPort:
     consumer with an error that is final for it: leaving the batch out would lose it, trying again would never end.
     """
 
-    __slots__ = ("_on_closed", "_on_too_large", "_stopped", "consumer_id", "peer")
+    __slots__ = ("_on_ended", "_stopped", "consumer_id", "peer")
 
     def __init__(
-        self,
-        link: Link,
-        consumer_id: int,
-        on_closed: Callable[[ConsumerPort], None],
-        on_too_large: Callable[[ConsumerPort], None],
+        self, link: Link, consumer_id: int, on_ended: Callable[[ConsumerPort, MagnetarError], None]
     ) -> None:
-        """`on_closed`: the topic ended the consumer; `on_too_large`: the port did, and the topic does not know yet."""
+        """`on_ended`: the topic ended the consumer, or the port did, of which the topic does not know yet."""
         self.consumer_id = consumer_id
         self.peer = link
-        self._on_closed = on_closed
-        self._on_too_large = on_too_large
+        self._on_ended = on_ended
         self._stopped = False  # nothing is sent after a batch that was not
 
     @property
@@ -220,8 +219,7 @@ class ConsumerPort:
             f"of {end - start} or more; nothing after it is delivered to this consumer"
         )
         _log.warning("consumer %d is closed: %s", self.consumer_id, final)
-        self._on_too_large(self)
-        self.peer.send(c.CloseConsumer.of(self.consumer_id, final).encode())
+        self._on_ended(self, final)
 
     def active_changed(self, active: bool) -> None:
         """ACTIVE_CONSUMER."""
@@ -234,8 +232,7 @@ class ConsumerPort:
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""
-        self._on_closed(self)
-        self.peer.send(c.CloseConsumer.of(self.consumer_id, for_client(error)).encode())
+        self._on_ended(self, error)
 
 
 def first_sequence_id(payload: bytes) -> int:

@@ -1,1 +1,0 @@
-"""What listeners of every protocol decide alike, without I/O."""
