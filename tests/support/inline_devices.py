@@ -14,7 +14,7 @@ from functools import partial
 
 from magnetar.bookie.components import BookieComponents
 from magnetar.bookie.index import LocationIndex
-from magnetar.bookie.journal.device import JournalDevice, StreamOffsets, ignore_failure
+from magnetar.bookie.journal.device import JournalDevice, ignore
 from magnetar.bookie.journal.records import GROUP_ALIGNMENT
 from magnetar.bookie.layout import journal_path
 from magnetar.bookie.settings import BookieSettings
@@ -27,7 +27,7 @@ _WARM_STEP_BYTES = 1 << 20
 _RETRY_FULL_S = 0.5
 
 
-class InlineJournalDevice(StreamOffsets):
+class InlineJournalDevice(JournalDevice):
     """See `JournalDevice`. `capacity_bytes` bounds what is appended and not yet durable."""
 
     def __init__(
@@ -192,7 +192,7 @@ class InlineDiskWorker:
     """Does the work in the loop."""
 
     def __init__(self, files: Files) -> None:
-        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self.on_failure: Callable[[MagnetarError], None] = ignore
         self._files = files
 
     async def start(self, lock: FileLock) -> None:

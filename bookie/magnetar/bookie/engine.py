@@ -240,24 +240,15 @@ class Bookie:
         return await self.reads.last_confirmed(ledger_id)
 
     async def wait_last_confirmed(
-        self,
-        ledger_id: int,
-        last_add_confirmed: int,
-        *,
-        timeout_s: float = 0.0,
-        max_entries: int = 0,
-        max_bytes: int = 0,
+        self, ledger_id: int, last_add_confirmed: int, *, timeout_s: float = 0.0
     ) -> LongPollResult:
         """Long poll: returns once the last add confirmed is above the given one, the ledger is fenced, or time is over.
 
-        With it come up to `max_entries` confirmed entries after the given one, if they are here. At most
-        `long_poll_timeout_s` (0: that). LedgerNotFound if deleted, TooManyRequests.
+        At most `long_poll_timeout_s` (0: that). LedgerNotFound if deleted, TooManyRequests.
         """
         check_ids(ledger_id, last=last_add_confirmed)
         self._check_alive()
-        news = await self.reads.wait_last_confirmed(
-            ledger_id, last_add_confirmed, timeout_s, max_entries, max_bytes
-        )
+        news = await self.reads.wait_last_confirmed(ledger_id, last_add_confirmed, timeout_s)
         self._check_alive()
         return news
 

@@ -8,7 +8,6 @@ entry that is missing from an answer is not denied by it; the same holds for str
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,11 +36,10 @@ _MAX_READ_ENTRIES = 8192
 
 
 class LongPollResult(NamedTuple):
-    """What a long poll came back with. `entries` follow the last add confirmed that the poll knew."""
+    """What a long poll came back with."""
 
     last_add_confirmed: int
     fenced: bool
-    entries: list[bytes]
 
 
 class Reads:
@@ -190,7 +188,7 @@ class Reads:
         return state.confirmed, state.last_entry
 
     async def wait_last_confirmed(
-        self, ledger_id: int, last_add_confirmed: int, timeout_s: float, max_entries: int, max_bytes: int
+        self, ledger_id: int, last_add_confirmed: int, timeout_s: float
     ) -> LongPollResult:
         """See `Bookie.wait_last_confirmed`."""
         await self._ledgers.warm(ledger_id)
@@ -204,14 +202,7 @@ class Reads:
         ):
             state = self._existing(ledger_id)
         state = self._existing(ledger_id)
-        confirmed, fenced = state.confirmed, state.fenced
-        entries: list[bytes] = []
-        if max_entries > 0 and confirmed > last_add_confirmed:
-            last = min(confirmed, last_add_confirmed + max_entries)
-            # Another bookie has them, or their reader asks for one by id and gets the error.
-            with contextlib.suppress(EntryNotFound, EntryDamaged, RequestTimeout, UnknownLedgerState):
-                entries, _ = await self.read(ledger_id, last_add_confirmed + 1, last, max_bytes)
-        return LongPollResult(confirmed, fenced, entries)
+        return LongPollResult(state.confirmed, state.fenced)
 
     def _existing(self, ledger_id: int) -> LedgerDescriptor:
         state = self._ledgers.peek(ledger_id)

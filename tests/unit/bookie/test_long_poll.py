@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.reads import LongPollResult
+from magnetar.bookie.server.server import InProcessBookie
+from magnetar.proto.commands import WaitLastConfirmed
 from magnetar.proto.errors import LedgerNotFound, ServiceNotReady, StorageFailed, TooManyRequests
 from support.bookie_kit import add, add_all, entry, open_inline, until
 from support.index_model import ModelStorage
+
+# Last add confirmed, whether the ledger is fenced, entries.
+Answered = tuple[int, bool, list[bytes]]
 
 
 @pytest.fixture
@@ -20,11 +24,17 @@ async def bookie(tmp_path: Path) -> AsyncIterator[Bookie]:
     await bookie.close()
 
 
-def poll(
-    bookie: Bookie, ledger_id: int, confirmed: int, *, max_entries: int = 0
-) -> asyncio.Task[LongPollResult]:
+async def answer(bookie: Bookie, ledger_id: int, confirmed: int, *, max_entries: int) -> Answered:
+    """What a ledger client is answered."""
+    command = WaitLastConfirmed(1, ledger_id, confirmed, 20_000, max_entries, 0)
+    result, entries = await InProcessBookie(bookie).answer(command)
+    assert [len(entry) for entry in entries] == result["sizes"]
+    return result["last_add_confirmed"], result["fenced"], list(entries)
+
+
+def poll(bookie: Bookie, ledger_id: int, confirmed: int, *, max_entries: int = 0) -> asyncio.Task[Answered]:
     """One that must be woken: the end of its own time is a failure."""
-    work = bookie.wait_last_confirmed(ledger_id, confirmed, timeout_s=20.0, max_entries=max_entries)
+    work = answer(bookie, ledger_id, confirmed, max_entries=max_entries)
     return asyncio.get_running_loop().create_task(asyncio.wait_for(work, 3.0))
 
 
@@ -49,10 +59,10 @@ async def test_an_add_that_raises_the_last_add_confirmed_wakes_those_who_wait_fo
 
 async def test_what_is_known_already_is_answered_at_once(bookie: Bookie) -> None:
     await add_all(bookie, [entry(1, number) for number in range(5)])
-    assert await bookie.wait_last_confirmed(1, 2) == (3, False, [])
-    assert (await bookie.wait_last_confirmed(1, 0, max_entries=2)).entries == [entry(1, 1), entry(1, 2)]
+    assert await bookie.wait_last_confirmed(1, 2) == (3, False)
+    assert (await answer(bookie, 1, 0, max_entries=2))[2] == [entry(1, 1), entry(1, 2)]
     # The last entry is not confirmed: nobody may see it.
-    assert (await bookie.wait_last_confirmed(1, 2, max_entries=9)).entries == [entry(1, 3)]
+    assert (await answer(bookie, 1, 2, max_entries=9))[2] == [entry(1, 3)]
 
 
 async def test_rule_19_an_explicit_last_add_confirmed_wakes_them(bookie: Bookie) -> None:
@@ -84,7 +94,7 @@ async def test_rule_07_a_deletion_ends_them_and_nothing_is_served_any_more(booki
 
 
 async def test_without_news_they_end_in_time_and_leave_nothing(bookie: Bookie) -> None:
-    assert await bookie.wait_last_confirmed(9, 3, timeout_s=0.01) == (-1, False, [])
+    assert await bookie.wait_last_confirmed(9, 3, timeout_s=0.01) == (-1, False)
     assert not bookie.waiters.by_ledger
     assert len(bookie.waiters) == 0
     # Nobody wrote it: waiting for it must not fill the memory.
@@ -93,7 +103,7 @@ async def test_without_news_they_end_in_time_and_leave_nothing(bookie: Bookie) -
 
 async def test_news_of_what_another_bookie_holds_come_without_entries(bookie: Bookie) -> None:
     await add(bookie, entry(1, 5))
-    assert await bookie.wait_last_confirmed(1, 2, max_entries=3) == (4, False, [])
+    assert await answer(bookie, 1, 2, max_entries=3) == (4, False, [])
 
 
 async def test_they_are_bounded_and_the_bound_is_free_again(bookie: Bookie) -> None:

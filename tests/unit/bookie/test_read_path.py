@@ -11,7 +11,9 @@ from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadBudget, ReadGrant
 from magnetar.bookie.read_cache import ReadCache
+from magnetar.bookie.server.server import InProcessBookie
 from magnetar.bookie.status import bookie_problems
+from magnetar.proto.commands import WaitLastConfirmed
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -138,8 +140,10 @@ async def test_rule_45_what_is_in_memory_is_served_while_the_disk_of_what_follow
     with pytest.raises(RequestTimeout):
         await bookie.read(1, 10, 19)
     confirmed = (await bookie.read_last_confirmed(1))[0]
-    polled = await bookie.wait_last_confirmed(1, 9, timeout_s=1, max_entries=5)
-    assert polled[:3] == (confirmed, False, []), "what is confirmed is known without the disk"
+    polled, found = await InProcessBookie(bookie).answer(WaitLastConfirmed(1, 1, 9, 1000, 5, 0))
+    assert (polled["last_add_confirmed"], polled["fenced"], [*found]) == (confirmed, False, []), (
+        "what is confirmed is known without the disk"
+    )
 
 
 async def test_rule_08_damage_is_told_even_when_the_index_has_lost_the_entry(bookie: Bookie) -> None:

@@ -21,7 +21,7 @@ from magnetar.proto.errors import DiskFull, MagnetarError, RequestTimeout, Stora
 from magnetar.runtime.files import FileLock, storage_error
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
-from ..journal.device import ignore_failure
+from ..journal.device import ignore
 from . import disk_process
 from .disk_process import (
     ANSWER,
@@ -60,7 +60,7 @@ class ProcessDiskWorker:
         slot_bytes: int = _SLOT_BYTES,
         read_timeout_s: float = _READ_TIMEOUT_S,
     ) -> None:
-        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self.on_failure: Callable[[MagnetarError], None] = ignore
         self._process: HelperProcess | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

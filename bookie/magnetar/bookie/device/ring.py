@@ -20,7 +20,7 @@ from collections import deque
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
-from ..journal.device import StreamOffsets
+from ..journal.device import JournalDevice
 from ..journal.records import GROUP_ALIGNMENT
 from . import writer_process
 from .writer_process import CONTROL, DURABLE, FULL, NO_SPACE, REPORT, ROLL, WRITTEN
@@ -39,7 +39,7 @@ def shared_memory(name: str, size: int) -> int:
     return fd
 
 
-class RingJournalDevice(StreamOffsets):
+class RingJournalDevice(JournalDevice):
     """See `JournalDevice`. `lock_fd` is inherited by the writer, which so holds the data directory (rule 12b).
 
     `sync_data` False is unsafe: it acknowledges what is buffered. `writer`: the script of the process.

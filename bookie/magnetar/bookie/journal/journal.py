@@ -27,7 +27,7 @@ from ..layout import journal_path
 from ..mark import JournalPosition
 from ..metrics import SIZE_BOUNDS, Histogram
 from ..settings import BookieSettings
-from .device import JournalDevice, ignore_space
+from .device import JournalDevice, ignore
 from .records import (
     DELETED,
     FENCE,
@@ -77,7 +77,7 @@ class Journal:
         self.directory = directory
         self.on_failure: Callable[[MagnetarError], None] | None = None
         # `no_space` changed.
-        self.on_space: Callable[[], None] = ignore_space
+        self.on_space: Callable[[], None] = ignore
         self.records = self.groups = self.rolls = 0
         self.group_records = Histogram(SIZE_BOUNDS)
         self._device = device
