@@ -47,7 +47,7 @@ from .introduction import Introductions
 from .journal import Journals
 from .layout import DataLayout
 from .ledgers import LedgerDescriptors, Waiters
-from .listing import EntryRange, Listing, StoredLedger
+from .listing import Listing, StoredLedger
 from .mark import Mark
 from .metrics import LoadMeter
 from .read_cache import ReadCache
@@ -260,7 +260,7 @@ class Bookie:
 
     async def list_entries(
         self, ledger_id: int, first: int = 0, count: int = 1000
-    ) -> tuple[list[EntryRange], int]:
+    ) -> tuple[list[tuple[int, int]], int]:
         """At most `count` ranges of entries from `first` on, and where to go on (-1: that was all). LedgerNotFound."""
         check_ids(ledger_id, first)
         self._check_alive()

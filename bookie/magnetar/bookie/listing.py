@@ -37,13 +37,6 @@ class StoredLedger(NamedTuple):
     last_add_confirmed: int
 
 
-class EntryRange(NamedTuple):
-    """Entries `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-
 class LedgerSummary(NamedTuple):
     """All that is here of one ledger. Ids are -1 for none; bytes are those of the entries with their 40-byte headers."""
 
@@ -89,14 +82,11 @@ class Listing:
         listed: list[StoredLedger] = []
         for ledger_id in page[:count]:
             state = self._ledgers.by_id.get(ledger_id) or LedgerDescriptor(found.get(ledger_id))
-            listed.append(
-                StoredLedger(
-                    ledger_id, state.fenced, state.deleted_at_ms != 0, state.last_entry, state.confirmed
-                )
-            )
+            deleted = state.deleted_at_ms != 0
+            listed.append(StoredLedger(ledger_id, state.fenced, deleted, state.last_entry, state.confirmed))
         return listed, len(page) > count
 
-    async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[EntryRange], int]:
+    async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[tuple[int, int]], int]:
         """At most `count` ranges of entries from `first` on, and the entry of the next page; -1: that was all.
 
         LedgerNotFound if nothing was ever written for the ledger, or it is deleted; UnknownLedgerState if that is not known.
@@ -125,9 +115,9 @@ class Listing:
             if whole or len(found_ids) > count or scanned >= _MAX_SCANNED:
                 break
             await asyncio.sleep(0)
-        ranges = [EntryRange(*ends) for ends in found_ids]
+        ranges = list(found_ids)
         if len(ranges) > count:
-            return ranges[:count], ranges[count].first
+            return ranges[:count], ranges[count][0]
         return ranges, -1 if whole else after + 1
 
     def next_ledger(self, after: int, unsaved: Sequence[int]) -> int | None:

@@ -14,8 +14,7 @@ from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.index import LedgerRecord, Location
 from magnetar.bookie.index.locations import REBUILD
 from magnetar.bookie.scrub import scrubber as scrubber_module
-from magnetar.bookie.scrub.pace import Pace
-from magnetar.bookie.scrub.progress import ScrubProgress, decode_progress
+from magnetar.bookie.scrub.progress import Pace, ScrubProgress, decode_progress
 from magnetar.bookie.status import bookie_figures
 from magnetar.bookie.write_cache import MemTable
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, RequestTimeout, StorageFailed
@@ -567,7 +566,7 @@ async def test_an_index_whose_directory_cannot_be_listed_does_not_end_the_scrub(
     def unlisted() -> dict[str, int]:
         raise StorageFailed("listing the index failed: input/output error")
 
-    monkeypatch.setattr(bookie.scrubber._index_files, "names", unlisted)
+    monkeypatch.setattr(bookie.scrubber, "_index_files", unlisted)
     run = asyncio.ensure_future(bookie.scrubber.run())
     await until(lambda: bool(bookie.damage.files()))
     assert not run.done()

@@ -1,4 +1,7 @@
-"""The operations of all commands except AddEntry: they check arguments, call the engine and make the answer."""
+"""The operations of all commands except AddEntry: they check arguments, call the engine and make the answer.
+
+A new operation of a bookie is a command (`proto.commands`), a function here, and the part of the bookie that does it.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,31 @@ class Answer(NamedTuple):
     payload: bytes | list[bytes] = b""
 
 
+_Perform = Callable[[Bookie, int, Any], Awaitable[Answer]]
+_PERFORM: dict[type[Command], _Perform] = {}
+# What a principal must be allowed to do; reads that fence need more (see `authorize`).
+OPERATIONS: dict[type[Command], str] = {WaitLastConfirmed: "read"}
+
+
+def _performs(command: type[Command], operation: str) -> Callable[[_Perform], _Perform]:
+    """Registers what carries out a command, and what a principal must be allowed to do for it."""
+
+    def register(perform: _Perform) -> _Perform:
+        _PERFORM[command], OPERATIONS[command] = perform, operation
+        return perform
+
+    return register
+
+
+async def perform(bookie: Bookie, limit: int, command: Command) -> Answer:
+    """Carries out one of `OPERATIONS` but the long poll. Raises the error to answer.
+
+    `limit`: the bytes of entries that the peer takes in one frame, whatever it asks for; 0: there is no frame.
+    """
+    return await _PERFORM[type(command)](bookie, limit, command)
+
+
+@_performs(ReadEntries, "read")
 async def _read(bookie: Bookie, limit: int, command: ReadEntries) -> Answer:
     entries, confirmed = await bookie.read(
         command.ledger_id,
@@ -58,20 +86,24 @@ async def _read(bookie: Bookie, limit: int, command: ReadEntries) -> Answer:
     return Answer({"sizes": [len(entry) for entry in entries], "last_add_confirmed": confirmed}, entries)
 
 
+@_performs(ReadLastConfirmed, "read")
 async def _read_last_confirmed(bookie: Bookie, _: int, command: ReadLastConfirmed) -> Answer:
     confirmed, last_entry = await bookie.read_last_confirmed(command.ledger_id, fence=command.fence)
     return Answer({"last_add_confirmed": confirmed, "last_entry": last_entry})
 
 
+@_performs(WriteLastConfirmed, "add")
 async def _write_last_confirmed(bookie: Bookie, _: int, command: WriteLastConfirmed) -> Answer:
     await bookie.write_last_confirmed(command.ledger_id, command.last_add_confirmed)
     return Answer()
 
 
+@_performs(BookieInfo, "info")
 async def _info(bookie: Bookie, _: int, _command: BookieInfo) -> Answer:
     return Answer(bookie_info(bookie))
 
 
+@_performs(ListLedgers, "list")
 async def _list_ledgers(bookie: Bookie, _: int, command: ListLedgers) -> Answer:
     _check_count(command.count)
     ledgers, more = bookie.list_ledgers(command.after, command.count)
@@ -87,17 +119,20 @@ async def _list_ledgers(bookie: Bookie, _: int, command: ListLedgers) -> Answer:
     return Answer({"more": more}, encode_rows(LEDGER_ROW, rows))
 
 
+@_performs(ListEntries, "list")
 async def _list_entries(bookie: Bookie, _: int, command: ListEntries) -> Answer:
     _check_count(command.count)
     ranges, following = await bookie.list_entries(command.ledger_id, command.first, command.count)
     return Answer({"next": following}, encode_rows(ENTRY_RANGE_ROW, ranges))
 
 
+@_performs(DeleteLedger, "delete")
 async def _delete_ledger(bookie: Bookie, _: int, command: DeleteLedger) -> Answer:
     await bookie.delete_ledger(command.ledger_id)
     return Answer()
 
 
+@_performs(ForceLedger, "add")
 async def _force(bookie: Bookie, _: int, command: ForceLedger) -> Answer:
     await bookie.force(command.ledger_id)
     return Answer()
@@ -128,39 +163,6 @@ async def answer_long_poll(
     return Answer(
         {"last_add_confirmed": result.last_add_confirmed, "fenced": result.fenced, "sizes": sizes}, entries
     )
-
-
-_Perform = Callable[[Bookie, int, Any], Awaitable[Answer]]
-_PERFORM: dict[type[Command], _Perform] = {
-    ReadEntries: _read,
-    ReadLastConfirmed: _read_last_confirmed,
-    WriteLastConfirmed: _write_last_confirmed,
-    BookieInfo: _info,
-    ListLedgers: _list_ledgers,
-    ListEntries: _list_entries,
-    DeleteLedger: _delete_ledger,
-    ForceLedger: _force,
-}
-# What a principal must be allowed to do; reads that fence need more (see `authorize`).
-OPERATIONS: dict[type[Command], str] = {
-    ReadEntries: "read",
-    ReadLastConfirmed: "read",
-    WaitLastConfirmed: "read",
-    WriteLastConfirmed: "add",
-    BookieInfo: "info",
-    ListLedgers: "list",
-    ListEntries: "list",
-    DeleteLedger: "delete",
-    ForceLedger: "add",
-}
-
-
-async def perform(bookie: Bookie, limit: int, command: Command) -> Answer:
-    """Carries out one of `OPERATIONS` but the long poll. Raises the error to answer.
-
-    `limit`: the bytes of entries that the peer takes in one frame, whatever it asks for; 0: there is no frame.
-    """
-    return await _PERFORM[type(command)](bookie, limit, command)
 
 
 def _bounded(wanted: int, limit: int) -> int:
