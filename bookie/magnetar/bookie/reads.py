@@ -131,22 +131,27 @@ class Reads:
         # Not of the last one asked for, but of what a sequential reader will ask for next.
         sequential = len(ids) > 1 or state.next_read == ids[0]
         ahead = stripe if sequential and len(ids) <= self._read_ahead else None
-        # Nothing is in either cache yet if there are no entries.
-        grant = ReadGrant(self.budget) if not entries else None
+        grant: ReadGrant | None = None
         try:
-            if grant is not None:
-                entries += await self._from_log(ledger_id, ids, limit, ahead, grant, entries)
-                size = sum(map(len, entries))
-            while entries and size < limit and (left := ids[len(entries) :]):
+            while size < limit and (left := ids[len(entries) :]):
                 room = limit - size
-                run = self._cache.run(ledger_id, left, room) or self._read_cache.run(ledger_id, left, room)
+                run: list[bytes] = []
+                if entries:  # else nothing is in either cache
+                    run = self._cache.run(ledger_id, left, room) or self._read_cache.run(
+                        ledger_id, left, room
+                    )
                 if not run:
                     if grant is None:
                         grant = ReadGrant(self.budget)
                     else:
                         await asyncio.sleep(0)  # a run of 2 MiB was verified in this turn of the loop
-                    run = await self._from_log(ledger_id, left, room, ahead, grant, entries)
-                if not run or size + len(run[0]) > limit:
+                    try:
+                        run = await self._stored.read(ledger_id, left, room, ahead, grant)
+                    except (EntryDamaged, RequestTimeout):
+                        if not entries:
+                            raise
+                        break  # a request that begins with it gets the error
+                if not run or (entries and size + len(run[0]) > limit):
                     break
                 entries += run
                 size += sum(map(len, run))
@@ -156,22 +161,6 @@ class Reads:
         if state.deleted_at_ms:  # meanwhile
             entries.clear()
         return grant is not None
-
-    async def _from_log(
-        self,
-        ledger_id: int,
-        ids: Sequence[int],
-        room: int,
-        ahead: Stripe | None,
-        grant: ReadGrant,
-        entries: list[bytes],
-    ) -> list[bytes]:
-        try:
-            return await self._stored.read(ledger_id, ids, room, ahead, grant)
-        except (EntryDamaged, RequestTimeout):
-            if not entries:
-                raise
-            return []  # a request that begins with it gets the error
 
     async def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
         """See `Bookie.read_last_confirmed`."""
