@@ -35,7 +35,7 @@ from ..ledgers import LedgerDescriptors
 from ..settings import BookieSettings
 from .assignments import Leftovers, UnknownLedgers
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
-from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round
+from .decisions import CompactionBatch, History, Plan, fits, plan_round
 from .existing_ledgers import ExistingLedgers, deleted_ledgers
 from .survey import Survey
 
@@ -201,7 +201,7 @@ class Collector:
             await self.survey.purge()
             closed = [info for info in self._logs.logs() if not info.current]
         usages = await self.survey.usages(closed)
-        plan = plan_round(usages, self._rules(), self._history, begun, forced=forced, pressed=self._pressed)
+        plan = plan_round(usages, self._settings, self._history, begun, forced=forced, pressed=self._pressed)
         for log in plan.delete:
             # The index does not name it any more, durably, since step 2.
             await self._compactor.delete([log.log_id])
@@ -229,16 +229,6 @@ class Collector:
             figures["gc_deleted_logs"],
             figures["compaction_logs"],
             figures["gc_reclaimed_bytes"],
-        )
-
-    def _rules(self) -> CompactionRules:
-        settings = self._settings
-        return CompactionRules(
-            settings.minor_compaction_threshold,
-            settings.minor_compaction_interval_s,
-            settings.major_compaction_threshold,
-            settings.major_compaction_interval_s,
-            settings.entry_log_bytes,
         )
 
     async def _finish_compactions(self) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ..entry_log.records import LOG_LEDGERS
+from ..settings import BookieSettings
 
 # They are deleted when the whole copy is done: what a crash or a full disk makes vain must stay bounded.
 MAX_SOURCES = 16
@@ -46,17 +47,6 @@ class LogUsage(NamedTuple):
     def live_ratio(self) -> float:
         """Part of the file that is alive."""
         return self.live_bytes / self.bytes if self.bytes else 0.0
-
-
-class CompactionRules(NamedTuple):
-    """From the settings. A threshold or an interval of 0 turns that compaction off; a forced round minds the first alone."""
-
-    minor_threshold: float = 0.2
-    minor_interval_s: float = 3600.0
-    major_threshold: float = 0.5
-    major_interval_s: float = 86400.0
-    # Sources are put together into one copy up to this size, and up to LOG_LEDGERS ledgers.
-    entry_log_bytes: int = 1 << 30
 
 
 class History(NamedTuple):
@@ -94,18 +84,39 @@ class Plan(NamedTuple):
 
 def plan_round(
     logs: Sequence[LogUsage],
-    rules: CompactionRules,
+    settings: BookieSettings,
     history: History,
     now_s: float,
     *,
     forced: bool = False,
     pressed: AbstractSet[int] = frozenset(),
 ) -> Plan:
-    """`pressed`: directories that are nearly full. Logs may come in any order."""
-    minor = _due(rules.minor_threshold, rules.minor_interval_s, now_s - history.minor_s, forced)
-    major = _due(rules.major_threshold, rules.major_interval_s, now_s - history.major_s, forced)
-    threshold = rules.major_threshold if major else rules.minor_threshold if minor else 0.0
-    pressed_threshold = rules.major_threshold if rules.major_interval_s else threshold
+    """`pressed`: directories that are nearly full. Logs may come in any order.
+
+    A threshold or an interval of 0 turns that compaction off; a forced round minds the first alone.
+    """
+    minor = _due(
+        settings.minor_compaction_threshold,
+        settings.minor_compaction_interval_s,
+        now_s - history.minor_s,
+        forced,
+    )
+    major = _due(
+        settings.major_compaction_threshold,
+        settings.major_compaction_interval_s,
+        now_s - history.major_s,
+        forced,
+    )
+    threshold = (
+        settings.major_compaction_threshold
+        if major
+        else settings.minor_compaction_threshold
+        if minor
+        else 0.0
+    )
+    pressed_threshold = (
+        settings.major_compaction_threshold if settings.major_compaction_interval_s else threshold
+    )
     delete: list[LogUsage] = []
     sparse: dict[int, list[LogUsage]] = {}
     for log in sorted(logs, key=lambda log: (log.live_ratio, log.log_id)):
@@ -115,7 +126,9 @@ def plan_round(
         elif log.live_ratio < limit:
             sparse.setdefault(log.directory, []).append(log)
     batches = [
-        batch for directory in sorted(sparse) for batch in _batches(directory, sparse[directory], rules)
+        batch
+        for directory in sorted(sparse)
+        for batch in _batches(directory, sparse[directory], settings.entry_log_bytes)
     ]
     # A stable sort: of one directory they stay in order.
     batches.sort(key=lambda batch: batch.live_bytes / max(1, batch.bytes))
@@ -131,12 +144,13 @@ def _due(threshold: float, interval_s: float, since_s: float, forced: bool) -> b
     return bool(threshold) and (forced or (interval_s > 0 and since_s >= interval_s))
 
 
-def _batches(directory: int, logs: Sequence[LogUsage], rules: CompactionRules) -> list[CompactionBatch]:
+def _batches(directory: int, logs: Sequence[LogUsage], log_bytes: int) -> list[CompactionBatch]:
+    """Sources are put together into one copy up to `log_bytes`, and up to LOG_LEDGERS ledgers."""
     found: list[CompactionBatch] = []
     sources: list[LogUsage] = []
     size = ledgers = 0
     for log in logs:
-        full = size + log.live_bytes > rules.entry_log_bytes or ledgers + log.live_ledgers > LOG_LEDGERS
+        full = size + log.live_bytes > log_bytes or ledgers + log.live_ledgers > LOG_LEDGERS
         if sources and (full or len(sources) == MAX_SOURCES):
             found.append(CompactionBatch(directory, tuple(sources)))
             sources, size, ledgers = [], 0, 0

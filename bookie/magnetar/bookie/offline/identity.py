@@ -13,15 +13,13 @@ from ..cookie import FORMAT_VERSION, JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_
 from ..directories import (
     check_data_directory,
     data_names,
-    forget_ledger_directory,
-    rename_directory,
     replace_cookie,
 )
 from ..disk_space import read_only_reason
 from ..layout import DataLayout
 from ..settings import BookieSettings
 from .journals import read_mark
-from .stopped import BookieData, StoppedBookie, lock_stopped
+from .stopped import BookieData, lock_stopped
 
 
 class DirectoryReport(NamedTuple):
@@ -146,16 +144,6 @@ def check_identity(bookie: BookieData) -> str:
     except MagnetarError as error:
         return error.message
     return ""
-
-
-def declare_lost(bookie: StoppedBookie, directory: str) -> Cookie:
-    """Declares a ledger directory lost for good; see `directories.forget_ledger_directory`. DataDirectoryError. Durable."""
-    return forget_ledger_directory(bookie.files, bookie.layout, directory)
-
-
-def declare_moved(bookie: StoppedBookie, old: str, new: str) -> Cookie:
-    """What was `old` is mounted at `new`; see `directories.rename_directory`. DataDirectoryError. Durable."""
-    return rename_directory(bookie.files, bookie.layout, old, new)
 
 
 async def accept_new_disks(

@@ -12,8 +12,9 @@ Damage of files that hold no entries of one ledger (index, journal) is counted a
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
 from typing import NamedTuple, Protocol
+
+from magnetar.proto.ranges import RangeSet
 
 _log = logging.getLogger(__name__)
 _MAX_RANGES = 1000  # of one ledger
@@ -49,8 +50,8 @@ class Damage:
 
     def __init__(self, queue: RepairQueue | None = None) -> None:
         self.queue = queue
-        # Disjoint and not adjacent unless their reasons differ, by first entry.
-        self._ranges: dict[int, list[DamagedRange]] = {}
+        # By ledger, and by where and why. An entry is in one set, and no set is empty.
+        self._ranges: dict[int, dict[tuple[str, str], RangeSet]] = {}
         # True once the bookie stops: reads that fail then are no damage.
         self._over = False
         self._files: dict[str, str] = {}
@@ -75,17 +76,28 @@ class Damage:
                 self.unrecorded += 1
                 self._hand_to_queue(ledger_id, first, last, where, reason)
                 return
-            ranges = self._ranges[ledger_id] = []
-        at = bisect_right(ranges, first, key=lambda known: known.first)
-        if at and ranges[at - 1].last >= last:
+            ranges = self._ranges[ledger_id] = {}
+        if any(known.covers(first, last) for known in ranges.values()):
             return
         self.found += 1
-        _insert(ranges, DamagedRange(first, last, where, reason))
-        if len(ranges) > _MAX_RANGES:
-            wide = DamagedRange(ranges[0].first, max(known.last for known in ranges), where, "many ranges")
-            ranges[:] = [wide]
-            first, last = wide.first, wide.last
+        self._take_out(ranges, first, last)
+        ranges.setdefault((where, reason), RangeSet()).add(first, last)
+        if sum(map(len, ranges.values())) > _MAX_RANGES:
+            first = min(known.starts[0] for known in ranges.values())
+            last = max(known.ends[-1] for known in ranges.values())
+            ranges.clear()
+            ranges[where, "many ranges"] = RangeSet([(first, last)])
         self._hand_to_queue(ledger_id, first, last, where, reason)
+
+    @staticmethod
+    def _take_out(ranges: dict[tuple[str, str], RangeSet], first: int, last: int) -> int:
+        """How many of these entries were there."""
+        found = 0
+        for key, known in list(ranges.items()):
+            found += known.remove(first, last)
+            if not known:
+                del ranges[key]
+        return found
 
     def report_file(self, path: str, reason: str) -> None:
         """A file of the index or of a journal is damaged: an operator must act, see the reason."""
@@ -113,11 +125,8 @@ class Damage:
 
     def covers(self, ledger_id: int, entry_id: int) -> bool:
         """Whether the entry is known to be damaged."""
-        ranges = self._ranges.get(ledger_id)
-        if not ranges:
-            return False
-        at = bisect_right(ranges, entry_id, key=lambda known: known.first)
-        return at > 0 and ranges[at - 1].last >= entry_id
+        ranges = self._ranges.get(ledger_id, {})
+        return any(known.covers(entry_id, entry_id) for known in ranges.values())
 
     def has_any(self, ledger_id: int) -> bool:
         """Whether any entry of the ledger is known to be damaged."""
@@ -125,7 +134,14 @@ class Damage:
 
     def ledgers(self) -> dict[int, list[DamagedRange]]:
         """All that is known, by ledger."""
-        return {ledger_id: list(ranges) for ledger_id, ranges in self._ranges.items()}
+        return {
+            ledger_id: sorted(
+                DamagedRange(first, last, where, reason)
+                for (where, reason), known in ranges.items()
+                for first, last in known
+            )
+            for ledger_id, ranges in self._ranges.items()
+        }
 
     def files(self) -> dict[str, str]:
         """Damaged files and why."""
@@ -134,21 +150,10 @@ class Damage:
     def repaired(self, ledger_id: int, first: int, last: int) -> None:
         """Entries `first` to `last` were written again, or found good."""
         ranges = self._ranges.get(ledger_id)
-        if not ranges:
-            return
-        left: list[DamagedRange] = []
-        for known in ranges:
-            if known.last < first or known.first > last:
-                left.append(known)
-                continue
-            self.healed += min(last, known.last) - max(first, known.first) + 1
-            if known.first < first:
-                left.append(known._replace(last=first - 1))
-            if known.last > last:
-                left.append(known._replace(first=last + 1))
-        ranges[:] = left
-        if not ranges:
-            self.deleted(ledger_id)
+        if ranges is not None:
+            self.healed += self._take_out(ranges, first, last)
+            if not ranges:
+                self.deleted(ledger_id)
 
     def deleted(self, ledger_id: int) -> None:
         """The ledger was deleted, or all of it was repaired."""
@@ -168,27 +173,10 @@ class Damage:
         return {
             "damaged_ledgers": len(self._ranges),
             "damaged_entries": sum(
-                known.last - known.first + 1 for ranges in self._ranges.values() for known in ranges
+                known.members for ranges in self._ranges.values() for known in ranges.values()
             ),
             "damaged_files": len(self._files),
             "damage_found": self.found,
             "damage_healed": self.healed,
             "damage_unrecorded": self.unrecorded,
         }
-
-
-def _insert(ranges: list[DamagedRange], new: DamagedRange) -> None:
-    """Keeps them disjoint; what overlaps or touches for the same reason becomes one."""
-    start = bisect_left(ranges, new.first, key=lambda known: known.first)
-    if start and _joins(ranges[start - 1], new):
-        start -= 1
-    end = start
-    while end < len(ranges) and ranges[end].first <= new.last + 1 and _joins(ranges[end], new):
-        new = new._replace(first=min(new.first, ranges[end].first), last=max(new.last, ranges[end].last))
-        end += 1
-    ranges[start:end] = [new]
-
-
-def _joins(one: DamagedRange, other: DamagedRange) -> bool:
-    gap = max(one.first, other.first) - min(one.last, other.last)
-    return gap <= 0 or (gap == 1 and one.reason == other.reason and one.where == other.where)

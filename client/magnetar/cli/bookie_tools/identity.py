@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from magnetar.bookie.directories import forget_ledger_directory, rename_directory
 from magnetar.bookie.offline.identity import (
     DirectoryReport,
     accept_new_disks,
-    declare_lost,
-    declare_moved,
     describe_cookie,
 )
 from magnetar.bookie.offline.stopped import StoppedBookie
@@ -78,8 +77,8 @@ def cookie(
     def change(bookie: StoppedBookie) -> int:
         if lost is not None:
             confirm(f"What {lost} held is damage from now on. Declare it lost?", yes)
-            return show(describe_cookie(bookie, declare_lost(bookie, lost)))
-        return show(describe_cookie(bookie, declare_moved(bookie, old, new)))
+            return show(describe_cookie(bookie, forget_ledger_directory(bookie.files, bookie.layout, lost)))
+        return show(describe_cookie(bookie, rename_directory(bookie.files, bookie.layout, old, new)))
 
     if lost is None and moved is None:
         with_tool(target, lambda tool: show(tool.cookie()))

@@ -1,14 +1,15 @@
 """Which logs a round deletes and compacts, and in which order."""
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.bookie import BookieSettings
 from magnetar.bookie.entry_log.records import LOG_LEDGERS
 from magnetar.bookie.gc.decisions import (
     MAX_SOURCES,
-    CompactionRules,
     History,
     LogUsage,
     Plan,
@@ -17,7 +18,7 @@ from magnetar.bookie.gc.decisions import (
 )
 
 MIB = 1 << 20
-RULES = CompactionRules()
+RULES = BookieSettings("data")
 HOUR, DAY = 3600.0, 86400.0
 LOGS = [
     LogUsage(1, 0, 1000 * MIB, 900 * MIB),
@@ -60,16 +61,19 @@ def test_a_forced_round_does_not_wait_for_its_time() -> None:
 
 
 def test_a_threshold_or_an_interval_of_zero_turns_a_compaction_off() -> None:
-    for rules in (RULES._replace(major_threshold=0.0), RULES._replace(major_interval_s=0.0)):
+    for rules in (
+        replace(RULES, major_compaction_threshold=0.0),
+        replace(RULES, major_compaction_interval_s=0.0),
+    ):
         plan = plan_round(LOGS, rules, History(), 0.0)
         assert compacted(plan) == [(4,)]
         assert not plan.major
-    off = RULES._replace(major_threshold=0.0, minor_threshold=0.0)
+    off = replace(RULES, major_compaction_threshold=0.0, minor_compaction_threshold=0.0)
     assert compacted(plan_round(LOGS, off, History(), 0.0, forced=True)) == []
 
 
 def test_a_forced_round_minds_thresholds_but_not_intervals() -> None:
-    rules = RULES._replace(minor_interval_s=0.0, major_interval_s=0.0)
+    rules = replace(RULES, minor_compaction_interval_s=0.0, major_compaction_interval_s=0.0)
     assert compacted(plan_round(LOGS, rules, History(), 0.0, forced=True)) == [(4, 3)]
     assert compacted(plan_round(LOGS, rules, History(), 0.0)) == []
 
@@ -134,5 +138,5 @@ def test_no_plan_touches_a_log_twice_nor_deletes_one_with_something_alive(
     for batch in plan.compact:
         assert 1 <= len(batch.sources) <= MAX_SOURCES
         assert all(log.directory == batch.directory for log in batch.sources)
-        assert all(log.live_ratio < RULES.major_threshold for log in batch.sources)
+        assert all(log.live_ratio < RULES.major_compaction_threshold for log in batch.sources)
     assert not math.isnan(sum(batch.live_bytes for batch in plan.compact))

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from magnetar.bookie.directories import forget_ledger_directory, rename_directory
 from magnetar.bookie.index import ALL_LEDGERS
 from magnetar.bookie.offline.identity import (
     accept_new_disks,
     check_identity,
-    declare_lost,
-    declare_moved,
     inspect_directories,
 )
 from magnetar.bookie.offline.index_rebuild import rebuild
@@ -89,7 +88,7 @@ def test_rule_09_an_emptied_disk_is_refused_until_it_is_declared_lost(killed: Pa
     assert not looked_at(killed, verify).sound
     with pytest.raises(DataDirectoryError, match="entries do not exist"):
         rebuilt(killed)
-    looked_at(killed, lambda bookie: declare_lost(bookie, str(killed / "l1")))
+    looked_at(killed, lambda bookie: forget_ledger_directory(bookie.files, bookie.layout, str(killed / "l1")))
     assert looked_at(killed, check_identity) == ""
     damaged = {
         (one.ledger_id, one.entry_id) for one in looked_at(killed, verify).findings if one.part == "entry"
@@ -130,7 +129,7 @@ def rebuilt(directory: Path) -> Any:
 def test_rule_08_with_directory_and_index_lost_nothing_is_denied(killed: Path) -> None:
     shutil.rmtree(killed / "l1")
     shutil.rmtree(killed / "elsewhere" / "index")
-    looked_at(killed, lambda bookie: declare_lost(bookie, str(killed / "l1")))
+    looked_at(killed, lambda bookie: forget_ledger_directory(bookie.files, bookie.layout, str(killed / "l1")))
     rebuilt(killed)
     assert looked_at(killed, lambda bookie: bookie.index.incomplete_below()) == ALL_LEDGERS
 
@@ -149,7 +148,7 @@ def test_rule_08_with_directory_and_index_lost_nothing_is_denied(killed: Path) -
 
 def test_rule_08_an_index_lost_long_after_a_directory_is_made_anew_as_incomplete(killed: Path) -> None:
     shutil.rmtree(killed / "l1")
-    looked_at(killed, lambda bookie: declare_lost(bookie, str(killed / "l1")))
+    looked_at(killed, lambda bookie: forget_ledger_directory(bookie.files, bookie.layout, str(killed / "l1")))
     assert asyncio.run(refused_reads(killed))  # it has run since, and knows the directory as a new one
     shutil.rmtree(killed / "elsewhere" / "index")
     assert rebuilt(killed).incomplete
@@ -160,7 +159,10 @@ def test_what_is_there_cannot_be_declared_lost(killed: Path) -> None:
     before = trace_of(killed)
     for directory in (killed / "l0", killed / "nowhere"):
         with pytest.raises(DataDirectoryError):
-            looked_at(killed, lambda bookie, one=directory: declare_lost(bookie, str(one)))
+            looked_at(
+                killed,
+                lambda bookie, one=directory: forget_ledger_directory(bookie.files, bookie.layout, str(one)),
+            )
     assert trace_of(killed) == before
 
 
@@ -170,7 +172,9 @@ def test_a_directory_that_was_mounted_elsewhere(killed: Path) -> None:
     moved = places(killed) | {"journal_directories": (str(killed / "j0"), str(killed / "j9"))}
     assert "mounted elsewhere" in with_stopped(killed, check_identity, **moved)
     with_stopped(
-        killed, lambda bookie: declare_moved(bookie, str(killed / "j1"), str(killed / "j9")), **moved
+        killed,
+        lambda bookie: rename_directory(bookie.files, bookie.layout, str(killed / "j1"), str(killed / "j9")),
+        **moved,
     )
     assert with_stopped(killed, check_identity, **moved) == ""
     assert with_stopped(killed, totals, **moved) == before
