@@ -234,12 +234,12 @@ def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
         close_without_counting(self)
         self.tracker.counts.clear()
 
-    patch.setattr(core, "_close", close)
+    patch.setattr(core, "close", close)
 
 
 def plant_held_messages_not_counted_at_unload(patch: pytest.MonkeyPatch) -> None:
     """What consumers had handed out when the topic is unloaded comes again as if they had not."""
-    patch.setattr(core, "_close", close_without_counting)
+    patch.setattr(core, "close", close_without_counting)
 
 
 def close_without_counting(self: Any) -> None:

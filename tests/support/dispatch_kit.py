@@ -1,42 +1,24 @@
 """The core of dispatch with a topic in memory around it: what its shell would do, done by the test, one event at a time."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
-from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position, Topology
+from magnetar.broker.cursors.core.acks import AckRange, AckState, EntryKey, Position, Topology, by_entry
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import encode_acks, encode_redeliveries, encode_rewinds, replay
 from magnetar.broker.dispatch.core.consumer import Consumer, Delivery
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import DispatchCounters
-from magnetar.broker.dispatch.core.events import (
-    Acknowledged,
-    AckRange,
-    BacklogSkipped,
+from magnetar.broker.dispatch.core.instructions import (
     CancelReads,
-    Closed,
-    ConnectionWritable,
-    ConsumerAdded,
-    ConsumerLeft,
-    CursorReset,
-    Event,
-    HandedOut,
     Instruction,
-    LedgersChanged,
-    Nacked,
     PassEntry,
     Pause,
-    Paused,
-    PermitsGranted,
     Read,
-    ReadDone,
-    ReadFailed,
-    Resumed,
     SkipEntry,
-    TimerDue,
     WakeAt,
-    by_entry,
 )
 from magnetar.broker.resources.budget import ByteBudget
 from magnetar.broker.settings import BrokerSettings
@@ -45,6 +27,8 @@ from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry
+
+P = ParamSpec("P")
 
 
 class FakeTopic:
@@ -203,7 +187,7 @@ class DispatchWorld:
 
     def reload(self) -> None:
         """The topic is unloaded, and loaded again from what its cursor has stored."""
-        self.core.handle(Closed())
+        self.core.close()
         self.state, self.counts = read_back(self.topic, self.state, self.counts)
         self.consumers.clear()
         self.reads.clear()
@@ -211,9 +195,9 @@ class DispatchWorld:
         self.core = self.new_core()
         self.core.check()
 
-    def handle(self, event: Event) -> None:
-        """Tells the core, and drains it."""
-        self.core.handle(event)
+    def handle(self, event: Callable[P, None], *given: P.args, **named: P.kwargs) -> None:
+        """An event of the core, which is drained then."""
+        event(*given, **named)
         self.core.check()
         self.drain()
 
@@ -254,22 +238,22 @@ class DispatchWorld:
         consumer = self.consumers[name] = Consumer(
             name, self.epoch, FakePort(), priority_level=priority_level
         )
-        self.handle(ConsumerAdded(consumer, type, self.now_ms))
+        self.handle(self.core.added, consumer, type, self.now_ms)
 
     def leave(self, name: str) -> None:
         """A consumer has left."""
-        self.handle(ConsumerLeft(self.consumers.pop(name)))
+        self.handle(self.core.left, self.consumers.pop(name))
 
     def grant(self, name: str, messages: int, size: int = 0) -> None:
         """FLOW."""
-        self.handle(PermitsGranted(self.consumers[name], messages, size))
+        self.handle(self.core.granted, self.consumers[name], messages, size)
 
     def set_writable(self, name: str, writable: bool) -> None:
         """Its connection's buffer is full, or has drained."""
         port: Any = self.consumers[name].port
         port.writable = writable
         if writable:
-            self.handle(ConnectionWritable(self.consumers[name]))
+            self.handle(self.core.writable, self.consumers[name])
 
     def acknowledge(self, name: str, rows: list[AckRange], *, cumulative: bool = False) -> None:
         """As the subscription does it: the cursor first."""
@@ -284,65 +268,65 @@ class DispatchWorld:
                 self.state.ack_through(ledger, entry, min(lasts[0], count - 1), count)
             else:
                 added.append(self.state.ack_all(ledger, entry, firsts, lasts, count))
-        self.handle(Acknowledged(self.consumers[name], ranges, added, cumulative))
+        self.handle(self.core.acknowledged, self.consumers[name], ranges, added, cumulative=cumulative)
 
     def nack(self, name: str, rows: list[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement."""
-        self.handle(Nacked(self.consumers[name], rows, counted))
+        self.handle(self.core.nacked, self.consumers[name], rows, counted=counted)
 
     def hand_out(self, name: str, rows: list[AckRange], *, taken_back: bool = False) -> None:
         """A consumer with a dead-letter policy reports what it gives to its program."""
-        self.handle(HandedOut(self.consumers[name], rows, taken_back))
+        self.handle(self.core.handed_out, self.consumers[name], rows, taken_back=taken_back)
 
     def pause(self, reason: Pause) -> None:
         """A seek or a lookup begins."""
-        self.handle(Paused(reason))
+        self.handle(self.core.pause, reason)
 
     def resume(self, reason: Pause) -> None:
         """It ends."""
-        self.handle(Resumed(reason))
+        self.handle(self.core.resume, reason)
 
     def seek(self, position: Position) -> None:
         """The cursor moves, between pause and resume."""
         self.epoch += 1
         self.state.reset(position)
         self.counts.clear()
-        self.handle(CursorReset(self.epoch))
+        self.handle(self.core.reset, self.epoch)
 
     def skip(self, position: Position) -> None:
         """An operator acknowledges what lies before it, whoever holds it."""
         self.state.move_to(position)
-        self.handle(BacklogSkipped())
+        self.handle(self.core.skipped)
 
     def answer_read(self, read_id: int, entries: int = 1) -> None:
         """A read ends with so many entries, or with MessageLost if they were trimmed."""
         ledger, first = self.reads.pop(read_id).key
         data = self.topic.ledgers.get(ledger, [])[first : first + entries]
         assert data
-        self.handle(ReadDone(read_id, data, self.now_ms))
+        self.handle(self.core.read_done, read_id, data, self.now_ms)
 
     def fail_read(self, read_id: int, error: MagnetarError) -> None:
         """A read fails."""
         del self.reads[read_id]
-        self.handle(ReadFailed(read_id, error, self.now_ms))
+        self.handle(self.core.read_failed, read_id, error, self.now_ms)
 
     def fire_timer(self) -> None:
         """Time passes until the timer is due."""
         assert self.timer_ms is not None
         self.now_ms, self.timer_ms = max(self.timer_ms, self.now_ms), None
-        self.handle(TimerDue(self.now_ms))
+        self.handle(self.core.timer_due, self.now_ms)
 
     def roll_over(self) -> None:
         """The next ledger."""
         self.topic.roll_over()
         self.state.renormalise()
-        self.handle(LedgersChanged())
+        self.handle(self.core.ledgers_changed)
 
     def trim(self) -> None:
         """What is acknowledged goes."""
         self.topic.trim(self.state.mark_delete)
         self.state.renormalise()
-        self.handle(LedgersChanged())
+        self.handle(self.core.ledgers_changed)
 
 
 def see(delivery: Delivery) -> Delivered:

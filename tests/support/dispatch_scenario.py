@@ -15,17 +15,15 @@ Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, 
 import itertools
 from typing import Any
 
-from magnetar.broker.cursors.core.acks import Position
+from magnetar.broker.cursors.core.acks import AckRange, Position
 from magnetar.broker.dispatch.core.consumer import Delivery
-from magnetar.broker.dispatch.core.events import (
-    AckRange,
+from magnetar.broker.dispatch.core.instructions import (
     ActiveChanged,
     CancelReads,
     Instruction,
     PassEntry,
     Pause,
     Read,
-    ReadDone,
     ReportUnreadable,
     SkipEntry,
     WakeAt,
@@ -96,7 +94,7 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             world.fail_read(int(first), getattr(errors, arguments[1])("it is so"))
         case "stale":
             ledger, entry, _ = parse_position(arguments[1])
-            world.handle(ReadDone(int(first), [world.topic.ledgers[ledger][entry]], world.now_ms))
+            world.handle(world.core.read_done, int(first), [world.topic.ledgers[ledger][entry]], world.now_ms)
         case "pause":
             world.pause(Pause[first.upper()])
         case "resume":

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from magnetar.broker.cursors.core.acks import EntryKey, Position
 from magnetar.broker.dispatch.core import entry_source
-from magnetar.broker.dispatch.core.events import Pause
+from magnetar.broker.dispatch.core.instructions import Pause
 from magnetar.broker.dispatch.core.selection import key_shared
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost

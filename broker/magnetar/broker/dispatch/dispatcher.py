@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, Protocol
 
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -23,27 +23,23 @@ from .core.consumer import Consumer, Delivery
 from .core.dispatcher import DispatchCore
 from .core.entry_source import Acks, DispatchCounters
 from .core.entry_source import TopicLog as TopicLookups
-from .core.events import (
+from .core.instructions import (
     ActiveChanged,
     CancelReads,
-    Closed,
-    ConsumerLeft,
-    Event,
     Instruction,
     PassEntry,
     Read,
-    ReadDone,
-    ReadFailed,
     ReportUnreadable,
     SkipEntry,
     Stop,
-    TimerDue,
     TurnOver,
     WakeAt,
 )
 from .readers import Readers
 
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 MAX_INSTRUCTIONS_PER_TURN = 256
 
@@ -97,9 +93,9 @@ class Dispatcher:
         """Everything before it was delivered, or is acknowledged."""
         return self.core.read_position
 
-    def handle(self, event: Event) -> None:
-        """Tells the core, and does what follows from it."""
-        self.core.handle(event)
+    def handle(self, event: Callable[P, None], *given: P.args, **named: P.kwargs) -> None:
+        """An event of the core, which is one of its methods, and what follows from it."""
+        event(*given, **named)
         if self._counts.changed:
             self._cursor.redeliveries_changed()
         self.run()
@@ -156,7 +152,7 @@ class Dispatcher:
         """A defect of its listener: what the consumer was to have goes to others, or to it when it comes again."""
         _log.exception("%s: consumer %s is closed, a delivery to it failed", self._name, consumer.name)
         if not consumer.closed:
-            self.core.handle(ConsumerLeft(consumer))
+            self.core.left(consumer)
             consumer.port.consumer_closed(ServiceNotReady("a delivery failed here; subscribe again"))
 
     def _carry_out(self, instruction: Instruction) -> None:
@@ -204,30 +200,32 @@ class Dispatcher:
         return int(self._loop.time() * 1000)
 
     async def _read(self, read: Read) -> None:
-        event: Event
+        failure: MagnetarError
         try:
             ledger, first = read.key
             entries = await self._log.read(ledger, first, max_bytes=read.max_bytes)
-            event = ReadDone(read.read_id, entries, self.now_ms())
         except MagnetarError as error:
-            event = ReadFailed(read.read_id, error, self.now_ms())
+            failure = error
         except Exception as error:
             _log.exception("%s: a read failed", self._name)
-            event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self.now_ms())
-        self.handle(event)
+            failure = StorageFailed(f"the read failed: {error!r}")
+        else:
+            self.handle(self.core.read_done, read.read_id, entries, self.now_ms())
+            return
+        self.handle(self.core.read_failed, read.read_id, failure, self.now_ms())
         for consumer, why, lost in self.core.to_notify(read.key):
             consumer.port.entry_unreadable(consumer.epoch, read.key, why, lost=lost)
 
     def _timer_due(self) -> None:
         self._timer = None
         # The clock of the loop may have been read a little early.
-        self.handle(TimerDue(self.now_ms() + 1))
+        self.handle(self.core.timer_due, self.now_ms() + 1)
 
     async def close(self, error: MagnetarError | None) -> list[Consumer]:
         """Ends reads; nothing is delivered any more. The consumers are told `error` at once; None: by the caller, later."""
         consumers = list(self.core.consumers)
         self._turn_over = False
-        self.handle(Closed())
+        self.handle(self.core.close)
         if error is not None:
             tell_closed(consumers, error)
         for timer in (self._timer, self._again):

@@ -34,29 +34,13 @@ from magnetar.proto.ranges import Range
 from magnetar.runtime.tasks import begin
 
 from ..compaction.view import CompactedAcks, CompactedLog
-from ..cursors.core.acks import EntryKey, Position
+from ..cursors.core.acks import AckRange, EntryKey, Position, by_entry
 from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
 from ..log.whole_log import WholeLog
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE, Acks
-from .core.events import (
-    Acknowledged,
-    AckRange,
-    BacklogSkipped,
-    ConnectionWritable,
-    ConsumerAdded,
-    ConsumerLeft,
-    CursorReset,
-    HandedOut,
-    LedgersChanged,
-    Nacked,
-    Pause,
-    Paused,
-    PermitsGranted,
-    Resumed,
-    by_entry,
-)
+from .core.instructions import Pause
 from .core.lost_consumers import LostConsumers
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
@@ -169,6 +153,7 @@ class Subscription:
         self.name = name
         self.cursor = cursor
         self.dispatcher = dispatcher
+        self._core = dispatcher.core
         self.epoch = 0
         self.type = ""
         self._log = log
@@ -191,11 +176,11 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         """Those connected."""
-        return self.dispatcher.core.consumers
+        return self._core.consumers
 
     def trouble(self) -> str:
         """Why its consumers do not get on: an entry that cannot be read, or a message that comes back all the time."""
-        for (ledger, entry), failure in self.dispatcher.core.source.unreadable.items():
+        for (ledger, entry), failure in self._core.source.unreadable.items():
             return f"entry {ledger}:{entry} cannot be read: {failure.error}"
         count, (ledger, entry), index = self.cursor.redeliveries.most(self.cursor.state.mark_delete)
         if count >= POISON_REDELIVERIES:
@@ -255,27 +240,27 @@ class Subscription:
             hash_ranges=sorted(asked.hash_ranges),
         )
         self._hold_back()  # it may take over
-        self.dispatcher.handle(ConsumerAdded(consumer, type, self.dispatcher.now_ms()))
+        self.dispatcher.handle(self._core.added, consumer, type, self.dispatcher.now_ms())
         return consumer
 
     def remove_consumer(self, consumer: Consumer, *, lost: bool = False) -> None:
         """A consumer left: what it had not acknowledged goes to others, or to the next one. `lost`: with its connection."""
         if consumer.closed:
             return
-        if lost and (first := self.dispatcher.core.first_owed(consumer)) is not None:
+        if lost and (first := self._core.first_owed(consumer)) is not None:
             self._lost_consumers.lost(first, self.dispatcher.now_ms())
         self._hold_back()
-        self.dispatcher.handle(ConsumerLeft(consumer))
+        self.dispatcher.handle(self._core.left, consumer)
         if not self.consumers:
             self._on_empty(self)
 
     def flow(self, consumer: Consumer, messages: int, size: int) -> None:
         """Grants permits."""
-        self.dispatcher.handle(PermitsGranted(consumer, messages, size))
+        self.dispatcher.handle(self._core.granted, consumer, messages, size)
 
     def writable(self, consumer: Consumer) -> None:
         """The consumer's connection is writable again."""
-        self.dispatcher.handle(ConnectionWritable(consumer))
+        self.dispatcher.handle(self._core.writable, consumer)
 
     # --- acknowledgement ---------------------------------------------------------------------------------------------
 
@@ -308,8 +293,7 @@ class Subscription:
         else:
             self._lookups.append(_Lookup(consumer, rows, cumulative, done))
             self._lookup_rows += len(rows)
-            core = self.dispatcher.core
-            replay, position = core.tracker.replay, core.read_position[:2]
+            replay, position = self._core.tracker.replay, self._core.read_position[:2]
             if (cumulative and replay) or any(key >= position or key in replay for key in unknown):
                 self._hold_back()
             if self._lookup_task is None:
@@ -318,7 +302,7 @@ class Subscription:
     def _hold_back(self) -> None:
         """What is acknowledged and waits to be looked up must not be delivered again."""
         if self._lookups:
-            self.dispatcher.handle(Paused(Pause.ACK_LOOKUP))
+            self.dispatcher.handle(self._core.pause, Pause.ACK_LOOKUP)
 
     def _check(self, rows: list[AckRange], cumulative: bool) -> dict[EntryKey, None]:
         """The entries whose message count is not known. Raises InvalidArgument for what was never delivered."""
@@ -336,7 +320,7 @@ class Subscription:
             if len(rows) != 1:
                 raise InvalidArgument(f"a cumulative acknowledgement has one row, not {len(rows)}")
         unknown: dict[EntryKey, None] = {}
-        log, counts = self._log, self.dispatcher.core.message_counts
+        log, counts = self._log, self._core.message_counts
         known: EntryKey | None = None
         for ledger, entry, _, last in _checked(rows):
             key = (ledger, entry)
@@ -393,7 +377,7 @@ class Subscription:
                     "subscription %s: %d acknowledgements were dropped", self.name, self._dropped_acks
                 )
                 self._dropped_acks = 0
-            self.dispatcher.handle(Resumed(Pause.ACK_LOOKUP))
+            self.dispatcher.handle(self._core.resume, Pause.ACK_LOOKUP)
 
     async def _find_count(self, key: EntryKey, rows: list[AckRange]) -> int:
         """Messages of an entry that is acknowledged by `rows`; 0: it was trimmed."""
@@ -424,7 +408,7 @@ class Subscription:
         done: DurableCallback | None,
         found: dict[EntryKey, int],
     ) -> None:
-        cursor, counts, log = self.cursor, self.dispatcher.core.message_counts, self._log
+        cursor, counts, log = self.cursor, self._core.message_counts, self._log
         added: list[int] = []
         ranges = by_entry(rows)
         for ledger, entry, firsts, lasts in ranges:
@@ -439,7 +423,7 @@ class Subscription:
         # How many messages an entry had that is lost nobody knows.
         self.acked_messages += sum(number for number in added if number < MAX_MESSAGES_PER_ENTRY)
         cursor.changed(done)
-        self.dispatcher.handle(Acknowledged(consumer, ranges, added, cumulative))
+        self.dispatcher.handle(self._core.acknowledged, consumer, ranges, added, cumulative=cumulative)
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""
@@ -447,7 +431,7 @@ class Subscription:
             self.cursor.follow(self.compacted)
         else:
             self.cursor.state.renormalise()
-        self.dispatcher.handle(LedgersChanged())
+        self.dispatcher.handle(self._core.ledgers_changed)
 
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
@@ -455,7 +439,7 @@ class Subscription:
             nacked = _checked(list(rows))
             self._hold_back()
             self.epoch += not nacked
-            self.dispatcher.handle(Nacked(consumer, nacked, counted, self.epoch))
+            self.dispatcher.handle(self._core.nacked, consumer, nacked, counted=counted, epoch=self.epoch)
 
     def handed_out(
         self, consumer: Consumer, epoch: int, rows: Iterable[AckRange], *, taken_back: bool
@@ -463,7 +447,7 @@ class Subscription:
         """What counts if the consumer's connection is lost; of another epoch it means nothing any more."""
         if not consumer.closed and epoch == consumer.epoch:
             # Nothing can be delivered for it.
-            self.dispatcher.core.handle(HandedOut(consumer, _checked(list(rows)), taken_back))
+            self._core.handed_out(consumer, _checked(list(rows)), taken_back=taken_back)
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 
@@ -475,19 +459,19 @@ class Subscription:
         """
         self._check_still()
         self._seeking = True
-        self.dispatcher.handle(Paused(Pause.SEEK))
+        self.dispatcher.handle(self._core.pause, Pause.SEEK)
         try:
             position = resolve if isinstance(resolve, tuple) else await resolve()
             self._fail_lookups(TopicBusy(f"subscription {self.name!r} was moved"))
             self.cursor.reset(position)
             self.epoch += 1
-            self.dispatcher.handle(CursorReset(self.epoch))
+            self.dispatcher.handle(self._core.reset, self.epoch)
             if self.durable:
                 await self.cursor.flush()
             return self.epoch
         finally:
             self._seeking = False
-            asyncio.get_running_loop().call_soon(self.dispatcher.handle, Resumed(Pause.SEEK))
+            asyncio.get_running_loop().call_soon(self.dispatcher.handle, self._core.resume, Pause.SEEK)
 
     async def skip_to(self, find: Callable[[], Awaitable[Position]]) -> bool:
         """Acknowledges everything before the position that `find` returns; durable when this returns. False: it was.
@@ -503,7 +487,7 @@ class Subscription:
             raise TopicBusy(f"subscription {self.name!r} was moved meanwhile; nothing was skipped, try again")
         moved = self.cursor.skip_to(position)
         if moved:
-            self.dispatcher.handle(BacklogSkipped())
+            self.dispatcher.handle(self._core.skipped)
         await self.cursor.flush()
         return moved
 

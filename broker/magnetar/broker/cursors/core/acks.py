@@ -27,7 +27,7 @@ knowing which entry follows the last one of a ledger takes the topic's ledger li
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range
@@ -36,10 +36,38 @@ from .range_blocks import LedgerRanges, RangesOfLedger
 
 Position = tuple[int, int, int]
 EntryKey = tuple[int, int]
+AckRange = tuple[int, int, int, int]  # ledger, entry, first index, last index
 
 INDEX_BITS = 20
 _LAST_INDEX = (1 << INDEX_BITS) - 1
 assert MAX_MESSAGES_PER_ENTRY == 1 << INDEX_BITS
+
+
+class EntryRanges(NamedTuple):
+    """Messages of one entry: range i is from firsts[i] to lasts[i]; sorted, disjoint, none is empty."""
+
+    ledger: int
+    entry: int
+    firsts: list[int]
+    lasts: list[int]
+
+
+def by_entry(rows: Iterable[AckRange]) -> list[EntryRanges]:
+    """Rows, none of which is empty, in their order: those of an entry that are sorted are one. 0.1 us for each of these."""
+    found: list[EntryRanges] = []
+    firsts: list[int] = []
+    lasts: list[int] = []
+    last_ledger = last_entry = last_index = -1
+    for ledger, entry, first, last in rows:
+        if entry == last_entry and first > last_index and ledger == last_ledger:
+            firsts.append(first)
+            lasts.append(last)
+        else:
+            firsts, lasts = [first], [last]
+            found.append(EntryRanges(ledger, entry, firsts, lasts))
+            last_ledger, last_entry = ledger, entry
+        last_index = last
+    return found
 
 
 class Topology(Protocol):

@@ -1,4 +1,4 @@
-"""Dispatch of one subscription, without I/O: events in by `handle`, instructions out by `poll`, one after another.
+"""Dispatch of one subscription, without I/O: each event is a method, instructions come out of `poll`, one after another.
 
 `poll` delivers until something stops it; `stop` says what, and each `Stop` names the event that goes on. What is to be
 delivered again goes before what is new. The three parts:
@@ -7,7 +7,8 @@ delivered again goes before what is new. The three parts:
     RedeliveryTracker   what is pending, what is to be delivered again
     Selector            who gets it, by subscription type
 
-and the cursor's AckState, which the core only reads. Whether a consumer is writable may depend on the delivery before.
+and the cursor's AckState, which the core only reads. Times are milliseconds of one monotonic clock, which the
+shell reads. Whether a consumer is writable may depend on the delivery before.
 `poll` runs for every entry: about 4 us for the delivery of a whole one, most of it `cut` and lookups in the topic.
 """
 
@@ -20,40 +21,14 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range, RangeSet, complement
 
-from ...cursors.core.acks import EntryKey, Position
+from ...cursors.core.acks import AckRange, EntryKey, EntryRanges, Position
 from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import UNLIMITED_BYTES, Consumer, Delivery
 from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
-from .events import (
-    Acknowledged,
-    AckRange,
-    ActiveChanged,
-    BacklogSkipped,
-    Closed,
-    ConnectionWritable,
-    ConsumerAdded,
-    ConsumerLeft,
-    CursorReset,
-    Event,
-    HandedOut,
-    Instruction,
-    LedgersChanged,
-    Nacked,
-    PassEntry,
-    Pause,
-    Paused,
-    PermitsGranted,
-    ReadDone,
-    ReadFailed,
-    Resumed,
-    Stop,
-    TimerDue,
-    TurnOver,
-    WakeAt,
-)
+from .instructions import ActiveChanged, Instruction, PassEntry, Pause, Stop, TurnOver, WakeAt
 from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
 from .selection import Selector, new_selector
@@ -137,62 +112,61 @@ class DispatchCore:
         """Key_shared: how many slots wait, by the name of the consumer that they wait for."""
         return {} if self._selector is None else self._selector.draining
 
-    # --- events ------------------------------------------------------------------------------------------------------
+    # --- events: `poll` is to be called after each -------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
-        """The one mutator beside `poll`, which is to be called after it."""
-        match event:
-            case PermitsGranted():
-                event.consumer.grant(event.messages, event.size)
-                self._changed(event.consumer)
-            case Acknowledged():
-                self._acknowledged(event)
-            case ConnectionWritable(consumer):
-                self._changed(consumer)
-            case ReadDone(read_id, entries, now_ms):
-                self.source.read_done(read_id, entries, now_ms, self.tracker.replay)
-                self.source.release_before(self.read_position, self.tracker.replay)
-                self._set_timer()
-            case ReadFailed(read_id, error, now_ms):
-                skipped = self.source.read_failed(read_id, error, now_ms, self.tracker.replay)
-                if skipped is not None:
-                    self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
-                self._set_timer()
-            case Nacked(consumer, rows, counted, epoch):
-                if not rows:
-                    self._give_back_all(consumer, epoch, counted=counted)
-                self._nacked(consumer, rows, counted=counted)
-            case HandedOut(consumer, rows, taken_back):
-                for ledger, entry_id, first, last in rows:
-                    self.tracker.handed_out(consumer, (ledger, entry_id), first, last, taken_back=taken_back)
-            case ConsumerAdded(consumer, type, now_ms):
-                self._added(consumer, type, now_ms)
-            case ConsumerLeft(consumer):
-                self._left(consumer)
-            case LedgersChanged():
-                self.message_counts.drop_below(self._state.mark_delete)
-            case Paused(reason):
-                self.paused[reason] = None
-            case Resumed(reason):
-                self.paused.pop(reason, None)
-            case CursorReset(epoch):
-                self._reset(epoch)
-            case BacklogSkipped():
-                self._skipped()
-            case TimerDue(now_ms):
-                self._timer_ms = None
-                self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
-                if self._selector is not None and self._selector.timer_due(now_ms):
-                    self._rewind(counted=False)
-                self._set_timer()
-            case Closed():
-                self._close()
+    def granted(self, consumer: Consumer, messages: int, size: int) -> None:
+        """FLOW."""
+        consumer.grant(messages, size)
+        self._changed(consumer)
+
+    def writable(self, consumer: Consumer) -> None:
+        """The port of this consumer is writable again."""
+        self._changed(consumer)
+
+    def read_done(self, read_id: int, entries: list[bytes], now_ms: int) -> None:
+        """Ledger entries from the first one that was asked for on, at least one."""
+        self.source.read_done(read_id, entries, now_ms, self.tracker.replay)
+        self.source.release_before(self.read_position, self.tracker.replay)
+        self._set_timer()
+
+    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
+        """The first entry that was asked for could not be read."""
+        skipped = self.source.read_failed(read_id, error, now_ms, self.tracker.replay)
+        if skipped is not None:
+            self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
+        self._set_timer()
+
+    def ledgers_changed(self) -> None:
+        """The topic's ledger list has changed, and the cursor with it."""
+        self.message_counts.drop_below(self._state.mark_delete)
+
+    def pause(self, reason: Pause) -> None:
+        """Nothing is delivered until this pause is over."""
+        self.paused[reason] = None
+
+    def resume(self, reason: Pause) -> None:
+        """The pause is over."""
+        self.paused.pop(reason, None)
+
+    def timer_due(self, now_ms: int) -> None:
+        """The time of the last `WakeAt` has come."""
+        self._timer_ms = None
+        self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
+        if self._selector is not None and self._selector.timer_due(now_ms):
+            self._rewind(counted=False)
+        self._set_timer()
+
+    def handed_out(self, consumer: Consumer, rows: list[AckRange], *, taken_back: bool) -> None:
+        """The consumer gives these to its program now, or (`taken_back`) has not done so after all."""
+        for ledger, entry_id, first, last in rows:
+            self.tracker.handed_out(consumer, (ledger, entry_id), first, last, taken_back=taken_back)
 
     def _changed(self, consumer: Consumer) -> None:
         if not consumer.closed and self._selector is not None:
             self._selector.changed(consumer)
 
-    def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
+    def added(self, consumer: Consumer, type: str, now_ms: int) -> None:
+        """A consumer without permits; the first one chooses the type."""
         if type != self.type:
             assert not self.consumers
             if self._selector is not None:
@@ -209,7 +183,8 @@ class DispatchCore:
         self._report_active(active)
         self._set_timer()
 
-    def _left(self, consumer: Consumer) -> None:
+    def left(self, consumer: Consumer) -> None:
+        """What it had not acknowledged is delivered again; what it had handed out counts."""
         assert self._selector is not None
         self.consumers.remove(consumer)
         consumer.closed = True
@@ -250,36 +225,45 @@ class DispatchCore:
         self.source.clear()
         self.read_position = position
 
-    def _reset(self, epoch: int) -> None:
-        """Rule 30: pending acknowledgements end. Permits stay: the consumer grants again what it drops."""
+    def reset(self, epoch: int) -> None:
+        """Rule 30: a seek has moved the cursor, and pending acknowledgements end.
+
+        Permits stay: the consumer grants again what it drops.
+        """
         self.message_counts.clear()
         for consumer in self.consumers:
             consumer.epoch = epoch
         self._start_at(self._log.normalise(self._state.mark_delete))
 
-    def _skipped(self) -> None:
-        """Rule 30: nobody has to acknowledge any more what lies before the mark-delete position."""
+    def skipped(self) -> None:
+        """Rule 30: the mark-delete position has moved on, and nobody has to acknowledge any more what lies before it."""
         for key in self.tracker.settle_before(self.consumers, self._state.mark_delete):
             self.source.replayed(key)
         self.message_counts.drop_below(self._state.mark_delete)
         for consumer in self.consumers:
             self._changed(consumer)
 
-    def _acknowledged(self, event: Acknowledged) -> None:
-        consumer, tracker = event.consumer, self.tracker
-        if tracker.counts.by_entry and not event.cumulative:
-            for ledger, entry_id, firsts, lasts in event.ranges:
+    def acknowledged(
+        self, consumer: Consumer, ranges: list[EntryRanges], added: list[int], *, cumulative: bool
+    ) -> None:
+        """The cursor has taken these ranges, or (`cumulative`) all up to the end of the only one.
+
+        `added[i]`: how many messages of `ranges[i]` were not acknowledged before.
+        """
+        tracker = self.tracker
+        if tracker.counts.by_entry and not cumulative:
+            for ledger, entry_id, firsts, lasts in ranges:
                 for first, last in zip(firsts, lasts):
                     tracker.counts.forget((ledger, entry_id), first, last)
-        if event.cumulative:
-            ledger, entry_id, _, lasts = event.ranges[0]
+        if cumulative:
+            ledger, entry_id, _, lasts = ranges[0]
             for holder in self.consumers:
                 if holder.pending_acks:
                     tracker.settle_through(holder, (ledger, entry_id), lasts[0])
         elif tracker.unacked_messages or tracker.replay:
-            for (ledger, entry_id, firsts, lasts), added in zip(event.ranges, event.added):
+            for (ledger, entry_id, firsts, lasts), count in zip(ranges, added):
                 key = (ledger, entry_id)
-                if added > tracker.settle_all(consumer, key, firsts, lasts):
+                if count > tracker.settle_all(consumer, key, firsts, lasts):
                     for first, last in zip(firsts, lasts):
                         self._settle_elsewhere(key, first, last)
         self._changed(consumer)
@@ -301,7 +285,15 @@ class DispatchCore:
         elif self.active in (None, consumer):  # another one has nothing
             self._rewind(counted=counted)
 
-    def _nacked(self, consumer: Consumer, rows: list[AckRange], *, counted: bool) -> None:
+    def nacked(
+        self, consumer: Consumer, rows: list[AckRange], *, counted: bool = True, epoch: int = 0
+    ) -> None:
+        """A negative acknowledgement; without rows of everything that the consumer holds, and its epoch rises.
+
+        `counted`: redelivery counts rise; else without rows those of what was handed out.
+        """
+        if not rows:
+            self._give_back_all(consumer, epoch, counted=counted)
         tracker = self.tracker
         individual = tracker.individual_acks
         for ledger, entry_id, first, last in rows:
@@ -333,8 +325,8 @@ class DispatchCore:
                 self._timer_ms = due_ms
                 self._out.append(WakeAt(due_ms))
 
-    def _close(self) -> None:
-        """The consumers leave, as far as counts go: they are stored after this."""
+    def close(self) -> None:
+        """The subscription ends: the consumers leave, as far as counts go, which are stored after this."""
         self._closed = True
         for consumer in self.consumers:
             consumer.closed = True

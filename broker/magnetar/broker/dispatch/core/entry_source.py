@@ -38,7 +38,7 @@ from ...cursors.core.acks import EntryKey, Position
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from .consumer import Consumer
-from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
+from .instructions import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
 
 MAX_REPLAY_READS = 8
 # The pause is multiplied by 1 + failed entries // this number: a lost ledger with many of them is not retried too often.
