@@ -16,10 +16,10 @@ from magnetar.ledger.core.events import (
     Finished,
     Instruction,
     MetadataWritten,
+    PendingAdd,
     WriteMetadata,
 )
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
-from magnetar.ledger.core.pending import PendingAdd
 from magnetar.ledger.core.writer import WriterCore, WriterState
 from magnetar.proto.errors import BookieUnavailable
 from magnetar.proto.ledger_entry import encode_ledger_entry

@@ -22,8 +22,8 @@ from itertools import groupby, permutations, product
 from typing import Any
 
 from magnetar.ledger.core import events as ev
+from magnetar.ledger.core.events import PendingAdd
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
-from magnetar.ledger.core.pending import PendingAdd
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState

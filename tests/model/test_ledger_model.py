@@ -237,7 +237,7 @@ NOT_IN_KEYS = {
         "_masks": "of the striping",
         "_size": "of the striping",
         "_targets": "of the ensemble",
-        "_explicit_lac": "only of IdleTick, which never comes here",
+        "explicit_lac": "only of IdleTick, which never comes here",
         "busy": "only of TooManyRequests, which no bookie answers here",
         "ledger_id": "there is one",
         "last_add_pushed": "of the pending adds",

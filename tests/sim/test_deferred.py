@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.journal.journal import Journal
-from magnetar.ledger import LedgerMetadata
+from magnetar.ledger import LedgerMetadata, LedgerWriter
 from magnetar.ledger.bookie_channel import BookieChannel
 from magnetar.ledger.bookie_link import BookieLink
-from magnetar.ledger.core.deferred import DeferredWriterCore
-from magnetar.ledger.deferred_writer import DeferredLedgerWriter
+from magnetar.ledger.core.deferred import DeferredSync
+from magnetar.ledger.core.events import ForceRequested
+from magnetar.ledger.core.writer import WriterCore
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import ConnectionLost
 from sim.ledgers import deferred
@@ -85,48 +86,56 @@ def next_life_vouches_for_the_last(patch: Patch) -> None:
 
 def last_add_confirmed_follows_what_is_accepted(patch: Patch) -> None:
     """An acceptance counts as the real answer."""
-    on_added = DeferredLedgerWriter._on_added
+    on_added = LedgerWriter._on_deferred_answer
 
     def confirm(self: Any, bookie: str, ledger_id: int, entry_id: int, code: int) -> None:
         on_added(self, bookie, ledger_id, entry_id, 0 if code == ADD_ACCEPTED else code)
 
-    patch.setattr(DeferredLedgerWriter, "_on_added", confirm)
+    patch.setattr(LedgerWriter, "_on_deferred_answer", confirm)
 
 
 def change_begins_behind_what_was_accepted(patch: Patch) -> None:
     """The metadata says that the old ensemble holds what had been answered and was not durable."""
-    with_ensemble = LedgerMetadata.with_ensemble
+    with_ensemble, begun = LedgerMetadata.with_ensemble, DeferredSync.__init__
+    deferring: dict[WriterCore, DeferredSync] = {}
+
+    def begin(self: DeferredSync, writer: WriterCore, max_unforced_bytes: int) -> None:
+        begun(self, writer, max_unforced_bytes)
+        deferring[writer] = self
 
     def later(self: LedgerMetadata, first_entry: int, bookies: Any) -> LedgerMetadata:
         caller = sys._getframe(1).f_locals.get("self")
-        if isinstance(caller, DeferredWriterCore):
-            first_entry = max(first_entry, caller.last_add_accepted + 1)
+        if isinstance(caller, WriterCore) and caller in deferring:
+            first_entry = max(first_entry, deferring[caller].last_add_accepted + 1)
         return with_ensemble(self, first_entry, bookies)
+
+    patch.setattr(DeferredSync, "__init__", begin)
 
     patch.setattr(LedgerMetadata, "with_ensemble", later)
 
 
 def force_counts_answers_and_not_write_sets(patch: Patch) -> None:
     """With E > Qw: Qa bookies of the ensemble have answered, whichever, so everything before is taken for durable."""
-    stored = DeferredWriterCore.stored
+    stored = DeferredSync.stored
 
     def count(self: Any, bookie: str, entry_id: int) -> Any:
-        bit = self._bits.get(bookie, 0)
-        for add in list(self.pending)[: max(0, entry_id - self.last_add_confirmed)]:
+        writer = self.writer
+        bit = writer._bits.get(bookie, 0)
+        for add in list(writer.pending)[: max(0, entry_id - writer.last_add_confirmed)]:
             add.acked |= bit
-            add.accepted |= bit
         return stored(self, bookie, entry_id)
 
-    patch.setattr(DeferredWriterCore, "stored", count)
+    patch.setattr(DeferredSync, "stored", count)
 
 
 def force_returns_at_once(patch: Patch) -> None:
     """The writer asks the bookies and does not wait."""
 
     async def force(self: Any) -> None:
-        self._request_force()
+        if self.deferred_sync:
+            self._handle(ForceRequested())
 
-    patch.setattr(DeferredLedgerWriter, "force", force)
+    patch.setattr(LedgerWriter, "force", force)
 
 
 # With the seed from which on it is looked for: near the first that shows it.

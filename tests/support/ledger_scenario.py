@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from magnetar.ledger.core.deferred import DeferredWriterCore
+from magnetar.ledger.core.deferred import DeferredSync
 from magnetar.ledger.core.events import (
     Accepted,
     AddFailed,
@@ -85,6 +85,7 @@ def parse_code(text: str) -> int:
 class _Scenario:
     def __init__(self) -> None:
         self.writer: WriterCore | None = None
+        self.deferred: DeferredSync | None = None
         self.recovery: RecoveryCore | None = None
         self.last_write: WriteMetadata | None = None
         self.version = 0
@@ -117,7 +118,7 @@ class _Scenario:
             self.writer = WriterCore(LEDGER_ID, metadata, self.version)
             if "deferred" in options:
                 limit = int(options["deferred"])
-                self.writer = DeferredWriterCore(LEDGER_ID, metadata, self.version, limit)
+                self.deferred = DeferredSync(self.writer, limit)
             return self.after([])
         accepted_end = int(options["accepted-end"]) if "accepted-end" in options else None
         self.recovery = RecoveryCore(LEDGER_ID, metadata, self.version, accepted_end=accepted_end)
@@ -142,7 +143,7 @@ class _Scenario:
         assert writer is not None
         lines: list[str] = []
         for entry_id in entries:
-            confirmed = writer.stored(bookie, entry_id)
+            confirmed = (self.deferred or writer).stored(bookie, entry_id)
             if confirmed:
                 first = writer.last_add_confirmed - len(confirmed) + 1
                 lines += self.show(Confirm(first, confirmed, None))
@@ -152,18 +153,18 @@ class _Scenario:
         return lines + self.after([])
 
     def accepted(self, bookie: str, entries: list[int]) -> list[str]:
-        writer = self.writer
-        assert isinstance(writer, DeferredWriterCore)
+        deferred = self.deferred
+        assert deferred is not None
         lines: list[str] = []
         for entry_id in entries:
-            if adds := writer.accepted(bookie, entry_id):
-                lines += self.show(Accepted(writer.last_add_accepted - len(adds) + 1, adds))
+            if adds := deferred.accepted(bookie, entry_id):
+                lines += self.show(Accepted(deferred.last_add_accepted - len(adds) + 1, adds))
         return lines + self.after([])
 
     def answered(self) -> list[str]:
-        writer = self.writer
-        if isinstance(writer, DeferredWriterCore) and (adds := writer.take_accepted()):
-            return self.show(Accepted(writer.last_add_accepted - len(adds) + 1, adds))
+        deferred = self.deferred
+        if deferred is not None and (adds := deferred.take()):
+            return self.show(Accepted(deferred.last_add_accepted - len(adds) + 1, adds))
         return []
 
     def event(self, name: str, arguments: list[str], options: dict[str, str]) -> Event:
@@ -224,7 +225,7 @@ class _Scenario:
         return MetadataFound(metadata, self.version)
 
     def tell(self, events: list[Event]) -> list[str]:
-        core = self.writer or self.recovery
+        core = self.deferred or self.writer or self.recovery
         assert core is not None
         instructions: list[Instruction] = []
         for event in events:
@@ -237,8 +238,9 @@ class _Scenario:
             w = self.writer
             w.check()
             accepted = ""
-            if isinstance(w, DeferredWriterCore):
-                accepted = f" accepted={w.last_add_accepted}" + (" wants-force" if w.wants_force else "")
+            if (d := self.deferred) is not None:
+                d.check()
+                accepted = f" accepted={d.last_add_accepted}" + (" wants-force" if d.wants_force else "")
             lines.append(f"= {w.state.value} lac={w.last_add_confirmed} pushed={w.last_add_pushed}{accepted}")
         if self.recovery is not None:
             self.recovery.check()

@@ -15,7 +15,6 @@ from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, describe
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
-from .deferred_writer import DeferredLedgerWriter
 from .deletions import Deletions
 from .directory import BookieDirectory
 from .health import BookieHealth
@@ -77,8 +76,7 @@ class LedgerClient:
         """A new ledger, open for this writer; what is not given comes from the settings.
 
         `ledger_id`: from `next_id`, for an owner who writes it down first and so finds the ledger after a crash.
-        `deferred_sync`: appends are answered before they are durable, which `LedgerWriter.force` makes them; see
-        DeferredLedgerWriter, which is what is returned.
+        `deferred_sync`: appends are answered before they are durable, which `LedgerWriter.force` makes them.
         `accepted`: deferred sync for an owner who keeps entries until they are durable. It gets the last entry that can be
         answered, and the callbacks of `append` come when the entry is durable, or failed.
         `explicit_lac`: an idle writer writes its last-add-confirmed to the bookies, so that readers elsewhere learn of the
@@ -113,13 +111,16 @@ class LedgerClient:
                 self._deletions.delete_later(drawn)  # nobody else knows of it
             raise
         self._check_open()
-        writer: LedgerWriter
-        if deferred_sync or accepted is not None:
-            writer = DeferredLedgerWriter(
-                c, drawn, metadata, version, self._forget, explicit_lac=explicit_lac, accepted=accepted
-            )
-        else:
-            writer = LedgerWriter(c, drawn, metadata, version, self._forget, explicit_lac=explicit_lac)
+        writer = LedgerWriter(
+            c,
+            drawn,
+            metadata,
+            version,
+            self._forget,
+            explicit_lac=explicit_lac,
+            deferred_sync=deferred_sync,
+            accepted=accepted,
+        )
         self._writers[writer] = None
         return writer
 

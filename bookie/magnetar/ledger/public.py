@@ -4,7 +4,6 @@ from .bookie_info_reader import BookieInfoReader
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
 from .core.outstanding_adds import AddCallback
-from .deferred_writer import DeferredLedgerWriter
 from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
 from .health import BookieHealth
 from .identities import BookieIdentities, GivenIdentities, StoredIdentities
@@ -33,7 +32,6 @@ __all__ = [
     "BookieInfoReader",
     "BookieTransport",
     "ConfirmCallback",
-    "DeferredLedgerWriter",
     "Ensemble",
     "EntryPage",
     "GivenIdentities",

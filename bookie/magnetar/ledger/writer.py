@@ -1,4 +1,4 @@
-"""LedgerWriter: the asyncio shell around `core.writer`."""
+"""LedgerWriter: the asyncio shell around `core.writer`, and around `core.deferred` in front of it for deferred sync."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from magnetar.proto.errors import EntryNotFound, FinalError, LedgerFenced, MagnetarError
+from magnetar.proto.commands import ADD_ACCEPTED
+from magnetar.proto.errors import EntriesNotForced, EntryNotFound, FinalError, LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.tasks import TaskSet
 
 from .components import LedgerComponents
+from .core.deferred import DeferredSync
 from .core.degrade import DEGRADED_PROPERTY, asked_for
 from .core.events import (
     Accepted,
@@ -21,14 +23,17 @@ from .core.events import (
     CloseRequested,
     Confirm,
     Detached,
+    Event,
     ExplicitLacWritten,
     Failed,
     Finished,
     ForceAdds,
+    ForceRequested,
     IdleTick,
     Instruction,
     LedgerDeleted,
     MetadataFailed,
+    PendingAdd,
     ReadMetadata,
     RetryDue,
     RetryLater,
@@ -38,7 +43,6 @@ from .core.events import (
 )
 from .core.metadata import LedgerMetadata
 from .core.outstanding_adds import MAX_ADD_TIMEOUTS
-from .core.pending import PendingAdd
 from .core.writer import WriterCore, WriterState
 from .replicas import Replicas
 
@@ -52,7 +56,12 @@ ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
 
 
 class LedgerWriter:
-    """The one writer of an open ledger. Made by LedgerClient.create."""
+    """The one writer of an open ledger. Made by LedgerClient.create.
+
+    With deferred sync `confirmed` callbacks only say that an entry was accepted. `last_add_confirmed`, readers and
+    recoveries only count durable entries. `force` makes all entries durable; bookies sync by themselves after
+    `journal_deferred_sync_s`.
+    """
 
     def __init__(
         self,
@@ -63,14 +72,24 @@ class LedgerWriter:
         forget: Callable[[LedgerWriter], None],
         *,
         explicit_lac: bool = True,
+        deferred_sync: bool = False,
+        accepted: Callable[[int], None] | None = None,
     ) -> None:
+        """`deferred_sync`, `accepted`: see `LedgerClient.create`."""
         self.ledger_id = ledger_id
         self._components = components
-        self._core = self._make_core(metadata, version)
+        self._core = WriterCore(ledger_id, metadata, version)
+        self._deferred: DeferredSync | None = None
+        if deferred_sync or accepted is not None:
+            self._deferred = DeferredSync(self._core, components.settings.max_unforced_bytes)
+        self._accepted = accepted
+        self._defers = self._deferred is not None
+        self._machine: WriterCore | DeferredSync = self._deferred or self._core  # takes the events
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._add = components.transport.add
-        self._added = self._on_added  # one bound method for all adds
+        # One bound method for all adds.
+        self._added = self._on_deferred_answer if self._defers else self._on_added
         self._tasks = TaskSet(f"ledger {ledger_id}")
         # Of `force`: what must be confirmed, in order, and who waits for it.
         self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -87,9 +106,6 @@ class LedgerWriter:
         self._writable: Sequence[str] | None = None  # for which, and `_suspects`, `_replaceable` was found
         self._suspects: tuple[str, ...] = ()
         self._replaceable = False
-
-    def _make_core(self, metadata: LedgerMetadata, version: int) -> WriterCore:
-        return WriterCore(self.ledger_id, metadata, version)
 
     @property
     def degraded(self) -> bool:
@@ -126,6 +142,21 @@ class LedgerWriter:
         return self._core.last_add_confirmed
 
     @property
+    def deferred_sync(self) -> bool:
+        """Whether appends are answered before they are durable."""
+        return self._defers
+
+    @property
+    def last_add_accepted(self) -> int:
+        """Last entry that was answered, in order; -1 for none. After a failure equal to last_add_confirmed."""
+        return self.last_add_confirmed if self._deferred is None else self._deferred.last_add_accepted
+
+    @property
+    def unforced_bytes(self) -> int:
+        """Bytes of the entries that were answered and are not durable yet, headers included."""
+        return 0 if self._deferred is None else self._deferred.accepted_bytes
+
+    @property
     def length(self) -> int:
         """Payload bytes up to last_add_pushed."""
         return self._core.length
@@ -148,6 +179,9 @@ class LedgerWriter:
     def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
         """Appends an entry and returns its id at once; `confirmed` is called when the ack quorum has it durably.
 
+        With deferred sync, and without `accepted`, it is called when the ack quorum has accepted the entry; while
+        max_unforced_bytes of such entries wait for a sync, later ones are answered once earlier ones are durable.
+
         The calls come in entry order and never from within `append`. After a failure (LedgerFenced, LedgerClosed,
         NotEnoughBookies, ...) the entry has no id: -1 is returned, and the error comes in a later turn of the loop.
         """
@@ -158,7 +192,15 @@ class LedgerWriter:
         entry, bookies = core.append(payload, confirmed)
         entry_id = core.last_add_pushed
         for bookie in bookies:
-            self._add(bookie, entry, self.ledger_id, entry_id, recovery=False, done=self._added)
+            self._add(
+                bookie,
+                entry,
+                self.ledger_id,
+                entry_id,
+                recovery=False,
+                done=self._added,
+                deferred=self._defers,
+            )
         return entry_id
 
     async def force(self) -> None:
@@ -173,24 +215,23 @@ class LedgerWriter:
         if core.last_add_pushed > core.last_add_confirmed:
             forced: asyncio.Future[None] = self._loop.create_future()
             self._forces.append((core.last_add_pushed, forced))
-            self._request_force()
+            if self._defers:  # every add of an ordinary ledger is synced already
+                self._handle(ForceRequested())
             await forced
 
-    def _request_force(self) -> None:
-        """Every add of an ordinary ledger is synced already."""
-
     async def close(self) -> LedgerMetadata:
-        """Waits for what is outstanding, then closes the ledger by compare-and-set; returns the final metadata.
+        """Waits for what is outstanding, which it forces, then closes by compare-and-set; returns the final metadata.
 
-        After a failure it closes at last_add_confirmed. LedgerFenced if another owner closed it differently or is
-        recovering it; FinalError and others of the metadata store: call again. May be called more than once.
+        After a failure it closes at last_add_confirmed; EntriesNotForced if that loses entries that had been answered.
+        LedgerFenced if another owner closed it differently or is recovering it; FinalError and others of the metadata
+        store: call again. May be called more than once.
         """
         future = self._closing
         if future is None:
             future = self._closing = self._loop.create_future()
             # The caller may be cancelled; then nothing retrieves the error.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._run(self._core.handle(CloseRequested()))
+            self._handle(CloseRequested())
         return await asyncio.shield(future)
 
     async def read(self, first: int, last: int, *, max_bytes: int = 0) -> list[bytes]:
@@ -209,14 +250,14 @@ class LedgerWriter:
         """
         self._stop_timer()
         self._tasks.cancel()
-        self._run(self._core.handle(Detached()))
+        self._handle(Detached())
         self._end_forces(self._core.error)
         self._forget(self)
 
     def ledger_deleted(self) -> None:
         """Its client deleted the ledger: what is outstanding fails with LedgerNotFound, and nothing is sent any more."""
         self._stop_timer()
-        self._run(self._core.handle(LedgerDeleted()))
+        self._handle(LedgerDeleted())
         self._forget(self)
 
     async def ended(self) -> None:
@@ -226,33 +267,71 @@ class LedgerWriter:
     # --- the way back ------------------------------------------------------------------------------------------------
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
-        core = self._core
         if code:
-            self._components.health.failed(bookie, code)
-            self._run(core.handle(AddFailed(bookie, entry_id, code)))
+            self._add_failed(bookie, entry_id, code)
             return
+        core = self._core
         confirmed = core.stored(bookie, entry_id)
         if confirmed:
             self._confirm(core.last_add_confirmed + 1 - len(confirmed), confirmed, None)
             if core.state is WriterState.DRAINING:
                 self._run(core.drained())
 
+    def _on_deferred_answer(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
+        core, deferred = self._core, self._deferred
+        assert deferred is not None
+        if code == ADD_ACCEPTED:
+            if answered := deferred.accepted(bookie, entry_id):
+                self._answer(answered)
+            return
+        if code:
+            self._add_failed(bookie, entry_id, code)
+            return
+        confirmed = deferred.stored(bookie, entry_id)
+        if confirmed:
+            self._confirm(core.last_add_confirmed + 1 - len(confirmed), confirmed, None)
+        if answered := deferred.take():
+            self._answer(answered)
+        elif confirmed and deferred.wants_force:
+            self._handle(ForceRequested())
+        if confirmed and core.state is WriterState.DRAINING:
+            self._run(core.drained())
+
+    def _add_failed(self, bookie: str, entry_id: int, code: int) -> None:
+        self._components.health.failed(bookie, code)
+        self._handle(AddFailed(bookie, entry_id, code))
+
     def _confirm(self, entry_id: int, adds: Sequence[PendingAdd], error: MagnetarError | None) -> None:
         for add in adds:
             try:
                 add.context(entry_id, add.entry, error)
             except Exception as failure:
-                self._loop.call_exception_handler(
-                    {"message": f"a confirm callback of ledger {self.ledger_id} failed", "exception": failure}
-                )
+                self._callback_failed(failure)
             entry_id += 1
         if self._forces:
             self._end_forces(error)
         if self._lac_timer is None and self._lac_interval_s and error is None:
             self._lac_timer = self._loop.call_later(self._lac_delay_s / 2, self._idle_tick)
 
+    def _callback_failed(self, failure: Exception) -> None:
+        message = f"a confirm callback of ledger {self.ledger_id} failed"
+        self._loop.call_exception_handler({"message": message, "exception": failure})
+
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
-        raise AssertionError("only with deferred sync are adds answered before they are confirmed")
+        """These entries are accepted: calls each callback once, not again when the entry is confirmed, or fails."""
+        deferred = self._deferred
+        assert deferred is not None
+        if self._accepted is not None:
+            self._accepted(deferred.last_add_accepted)
+            adds = ()
+        for entry_id, add in enumerate(adds, deferred.last_add_accepted + 1 - len(adds)):
+            confirmed, add.context = add.context, _already_notified
+            try:
+                confirmed(entry_id, add.entry, None)
+            except Exception as failure:
+                self._callback_failed(failure)
+        if deferred.wants_force:
+            self._handle(ForceRequested())
 
     def _end_forces(self, error: MagnetarError | None) -> None:
         """With an error: all of them."""
@@ -264,6 +343,9 @@ class LedgerWriter:
                     forced.set_result(None)
                 else:
                     forced.set_exception(error)
+
+    def _handle(self, event: Event) -> None:
+        self._run(self._machine.handle(event))
 
     def _run(self, instructions: list[Instruction]) -> None:
         """Carries out instructions, and those that their immediate answers bring."""
@@ -283,7 +365,7 @@ class LedgerWriter:
                 case ChooseBookies() as ask:
                     chooser = self._components.chooser.of(self.metadata.properties)
                     chosen = chooser.replacements(ask, self._core.metadata.striping)
-                    queue.extend(self._core.handle(chosen))
+                    queue.extend(self._machine.handle(chosen))
                 case RetryLater():
                     self._retry_later()
                 case WriteMetadata(metadata, version):
@@ -309,19 +391,28 @@ class LedgerWriter:
             _log.error("the writer of ledger %d fails by a defect", self.ledger_id, exc_info=failure)
             if self._core.state is not WriterState.CLOSED:
                 error = FinalError(f"the writer of ledger {self.ledger_id} has failed: {failure!r}")
-                self._run(self._core.handle(MetadataFailed(error)))
+                self._handle(MetadataFailed(error))
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        event = await self._components.write_metadata(self.ledger_id, metadata, version)
-        self._run(self._core.handle(event))
+        self._handle(await self._components.write_metadata(self.ledger_id, metadata, version))
 
     async def _read_metadata(self) -> None:
-        self._run(self._core.handle(await self._components.find_metadata(self.ledger_id)))
+        self._handle(await self._components.find_metadata(self.ledger_id))
 
     def _ended(self, metadata: LedgerMetadata) -> None:
         self._stop_timer()
         self._forget(self)
-        if self._closing is not None and not self._closing.done():
+        deferred = self._deferred
+        if deferred is not None and deferred.dropped and self._accepted is None:  # else its owner has them
+            self._close_failed(
+                EntriesNotForced(
+                    f"ledger {self.ledger_id} is closed at entry {metadata.last_entry}; {deferred.dropped} entries behind "
+                    f"it were accepted and not forced when its writer failed: {self._core.error}",
+                    ledger_id=self.ledger_id,
+                    last_entry=metadata.last_entry,
+                )
+            )
+        elif self._closing is not None and not self._closing.done():
             self._closing.set_result(metadata)
 
     def _close_failed(self, error: MagnetarError) -> None:
@@ -344,7 +435,7 @@ class LedgerWriter:
             self._stuck = (confirmed, now)
         since = now if self._stuck is None else self._stuck[1]
         expired = now - since > MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
-        self._run(self._core.handle(RetryDue(expired)))
+        self._handle(RetryDue(expired))
 
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
@@ -356,10 +447,12 @@ class LedgerWriter:
         self._lac_timer = None
         core = self._core
         seen, self._lac_seen = self._lac_seen, core.last_add_pushed
-        if seen != self._lac_seen or (core.pending and core.sending and not core.idle_last_confirmed):
+        if seen != self._lac_seen or (
+            core.pending and core.sending and not self._machine.idle_last_confirmed
+        ):
             self._lac_timer = self._loop.call_later(self._lac_delay_s / 2, self._idle_tick)
         else:
-            self._run(core.handle(IdleTick()))
+            self._handle(IdleTick())
 
     async def _write_explicit_lac(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
         tell = self._components.transport.write_last_confirmed
@@ -368,11 +461,11 @@ class LedgerWriter:
         )
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s
-            self._run(self._core.handle(ExplicitLacWritten(last_add_confirmed)))
+            self._handle(ExplicitLacWritten(last_add_confirmed))
         elif not any(isinstance(result, LedgerFenced) for result in results):  # which it stays
             maximum = self._components.settings.explicit_lac_backoff_max_s
             self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))
-            if self._lac_timer is None and self._core.idle_last_confirmed:
+            if self._lac_timer is None and self._machine.idle_last_confirmed:
                 self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
 
     def _stop_timer(self) -> None:
@@ -383,3 +476,7 @@ class LedgerWriter:
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
+
+
+def _already_notified(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
+    """The callback of an entry that was answered when it was accepted."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from magnetar.ledger import DeferredLedgerWriter, LedgerClient, LedgerWriter
+from magnetar.ledger import LedgerClient, LedgerWriter
 from magnetar.proto.errors import EntriesNotForced, MagnetarError
 from sim.deliveries import Violation
 from sim.ledgers.clients import SIZES, Writer
@@ -34,11 +34,11 @@ class DeferredWriter(Writer):
         if self._rng.random() < ORDINARY:
             return await super().create(client)
         writer = await client.create(deferred_sync=True)
-        assert isinstance(writer, DeferredLedgerWriter)
+        assert writer.deferred_sync
         self._listen(writer)
         return writer
 
-    def _listen(self, writer: DeferredLedgerWriter) -> None:
+    def _listen(self, writer: LedgerWriter) -> None:
         confirm = writer._confirm
 
         def confirmed(first: int, adds: Sequence[Any], error: MagnetarError | None) -> None:
@@ -52,7 +52,7 @@ class DeferredWriter(Writer):
 
     def _append(self, count: int) -> None:
         ledger, writer = self.ledger, self.writer
-        if not isinstance(writer, DeferredLedgerWriter):
+        if writer is None or not writer.deferred_sync:
             super()._append(count)
             return
         assert ledger is not None
@@ -71,11 +71,11 @@ class DeferredWriter(Writer):
         elif self._rng.random() < FORCE:
             self._start_force(writer)
 
-    def _rested(self, writer: DeferredLedgerWriter) -> None:
+    def _rested(self, writer: LedgerWriter) -> None:
         self.quiet = False
         self._start_force(writer)
 
-    def _start_force(self, writer: DeferredLedgerWriter) -> None:
+    def _start_force(self, writer: LedgerWriter) -> None:
         if self._forcing is None or self._forcing.done():
             self._forcing = self._context.loop.create_task(self._force(writer), name="force")
 
@@ -96,7 +96,7 @@ class DeferredWriter(Writer):
         except EntriesNotForced as error:  # closed, with less than was answered; somebody else reads it
             self.error = error
 
-    async def _force(self, writer: DeferredLedgerWriter) -> None:
+    async def _force(self, writer: LedgerWriter) -> None:
         ledger, context = self.ledger, self._context
         assert ledger is not None
         last = writer.last_add_pushed

@@ -16,9 +16,8 @@ from magnetar.broker import Broker
 from magnetar.broker.log.durability import Durability
 from magnetar.broker.log.open_ledger import own_moment
 from magnetar.broker.log.records import namespace_path
-from magnetar.ledger import BookieFacts
+from magnetar.ledger import BookieFacts, LedgerWriter
 from magnetar.ledger.core.degrade import describe
-from magnetar.ledger.deferred_writer import DeferredLedgerWriter
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, TopicNotServed
@@ -260,7 +259,9 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         assert await stripings(bookies, broker) == ["1/1/1", "2/2/2", "2/2/2"]
         ledger = broker.topics[str(TOPIC)].ledger
         assert ledger.appending.open_ledger is not None
-        assert isinstance(ledger.appending.open_ledger.writer, DeferredLedgerWriter)
+        writer = ledger.appending.open_ledger.writer
+        assert isinstance(writer, LedgerWriter)
+        assert writer.deferred_sync
         await set_policies(client, 2, topic="orders")
         await publish(client, 4)
         assert (await stripings(bookies, broker))[3:] == ["3/3/2"]

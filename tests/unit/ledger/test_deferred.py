@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from magnetar.ledger import (
     BookieTransport,
-    DeferredLedgerWriter,
     LedgerClient,
     LedgerSettings,
+    LedgerWriter,
     LocalTransport,
     StaticBookies,
     TcpTransport,
@@ -111,10 +111,10 @@ async def party(request: pytest.FixtureRequest) -> AsyncIterator[Party]:
     await party.close()
 
 
-async def writing(client: LedgerClient, count: int = 0) -> tuple[DeferredLedgerWriter, Confirmations]:
+async def writing(client: LedgerClient, count: int = 0) -> tuple[LedgerWriter, Confirmations]:
     """A writer with `count` entries that were answered."""
     writer = await client.create(deferred_sync=True)
-    assert isinstance(writer, DeferredLedgerWriter)
+    assert writer.deferred_sync
     answered = Confirmations()
     for number in range(count):
         assert writer.append(b"entry %d" % number, answered) == number

@@ -10,7 +10,7 @@ def test_public_names_of_the_ledger() -> None:
         " BookieTransport ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
-        " DeferredLedgerWriter LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
+        "  LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
         " ReadResult"
         " GivenIdentities RegisteredBookies StaticBookies StoredIdentities TcpTransport".split()
     )

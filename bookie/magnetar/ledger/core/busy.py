@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .events import PendingAdd
 from .metadata import Bookies
-from .pending import PendingAdd
 
 
 class BusyBookies:

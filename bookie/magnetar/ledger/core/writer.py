@@ -54,6 +54,7 @@ from .events import (
     MetadataFound,
     MetadataWritten,
     NoBookies,
+    PendingAdd,
     ReadMetadata,
     RetryDue,
     RetryLater,
@@ -62,7 +63,6 @@ from .events import (
     WriteMetadata,
 )
 from .metadata import Bookies, Ensemble, LedgerMetadata, LedgerState
-from .pending import PendingAdd
 
 
 class WriterState(enum.Enum):
@@ -88,7 +88,6 @@ class WriterCore:
     __slots__ = (
         "_bits",
         "_changing_to",
-        "_explicit_lac",
         "_failing",
         "_first_held",
         "_masks",
@@ -101,6 +100,7 @@ class WriterCore:
         "close_requested",
         "confirmed_length",
         "error",
+        "explicit_lac",
         "failed_bookies",
         "last_add_confirmed",
         "last_add_pushed",
@@ -142,7 +142,7 @@ class WriterCore:
         self._changing_to: Bookies | None = None  # the ensemble being written to the metadata
         self._first_held = 0  # pending entries from here on were not sent to anyone; only while not sending
         self._writing_metadata = False
-        self._explicit_lac = NO_ENTRY  # highest LAC that was written explicitly
+        self.explicit_lac = NO_ENTRY  # highest LAC that was written explicitly
         self._set_ensemble(metadata.last_ensemble.bookies)
 
     # --- for every entry ----------------------------------------------------------------------------------------------
@@ -223,10 +223,14 @@ class WriterCore:
             case IdleTick():
                 return self._write_explicit_lac()
             case ExplicitLacWritten(last_add_confirmed):
-                self._explicit_lac = max(self._explicit_lac, last_add_confirmed)
+                self.explicit_lac = max(self.explicit_lac, last_add_confirmed)
                 return []
             case _:
                 raise AssertionError(f"not an event of a writer: {event}")
+
+    def bit_of(self, bookie: str, entry_id: int) -> int:
+        """The bit of the bookie's position, if it is in the write set of the entry; else 0."""
+        return self._bits.get(bookie, 0) & self._masks[entry_id % self._size]
 
     def drained(self) -> list[Instruction]:
         """After a confirmation in DRAINING: seals the ledger if nothing is outstanding."""
@@ -237,7 +241,7 @@ class WriterCore:
     @property
     def idle_last_confirmed(self) -> bool:
         """Whether readers can learn of the last entry only from an explicit LAC (rule 19)."""
-        return self.sending and self.last_add_confirmed == self.last_add_pushed > self._explicit_lac
+        return self.sending and self.last_add_confirmed == self.last_add_pushed > self.explicit_lac
 
     def _add_failed(self, bookie: str, entry_id: int, code: int) -> list[Instruction]:
         if self.error is not None or self.state not in _ADDING:
@@ -487,7 +491,7 @@ class WriterCore:
         assert self.last_add_pushed == self.last_add_confirmed + len(self.pending)
         assert self.outstanding_bytes == sum(len(add.entry) for add in self.pending)
         assert (self.pending[-1].length if self.pending else self.confirmed_length) == self.length
-        assert self._explicit_lac <= self.last_add_confirmed
+        assert self.explicit_lac <= self.last_add_confirmed
         assert all(max(r) <= self.last_add_pushed for r in self.busy.refused.values()) or self.error
         assert not self.sending or not (self._failing or self._replaced or self._changing_to)
         assert self.state is WriterState.CHANGING or self._writing_metadata or self._changing_to is None
