@@ -16,14 +16,14 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidSetting, MagnetarError, MessageLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import EntryKey, Position
-from ..cursors.snapshot_ledger import is_damage
+from ..cursors.snapshot_ledger import is_damage, resolve
+from ..log.reading import LedgerReading
 from ..log.records import CompactedLedger
 from ..resources.stores import Writer
 from ..settings import BrokerSettings
@@ -49,13 +49,6 @@ MAX_APPENDS = 4  # outstanding
 STEP_PAUSE_S = 0.001
 # Taking a batch apart costs as much as so many messages: 5 us.
 MESSAGES_PER_BATCH = 4
-
-
-class Source(Protocol):
-    """The topic whose messages are compacted (`ManagedLedger`)."""
-
-    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
-        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed."""
 
 
 @dataclass(slots=True)
@@ -110,7 +103,7 @@ class CompactedWriter:
             await self._appended.pop(0)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._appended.append(done)
-        self._writer.append(payload, lambda _id, _entry, error: _settle(done, error))
+        self._writer.append(payload, lambda _id, _entry, error: resolve(done, error))
 
     async def finish(self) -> tuple[int, int, int]:
         """The ledger's id (-1: there were no rows), its chunks and its payload bytes. It is closed and durable then."""
@@ -139,21 +132,12 @@ class CompactedWriter:
             self._writer.detach()
 
 
-def _settle(done: asyncio.Future[None], error: MagnetarError | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
-
-
 class Compactor:
     """See the module docstring; of one run. `normalise`: see `cursors.core.acks.Topology`."""
 
     def __init__(
         self,
-        source: Source,
+        source: LedgerReading,
         normalise: Callable[[Position], Position],
         settings: BrokerSettings,
         now_ms: Callable[[], int],

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.tasks import awaited, begin, end_all
+from magnetar.runtime.tasks import TaskSet, awaited, end_all
 
 from ..cursors.snapshot_ledger import is_damage
 from ..log.managed_ledger import ManagedLedger
@@ -77,7 +77,7 @@ class TopicCompaction:
         self.view: CompactedView | None = None  # of the pointer in metadata, once somebody reads it
         self._damaged = False  # what the pointer names
         self._opening: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskSet(f"compaction of topic {ledger.name}")  # one at most
         self._progress: Progress | None = None  # of the one that is running and has its turn
         self._error = ""
         self._stopped = False
@@ -85,7 +85,7 @@ class TopicCompaction:
     @property
     def running(self) -> bool:
         """True while a compaction is under way, or waits for its turn."""
-        return self._task is not None
+        return len(self._tasks) > 0
 
     @property
     def _pointer(self) -> CompactedLedger | None:
@@ -143,13 +143,13 @@ class TopicCompaction:
     def begin(self) -> None:
         """Begins a compaction, unless one is under way. Raises TopicNotServed."""
         self._ledger.changes.check_served()
-        if self._task is None and not self._stopped:
-            self._task = begin(self._run(), f"compaction of topic {self._ledger.name}")
+        if not self._tasks and not self._stopped:
+            self._tasks.begin(self._run())
 
     def round(self) -> None:
         """Maintenance: begins a compaction that is due."""
         due = self._damaged or 0 < self._threshold_bytes <= self.backlog_bytes()
-        if due and self._task is None:
+        if due and not self._tasks:
             self.begin()
 
     @property
@@ -182,7 +182,6 @@ class TopicCompaction:
             _log.exception("topic %s: its compaction failed", self._ledger.name)
         finally:
             self._progress = None
-            self._task = None
 
     async def _compact(self) -> None:
         await self.load()
@@ -310,7 +309,8 @@ class TopicCompaction:
         )
 
     async def _stop_task(self) -> None:
-        await end_all(task for task in (self._task, self._opening) if task is not None)
+        await self._tasks.close()
+        await end_all([self._opening] if self._opening is not None else [])
 
     async def stop(self) -> None:
         """What is under way is given up; nothing is begun any more."""

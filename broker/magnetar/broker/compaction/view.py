@@ -26,11 +26,11 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryDamaged, MagnetarError, MessageLost
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.proto.ranges import Range, complement
+from magnetar.proto.ranges import Range, RangeSet, complement, intersection
 
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.snapshot_ledger import is_damage
-from ..log.positions import Start, first_published
+from ..log.positions import Start, first_appended, first_published
 from ..log.records import CompactedLedger
 from ..log.whole_log import WholeLog
 from .core.index import CompactedIndex
@@ -211,7 +211,7 @@ class CompactedLog:
         if not wanted or not self._is_compacted(key):
             return wanted
         found = self._row(key)
-        return [] if found is None else _common(wanted, self._shown(found[0].index, found[1]))
+        return [] if found is None else _in_both(wanted, self._shown(found[0].index, found[1]))
 
     def _hidden(self, index: CompactedIndex, row: int) -> list[Range]:
         """The tombstones of a row that nobody here needs."""
@@ -225,7 +225,7 @@ class CompactedLog:
     def _shown(self, index: CompactedIndex, row: int) -> list[Range]:
         """The messages of a row that are delivered."""
         left, hidden = index.left(row), self._hidden(index, row)
-        return _common(left, complement(hidden, 0, MAX_MESSAGES_PER_ENTRY - 1)) if hidden else left
+        return _in_both(left, complement(hidden, 0, MAX_MESSAGES_PER_ENTRY - 1)) if hidden else left
 
     def _next_shown(self, index: CompactedIndex, row: int, first: int) -> int | None:
         """The first message of a row, from `first` on, that is delivered: a search, if no tombstone is hidden there."""
@@ -269,21 +269,16 @@ class CompactedLog:
             if kind == "earliest":
                 return (*view.index.key(0), 0)
             if kind == "id" and isinstance(value, bytes):
-                message_id = MessageId.from_bytes(value)
-                position = (message_id.ledger, message_id.entry, message_id.index)
+                position = MessageId.from_bytes(value)[:3]
                 if position < view.horizon:
                     return position
             if kind == "time" and isinstance(value, int):
-                rows = range(len(view.index))
-                low, high = 0, len(rows)  # the answer is in low..high
-                while low < high:
-                    middle = (low + high) // 2
-                    if (await self._read_compacted(view.index.key(middle))).append_time_ms < value:
-                        low = middle + 1
-                    else:
-                        high = middle
-                if low < len(rows):
-                    key = view.index.key(low)
+                key_of = view.index.key
+                row = await first_appended(
+                    lambda row: self._read_compacted(key_of(row)), 0, len(view.index), value
+                )
+                if row < len(view.index):
+                    key = key_of(row)
                     return (*key, first_published(await self._read_compacted(key), value))
         position = await self._whole.find(start)
         return max(position, view.horizon) if view is not None else position
@@ -325,15 +320,5 @@ class CompactedAcks:
         return self._log.unacked((ledger, entry), self._state.unacked(ledger, entry, first, last))
 
 
-def _common(some: list[Range], others: list[Range]) -> list[Range]:
-    """What is in both, of sorted, disjoint, inclusive ranges."""
-    found: list[Range] = []
-    at = 0
-    for first, last in some:
-        while at < len(others) and others[at][1] < first:
-            at += 1
-        for begin, end in others[at:]:
-            if begin > last:
-                break
-            found.append((max(first, begin), min(last, end)))
-    return found
+def _in_both(some: list[Range], others: list[Range]) -> list[Range]:
+    return list(intersection(RangeSet.of(some), RangeSet.of(others)))

@@ -50,7 +50,7 @@ def check_start(start: Start) -> None:
 
 def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
     """The message itself; the next one that there is if it was trimmed; the end if it does not exist yet."""
-    position = (message_id.ledger, message_id.entry, message_id.index)
+    position = message_id[:3]
     if position < ledgers.start:
         return ledgers.start
     return min(ledgers.normalise(position), ledgers.end)
@@ -61,8 +61,7 @@ def skips_trimmed(ledgers: LedgerList, start: Start, position: Position) -> bool
     kind, value = start
     if kind != "id":
         return False
-    message_id = MessageId.from_bytes(value)
-    wanted = (message_id.ledger, message_id.entry, message_id.index)
+    wanted = MessageId.from_bytes(value)[:3]
     found = ledgers.info(position[0])
     first_index = ledgers.message_count if found is None else found.first_index
     info = ledgers.info(wanted[0])
@@ -78,7 +77,7 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
     info = _appended_at(ledgers, time_ms)
     if info is None:
         return ledgers.end
-    entry_id = await _first_appended(info, read_entry, time_ms, 0)
+    entry_id = await _first_in(info, read_entry, time_ms, 0)
     entry = await read_entry((info.ledger_id, entry_id))
     index = first_published(entry, time_ms)
     return (
@@ -109,7 +108,7 @@ async def find_expired(
     first = max(mark_delete, start)[1]
     if first >= info.entries or (await read_entry((info.ledger_id, first))).append_time_ms >= time_ms:
         return max(mark_delete, start)
-    return (info.ledger_id, await _first_appended(info, read_entry, time_ms, first), 0)
+    return (info.ledger_id, await _first_in(info, read_entry, time_ms, first), 0)
 
 
 def _appended_at(ledgers: LedgerList, time_ms: int) -> LedgerInfo | None:
@@ -121,12 +120,18 @@ def _appended_at(ledgers: LedgerList, time_ms: int) -> LedgerInfo | None:
     return None
 
 
-async def _first_appended(info: LedgerInfo, read_entry: ReadEntry, time_ms: int, low: int) -> int:
+async def _first_in(info: LedgerInfo, read_entry: ReadEntry, time_ms: int, low: int) -> int:
     """The first entry from `low` on that was appended at `time_ms` or later, in a ledger that has one."""
-    high = info.entries - 1
+    return await first_appended(
+        lambda entry_id: read_entry((info.ledger_id, entry_id)), low, info.entries - 1, time_ms
+    )
+
+
+async def first_appended(read: Callable[[int], Awaitable[Entry]], low: int, high: int, time_ms: int) -> int:
+    """The first of low..high-1 whose entry was appended at `time_ms` or later; `high` if none was."""
     while low < high:
         middle = (low + high) // 2
-        if (await read_entry((info.ledger_id, middle))).append_time_ms < time_ms:
+        if (await read(middle)).append_time_ms < time_ms:
             low = middle + 1
         else:
             high = middle

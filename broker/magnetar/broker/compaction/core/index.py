@@ -30,8 +30,6 @@ class CompactedIndex:
         self._tombstones: dict[int, list[int]] = {}  # by row; few
         # Runs of rows of which tombstones alone are left: their first rows, and the rows behind them.
         self._only_tombstones, self._next_values = array("q"), array("q")
-        self.messages = 0  # that are left
-        self.tombstones = 0  # of those: without a value
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,7 +44,6 @@ class CompactedIndex:
                 self._ledger_starts.append(len(self))
             if tombstones:
                 self._tombstones[len(self)] = tombstones
-                self.tombstones += _count(tombstones)
                 if tombstones == messages:
                     if not self._next_values or self._next_values[-1] != len(self):
                         self._only_tombstones.append(len(self))
@@ -56,7 +53,6 @@ class CompactedIndex:
             self._sizes.append(size)
             self._bounds.extend(messages)
             self._bound_ends.append(len(self._bounds))
-            self.messages += _count(messages)
 
     def find(self, key: EntryKey) -> int:
         """The first row at `key` or behind it; `len` if there is none."""
@@ -118,7 +114,3 @@ class CompactedIndex:
         starts = self._chunk_starts
         end = starts[at + 1] if at + 1 < len(starts) else len(self)
         return self._chunks[at], starts[at], list(self._sizes[starts[at] : end])
-
-
-def _count(flat: list[int]) -> int:
-    return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2
