@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from magnetar.archive.files import ArchivedFile, ArchiveFolder
+from magnetar.archive.files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.broker import Broker
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
@@ -76,3 +76,8 @@ async def archive_ledgers(broker: Broker, path: Path, count: int, topic: str = "
     answer = await client.ask(c.ArchiveLedgers, topic, ArchiveFolder(str(path)).location, payload=payload)
     assert answer["archived"] == len(rows), answer
     return [row[0] for row in rows]
+
+
+def damaged(folder: ArchiveFolder, manifest: LedgerManifest) -> list[str]:
+    """Names of the manifest's files that are not there, or not as they were written."""
+    return [one.name for one in manifest.files if folder.check_file(manifest.topic, manifest.ledger, one)]

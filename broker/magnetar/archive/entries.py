@@ -8,7 +8,7 @@ attached ledger have of their own (rows have the time when it was attached, whic
 
 A row group is decoded as a whole and remembered, since whoever reads an archive goes on with what follows. A file is opened
 once: its size and count of rows must be those of the manifest. What is read is checked by the checksums of its pages, and by
-the row count of each entry. Whatever fails is forgotten, so a file that was mended is looked at anew.
+the row count of each entry. After a failure files are opened and manifests read anew, so one that was mended is looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -45,9 +46,6 @@ _READ: Final = (
     "key", "value", "offset", "publish_time", "event_time", "append_time", "properties", "producer", "sequence_id",
     *BATCH_COLUMNS,
 )  # fmt: skip
-
-T = TypeVar("T")
-K = TypeVar("K")
 
 
 class Place(NamedTuple):
@@ -79,9 +77,9 @@ class ArchivedEntries:
     """Reads entries of any archive; not for several threads. Remembers what it opened and decoded, within bounds."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, ArchiveFolder] = {}
-        self._manifests: OrderedDict[Place, LedgerManifest] = OrderedDict()
-        self._files: OrderedDict[tuple[Place, str], _File] = OrderedDict()
+        self._folder = cache(ArchiveFolder)
+        self._manifest = lru_cache(MANIFESTS)(_manifest)
+        self._file = lru_cache(OPEN_FILES)(_File)  # one that is let go of is closed
         self._groups: OrderedDict[tuple[Place, str, int], _Group] = OrderedDict()
         self._group_bytes = 0
 
@@ -91,9 +89,12 @@ class ArchivedEntries:
         found: list[bytes] = []
         size = 0
         try:
-            folder = self._folder(place)
+            try:
+                folder = self._folder(path)
+            except InvalidArgument as error:
+                raise place.unavailable(error.message) from None
             path = folder.manifest_path(*place.key)
-            manifest = _remembered(self._manifests, place, lambda: _manifest(folder, place), MANIFESTS)
+            manifest = self._manifest(folder, place)
             for one in manifest.files:
                 if one.last_entry < first + len(found) or one.first_entry > last:
                     continue
@@ -110,29 +111,16 @@ class ArchivedEntries:
                 raise _failure(place, path, error) from error
         return found
 
-    def _folder(self, place: Place) -> ArchiveFolder:
-        location = place.ledger.archive
-        folder = self._folders.get(location)
-        if folder is None:
-            try:
-                folder = self._folders[location] = ArchiveFolder(location)
-            except InvalidArgument as error:
-                raise place.unavailable(error.message) from None
-        return folder
-
     def _forget(self, place: Place) -> None:
-        self._manifests.pop(place, None)
-        for key in [key for key in self._files if key[0] == place]:
-            del self._files[key]
-        for group_key in [group_key for group_key in self._groups if group_key[0] == place]:
-            self._group_bytes -= self._groups.pop(group_key).table.nbytes
+        self._manifest.cache_clear()
+        self._file.cache_clear()
+        for key in [key for key in self._groups if key[0] == place]:
+            self._group_bytes -= self._groups.pop(key).table.nbytes
 
     def _entries(
         self, folder: ArchiveFolder, place: Place, one: ArchivedFile, first: int, last: int, max_bytes: int
     ) -> Iterator[bytes]:
-        file = _remembered(
-            self._files, (place, one.name), lambda: _File(folder, place, one), OPEN_FILES, _File.close
-        )
+        file = self._file(folder, place, one)
         rows: list[_Group] = []  # of groups that end within the entry that is wanted
         at = first
         for number in range(bisect_left(file.last_entries, first), len(file.last_entries)):
@@ -188,25 +176,6 @@ def _is_there(place: Place) -> bool:
         return False
 
 
-def _remembered(
-    known: OrderedDict[K, T],
-    key: K,
-    make: Callable[[], T],
-    most: int,
-    evict: Callable[[T], None] | None = None,
-) -> T:
-    """What is known, or made now; the one that was not used for longest is let go of."""
-    found = known.pop(key, None)
-    if found is None:
-        found = make()
-    known[key] = found
-    if len(known) > most:
-        oldest = known.popitem(last=False)[1]
-        if evict is not None:
-            evict(oldest)
-    return found
-
-
 def _manifest(folder: ArchiveFolder, place: Place) -> LedgerManifest:
     try:
         manifest = folder.manifest(*place.key)
@@ -242,10 +211,6 @@ class _File:
     def group(self, number: int) -> _Group:
         """Reads and decodes a row group."""
         return _Group(self._file.read_row_group(number, use_threads=False).combine_chunks(), self._place)
-
-    def close(self) -> None:
-        """No further groups are asked for."""
-        self._file.close(force=True)
 
 
 class _Group:

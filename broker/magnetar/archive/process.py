@@ -33,9 +33,9 @@ def main(arguments: "list[str]") -> int:
     _thread.start_new_thread(_watch, ())
     os.nice(NICENESS)
     answers = Answers()
-    with socket.socket(fileno=int(arguments[0])) as link:
-        while (head := _receive(link, LENGTH.size)) and (request := _receive(link, *LENGTH.unpack(head))):
-            link.sendall(answers.answer(request))
+    with socket.socket(fileno=int(arguments[0])) as link, link.makefile("rb") as requests:
+        while head := requests.read(LENGTH.size):  # less only at the end of the socket
+            link.sendall(answers.answer(requests.read(*LENGTH.unpack(head))))
     return 0
 
 
@@ -44,17 +44,6 @@ def _watch() -> None:
     while os.read(0, 1):
         pass
     os._exit(0)
-
-
-def _receive(link: socket.socket, size: int) -> bytes:
-    """So many bytes; nothing at the end of the socket."""
-    data = b""
-    while len(data) < size:
-        part = link.recv(size - len(data))
-        if not part:
-            return b""
-        data += part
-    return data
 
 
 class Answers:
@@ -86,14 +75,10 @@ class Answers:
     def _read(
         self, topic: str, location: str, ledger: "list[int]", first: int, last: int, max_bytes: int
     ) -> "list[bytes]":
+        from magnetar.archive.entries import ArchivedEntries, Place
         from magnetar.archive.ledgers import TopicLedger
 
-        if self._entries is None:
-            from magnetar.archive.entries import ArchivedEntries
-
-            self._entries = ArchivedEntries()
-        from magnetar.archive.entries import Place
-
+        self._entries = self._entries or ArchivedEntries()
         place = Place(topic, TopicLedger(*ledger, True, b"", location))  # type: ignore[call-arg, arg-type]
         found: list[bytes] = self._entries.read(place, first, last, max_bytes)
         return found

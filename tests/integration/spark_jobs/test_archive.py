@@ -13,6 +13,7 @@ import pytest
 from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.jobs import archive, read_archive, replay
+from support.archive_kit import damaged
 from support.spark_kit import topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real, pytest.mark.spark]
@@ -94,7 +95,7 @@ def test_closed_ledgers_once_and_back_again(
     after = files_below(tmp_path)
     assert {name: after[name] for name in before} == before
     manifests = [one for topic in folder.topics() for one in folder.manifests(topic).values()]
-    assert all(folder.damaged(one) == [] for one in manifests)
+    assert all(damaged(folder, one) == [] for one in manifests)
     first_manifest = folder.manifests(FULL + "archive-a")[first]
     assert len(first_manifest.files) > 1  # of the run with small files
     assert json.loads(first_manifest.to_json())["format"] == 1

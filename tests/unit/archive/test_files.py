@@ -18,6 +18,7 @@ from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark.jobs.archive import manifest_of
 from magnetar.spark.plan import TopicLedger
+from support.archive_kit import damaged
 
 TOPIC = "persistent://public/default/orders ü/%"
 SCHEMA = pa.schema([pa.field("value", pa.binary())])
@@ -66,10 +67,10 @@ def test_manifests_come_back_as_they_were_written(tmp_path: Path) -> None:
     again = ArchiveFolder(str(tmp_path))
     assert again.topics() == [TOPIC]
     assert again.manifests(TOPIC) == {12: one}
-    assert again.damaged(one) == []
+    assert damaged(again, one) == []
     Path(again.path_of(TOPIC, 12, one.files[0].name)).write_bytes(b"PAR1")
     Path(again.path_of(TOPIC, 12, one.files[1].name)).unlink()
-    assert again.damaged(one) == [file.name for file in one.files]
+    assert damaged(again, one) == [file.name for file in one.files]
 
 
 def test_what_an_unfinished_attempt_left_goes(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_location_is_a_uri_that_finds_the_archive_from_everywhere(
     assert again.root == folder.root == f"{tmp_path}/a b/ü%"
     assert again.location == folder.location
     assert again.manifest(TOPIC, 12) == one
-    assert (again.missing(one), again.damaged(one)) == ([], [])
+    assert (again.missing(one), damaged(again, one)) == ([], [])
 
 
 def test_credentials_are_not_told_to_a_topic() -> None:

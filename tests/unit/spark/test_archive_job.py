@@ -21,6 +21,7 @@ from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark.archived import archived_slices, read_archived
 from magnetar.spark.jobs import trim
 from magnetar.spark.plan import LedgerSlice, Range, TopicLedger
+from support.archive_kit import damaged
 
 job = importlib.import_module("magnetar.spark.jobs.archive")
 
@@ -107,7 +108,7 @@ class Topic:
             # The one thing that must never happen: the only whole copy goes.
             folder = ArchiveFolder(command.location)
             for ledger_id in ready + moved:
-                assert folder.damaged(folder.manifest(TOPIC, ledger_id)) == []
+                assert damaged(folder, folder.manifest(TOPIC, ledger_id)) == []
             self.ledgers = [
                 one._replace(archive=command.location, metadata=b"")
                 if one.position_id in ready + moved
@@ -443,7 +444,7 @@ def test_a_job_that_comes_too_late_does_not_clear_what_another_one_archived(
         run(topic)
     assert len(others[1].archived) == 5
     folder = ArchiveFolder(topic.path)
-    assert all(folder.damaged(one) == [] for one in folder.manifests(TOPIC).values())
+    assert all(damaged(folder, one) == [] for one in folder.manifests(TOPIC).values())
     assert len(run(topic).trimmed) == (0 if trim else 5)
     assert offsets(topic) == list(range(200))
 

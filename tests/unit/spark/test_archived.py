@@ -31,6 +31,7 @@ from magnetar.spark.places import Point, end_of, point_at
 from magnetar.spark.plan import PAST_ALL, Range, TopicLedger, slices
 from magnetar.spark.schema import COLUMNS
 from magnetar.spark.service import TopicPlan
+from support.archive_kit import damaged
 
 TOPIC = "persistent://public/default/orders"
 LEDGER, STORED, FIRST_OFFSET = 12, 11, 1000
@@ -325,7 +326,7 @@ def test_an_archive_elsewhere_is_read_by_its_uri(tmp_path: Path, monkeypatch: py
     assert path.startswith(  # Hadoop has no file system s3
         "s3a://bucket/archive/topic=persistent%3A%2F%2Fpublic%2Fdefault%2Forders/ledger=12/"
     )
-    assert (archived.folder.missing(archived.manifest), archived.folder.damaged(archived.manifest)) == (
+    assert (archived.folder.missing(archived.manifest), damaged(archived.folder, archived.manifest)) == (
         [],
         [],
     )
