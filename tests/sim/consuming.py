@@ -10,7 +10,6 @@ What they see goes to `sim.deliveries`.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -183,7 +182,7 @@ class Place:
             try:
                 if consumer is None:
                     consumer = await self._subscribe(client)
-                bite.append(await consumer.receive(timeout=1.0))
+                bite += await consumer.receive_batch(1 + rng.randrange(BITE), timeout=1.0)
             except ReceiveTimeout:
                 pass
             except MagnetarError as error:
@@ -194,7 +193,6 @@ class Place:
                 continue
             assert consumer is not None
             if bite:
-                bite += itertools.islice(consumer.open_messages(), rng.randrange(BITE))
                 self._take(consumer, bite)
             if self.leaving or self.seeking:
                 await asyncio.gather(*self._acks)

@@ -25,6 +25,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument
@@ -34,12 +35,13 @@ from . import client as aio
 from .administration import Admin as AsyncAdmin
 from .consumer import Consumer as AsyncConsumer
 from .durations import Duration, in_seconds
-from .messages import Message, MessageBatch, Taking
+from .messages import Message, MessageBatch
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
-from .receiving import Receiving
+from .receiving import Receiving, check_max_messages
 from .table_view import TableView as AsyncTableView
+from .topic.open_delivery import ALL_HERE
 
 __all__ = [
     "Admin",
@@ -295,35 +297,40 @@ class _Receiving(_Closing[R_co]):
             for message in self._left():
                 yield message
                 self._thread.check_process()  # it may have been forked meanwhile
-            if not self._thread.wait(self._inner.refill()):
+            if not self._thread.wait(self._inner._refill(1)):
                 return
 
     def _left(self) -> Iterator[Message]:
         """What is left of the open delivery, to be taken by the caller's thread: what is taken in the loop's thread is lost
         if the wait for it is interrupted. Raises AlreadyClosed in a forked process, whose parent hands it out."""
         self._thread.check_process()
-        return self._inner.open_messages()
+        return self._inner._source.open_messages()
 
     def receive(self, timeout: Duration | None = None) -> Message:
-        """The next message. Raises ReceiveTimeout after `timeout` seconds. An interrupt (Ctrl-C) loses no message."""
-        inner, thread = self._inner, self._thread
-        deadline = None if timeout is None else thread.time() + in_seconds(timeout)
-        while True:
-            for message in self._left():
-                return message
-            thread.wait(inner.wait_for_message(None if deadline is None else deadline - thread.time()))
+        """As that of magnetar.client.Consumer. An interrupt (Ctrl-C) loses no message."""
+        return self._take(1, timeout)[0]
 
-    def receive_batch(self) -> MessageBatch | None:
-        """The next of `batches`; None when this is stopped or closed. Ctrl-C while it waits loses no message."""
-        while not (batch := MessageBatch(self._left())):
-            if not self._thread.wait(self._inner.refill(Taking.ALL)):
-                return None
+    def receive_batch(self, max_messages: int | None = None, timeout: Duration | None = None) -> MessageBatch:
+        """As that of magnetar.client.Consumer. An interrupt (Ctrl-C) loses no message."""
+        if max_messages is not None:
+            check_max_messages(max_messages)
+        return self._take(max_messages, timeout)
+
+    def _take(self, count: int | None, timeout: Duration | None) -> MessageBatch:
+        thread = self._thread
+        deadline = None if timeout is None else thread.time() + in_seconds(timeout)
+        while not (batch := MessageBatch(islice(self._left(), count))):
+            left = None if deadline is None else deadline - thread.time()
+            thread.wait(self._inner._wait_for_message(left, count or ALL_HERE))
         return batch
 
     def batches(self) -> Iterator[MessageBatch]:
-        """Messages as they arrived, a batch at a time."""
-        while (batch := self.receive_batch()) is not None:
-            yield batch
+        """Messages as they arrived, a batch at a time. Ends as iterating does."""
+        while True:
+            if batch := MessageBatch(self._left()):
+                yield batch
+            if not self._thread.wait(self._inner._refill(ALL_HERE)):
+                return
 
 
 class Consumer(_Receiving[AsyncConsumer]):

@@ -7,9 +7,11 @@ import contextlib
 import logging
 import random
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
@@ -89,6 +91,9 @@ class Opening(Generic[C]):
             )
 
         def __exit__(self, *exc_info: Any) -> None: ...
+
+        def __aiter__(self) -> NoReturn:
+            raise TypeError("this is not open yet; await it first, or use `async with ... as ...`")
 
         def __getattr__(self, name: str) -> NoReturn:
             # A forgotten `await`: "Opening" means nothing to whoever wrote `connect(url).subscribe(...)`.
@@ -444,6 +449,14 @@ class Client:
             member.abandon()
         await self._pool.close(timeout)
 
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._closed:
+            for unclosed in (*self._members.values(), self):
+                warn(f"{unclosed!r} was not closed", ResourceWarning, source=self)
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.service_url}>"
+
     async def __aenter__(self) -> Client:
         return self
 
@@ -461,7 +474,7 @@ class Client:
                 raise AlreadyClosed("the client is closed; connect again")
             self._last_id += 1
             member_id = self._last_id
-            attached, member = make(member_id, lambda: self._members.pop(member_id, None))
+            attached, member = make(member_id, partial(self._members.pop, member_id, None))
             self._members[member_id] = member
             try:
                 await attached.open()

@@ -42,6 +42,9 @@ class Member:
         """
         self._attached.abandon()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._topic}>"
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -6,7 +6,6 @@ ids, keys, properties and times stay in its bytes until somebody asks.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, count, repeat
 from operator import not_
@@ -37,14 +36,6 @@ T = TypeVar("T")
 
 # Flags of a delivery's messages.
 UNACKED, QUEUED, ACKED, GIVEN_BACK = 0, 1, 2, 3
-
-
-class Taking(enum.Enum):
-    """How whoever waits for messages takes them: where hand-outs are reported, so many are before they can be taken."""
-
-    ONE = "one, and then it waits for the next"
-    ALL = "all that are here, at once"
-    EACH = "one after another, perhaps many in a turn of the loop"
 
 
 class Message(msgspec.Struct, gc=False, eq=False, weakref=False):

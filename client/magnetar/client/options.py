@@ -49,8 +49,10 @@ def taken_by(options: Callable[P, O]) -> Callable[[Callable[[S, O], R]], Callabl
     """Gives a method that takes options as one object their fields as its arguments: for callers, checkers and `help`."""
 
     def decorate(method: Callable[[S, O], R]) -> Callable[Concatenate[S, P], R]:
+        made = _named_as(method, options)
+
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, options(*args, **kwargs))
+            return method(self, made(*args, **kwargs))
 
         return _with_signature(call, method, options)
 
@@ -61,12 +63,26 @@ def function_taken_by(options: Callable[P, O]) -> Callable[[Callable[[O], R]], C
     """The same for a function."""
 
     def decorate(function: Callable[[O], R]) -> Callable[P, R]:
+        made = _named_as(function, options)
+
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(options(*args, **kwargs))
+            return function(made(*args, **kwargs))
 
         return _with_signature(call, function, options)
 
     return decorate
+
+
+def _named_as(function: Callable[..., Any], options: Callable[P, O]) -> Callable[P, O]:
+    """What is wrong about arguments is said of the call that was made."""
+
+    def make(*args: P.args, **kwargs: P.kwargs) -> O:
+        try:
+            return options(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(re.sub(r"^\w+\.__init__", function.__name__, str(error))) from None
+
+    return make
 
 
 F = TypeVar("F", bound=Callable[..., Any])

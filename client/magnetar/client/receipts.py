@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from magnetar.proto.batch import EncodedBatches
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId
 
 # MessageId(...) runs Python code; this builds the same tuple in C: 107 instead of 170 ns.
@@ -43,6 +43,7 @@ class Group:
     """
 
     __slots__ = (
+        "_callbacks",
         "_future",
         "bytes",
         "confirmed",
@@ -70,6 +71,7 @@ class Group:
         self.error: MagnetarError | None = None
         self.error_seen = False  # somebody awaited a receipt and got it
         self._future: asyncio.Future[None] | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
 
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:
         """The next `message_count` messages are stored from (ledger, entry, index) on; True when that was the last."""
@@ -90,6 +92,18 @@ class Group:
         self.encoded = None
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            asyncio.get_running_loop().call_soon(callback)
+
+    def when_settled(self, callback: Callable[[], object]) -> None:
+        """Calls it in a turn of the loop of its own once the group has settled, however it does."""
+        if self.settled:
+            asyncio.get_running_loop().call_soon(callback)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
 
     def __await__(self) -> Generator[Any, None, None]:
         """Waits until the group settles, however it does; one future for all who wait."""
@@ -115,16 +129,15 @@ class Group:
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
         return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
 
-    def message_ids(self) -> list[MessageId]:
-        """All ids of a settled group. Raises what the group failed with."""
-        if self.error is not None:
-            raise self.raisable_error()
-        ids: list[MessageId] = []
+    def stored_ids(self) -> list[MessageId | None]:
+        """Of a settled group: the id of each message, None for those that are not known to be stored."""
+        ids: list[MessageId | None] = []
         for (first, ledger, entry, index), end in zip(
-            self.runs, [*(run[0] for run in self.runs[1:]), self.message_count]
+            self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]
         ):
             indexes = range(index, index + end - first)
             ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
+        ids += [None] * (self.message_count - self.confirmed)
         return ids if self.order is None else [ids[place] for place in self.order]
 
     def raisable_error(self) -> MagnetarError:
@@ -148,6 +161,18 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def done(self) -> bool:
         """True once awaiting it does not wait."""
         return self.group.settled
+
+    def result(self) -> MessageId:
+        """The id once it is `done`, or raises what the message failed with; before that InvalidArgument."""
+        if not self.group.settled:
+            raise InvalidArgument(
+                "the message is not confirmed yet; await its receipt, or look at `done` first"
+            )
+        return self.group.message_id(self.index)
+
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
+        """Calls `callback(receipt)` in the event loop once `result()` says how it went; soon, if it does already."""
+        self.group.when_settled(partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, MessageId]:
         group = self.group

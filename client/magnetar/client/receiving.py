@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import Any
 
 from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
 from magnetar.proto.ids import MessageId
@@ -11,8 +13,9 @@ from magnetar.runtime.timeouts import TimeLimit
 
 from .durations import Duration, in_seconds
 from .member import Member
-from .messages import Message, MessageBatch, SeekTarget, Taking
+from .messages import Message, MessageBatch, SeekTarget
 from .topic.consumer import TopicConsumer
+from .topic.open_delivery import ALL_HERE
 from .topics_consumer import TopicsConsumer
 
 
@@ -41,61 +44,67 @@ class Receiving(Member):
         while True:
             for message in source.open_messages():
                 yield message
-            if not await self.refill(Taking.EACH):
+            if not await self._refill(None):
                 return
 
     async def receive(self, timeout: Duration | None = None) -> Message:
-        """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed.
+        """The next message. Raises ReceiveTimeout after `timeout` (None: waits for ever), AlreadyClosed once it is stopped.
 
         Raises EntryUnreadable, once, where an entry is damaged on all its replicas: `skip` or `seek` goes on behind it.
         A call that is cancelled loses no message.
         """
         for message in self._source.open_messages():
             return message
-        await self.wait_for_message(timeout)
+        await self._wait_for_message(timeout)
         # In the same step as the end of the wait: a cancellation comes before the message is taken, or never.
         return next(self._source.open_messages())
 
-    async def wait_for_message(self, timeout: Duration | None = None) -> None:
-        """Returns when `open_messages` has one, which is not taken. Raises as `receive`."""
+    async def receive_batch(
+        self, max_messages: int | None = None, timeout: Duration | None = None
+    ) -> MessageBatch:
+        """Messages that arrived together, decoded at once: one at least, and `max_messages` at most. Raises as `receive`."""
+        if max_messages is not None:
+            check_max_messages(max_messages)
+        source = self._source
+        batch = MessageBatch(islice(source.open_messages(), max_messages))
+        if not batch:
+            await self._wait_for_message(timeout, max_messages or ALL_HERE)
+            batch = MessageBatch(islice(source.open_messages(), max_messages))
+        return batch
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends as iterating does."""
+        source = self._source
+        while True:
+            if batch := MessageBatch(source.open_messages()):
+                yield batch
+            if not await self._refill(ALL_HERE):
+                return
+
+    async def _wait_for_message(self, timeout: Duration | None = None, count: int = 1) -> None:
+        """Returns when a message may be taken, which is not taken yet. Raises as `receive`."""
         source = self._source
         seconds = None if timeout is None else in_seconds(timeout)
         if seconds is not None and not seconds > 0:  # or not a number
             # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
             await asyncio.sleep(0)
-            if await source.refill_now(Taking.ONE):
+            if await source.refill_now(count):
                 return
             if not source.stopped:
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
         late = f"{source.what}: no message within {seconds} s"
         async with TimeLimit(seconds, lambda: ReceiveTimeout(late)):
-            if await self.refill():
+            if await self._refill(count):
                 return
         raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")
 
-    async def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends as iterating does."""
-        while (batch := await self.receive_batch()) is not None:
-            yield batch
+    async def _refill(self, count: int | None) -> bool:
+        """Waits until a message may be taken; False when stopped. Raises why nothing more will come, or a damage.
 
-    async def receive_batch(self) -> MessageBatch | None:
-        """The next of `batches`; None when this is stopped or closed."""
+        count: see OpenDelivery.show.
+        """
         source = self._source
-        while True:
-            rest = MessageBatch(source.open_messages())
-            if rest:
-                return rest
-            if not await self.refill(Taking.ALL):
-                return None
-
-    def open_messages(self) -> Iterator[Message]:
-        """What is left of the open delivery; taking from it hands out."""
-        return self._source.open_messages()
-
-    async def refill(self, taking: Taking = Taking.ONE) -> bool:
-        """Waits until `open_messages` has one; False when stopped. Raises why nothing more will come, or a damage."""
-        source = self._source
-        while not await source.refill_now(taking):
+        while not await source.refill_now(count):
             if source.stopped:
                 return False
             source.arrived.clear()
@@ -125,3 +134,9 @@ class Receiving(Member):
         if not isinstance(error, EntryUnreadable):
             raise InvalidArgument(f"skip takes the EntryUnreadable that was raised, not {error!r}")
         await self._source.skip(error)
+
+
+def check_max_messages(count: Any) -> None:
+    """Raises InvalidArgument."""
+    if type(count) is not int or count < 1:
+        raise InvalidArgument(f"max_messages must be a whole number, 1 or more, not {count!r}")

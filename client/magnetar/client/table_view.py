@@ -160,7 +160,7 @@ class TableView(Member):
 
     async def _follow(self) -> None:
         try:
-            while (batch := await self._reader.receive_batch()) is not None:
+            async for batch in self._reader.batches():
                 self._apply(batch)
             self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
         except MagnetarError as error:

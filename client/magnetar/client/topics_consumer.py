@@ -36,7 +36,7 @@ from magnetar.runtime.tasks import LongTask
 
 from .connection.pool import ConnectionPool
 from .durations import Duration
-from .messages import Message, MessageBatch, SeekTarget, Taking
+from .messages import Message, MessageBatch, SeekTarget
 from .options import LETTER_ENDINGS
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
@@ -166,19 +166,19 @@ class TopicsConsumer:
     def open_messages(self) -> Iterator[Message]:
         return iter(()) if self._current is None else self._current.open_messages()
 
-    async def refill_now(self, taking: Taking) -> bool:
+    async def refill_now(self, count: int | None) -> bool:
         """Opens the next delivery that is here. Raises what a topic failed with, or of a damage."""
-        if self.stopped or await self._open_next(taking):
+        if self.stopped or await self._open_next(count):
             return not self.stopped
         if self._current is not None:
             self._current.found_empty()
         return False
 
-    async def _open_next(self, taking: Taking) -> bool:
+    async def _open_next(self, count: int | None) -> bool:
         """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
         while self._current is None or not length_hint(self._current.open_messages()):
             if self._current is not None and self._current.open_delivery.withholds:
-                await self._current.hand_out(taking)
+                await self._current.hand_out(count)
                 continue
             if self._failures:
                 raise self._failures.pop(0)

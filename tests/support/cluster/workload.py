@@ -19,7 +19,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +256,7 @@ class LoadedConsumer:
             while self._unknown and consumer.active:
                 self._spawn(self._ask_again(consumer, *self._unknown.pop()))
             try:
-                await consumer.wait_for_message(0.5)
+                messages = await consumer.receive_batch(BITE, timeout=0.5)
             except ReceiveTimeout:
                 continue
             except MagnetarError as error:
@@ -265,8 +264,7 @@ class LoadedConsumer:
                     return
                 await asyncio.sleep(RETRY_S)
                 continue
-            if messages := list(islice(consumer.open_messages(), BITE)):
-                self._take(consumer, messages)
+            self._take(consumer, list(messages))
 
     def _take(self, consumer: Consumer, messages: list[Message]) -> None:
         load, plan, rng, now = self._load, self._load.plan, self._rng, time.monotonic()
@@ -413,8 +411,8 @@ class Load:
     async def _read(self, client: Client, topic: str) -> None:
         async with client.create_reader(topic, start="earliest") as reader:
             while await reader.has_message_available():
-                await reader.wait_for_message(30)
-                self.history.add(Stored(topic, tuple(map(_handed, reader.open_messages()))))
+                batch = await reader.receive_batch(timeout=30)
+                self.history.add(Stored(topic, tuple(map(_handed, batch))))
 
 
 async def _main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.client import (
+    AlreadyClosed,
     Consumer,
     DeadLetterPolicy,
     InvalidArgument,
@@ -321,13 +322,14 @@ async def test_rule_49_what_is_reported_and_never_handed_out_does_not_count(end:
         if asking is not None:
             await asking
             batch = await taking
-            assert batch is not None
             messages = [*batch, *await take(consumer, 100 - len(batch))]
             assert sum(message.redelivery_count for message in messages) == 1
             return
         if end == "cancelled":
             taking.cancel()
         await consumer.close()
+        with pytest.raises((AlreadyClosed, asyncio.CancelledError)):
+            await taking
         consumer = await client.subscribe("t", "s", type="shared", dead_letter=POLICY)
         assert sum((await counts_of(consumer, 100)).values()) == 1
 

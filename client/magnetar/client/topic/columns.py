@@ -10,7 +10,14 @@ from operator import add
 from typing import Any, TypeVar
 
 from magnetar.proto.batch import Columns, Key, Properties
-from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    InvalidArgument,
+    MagnetarError,
+    MessageTooLarge,
+    RequestTimeout,
+)
+from magnetar.proto.ids import MessageId
 from magnetar.proto.message_rules import checked_properties, is_utf8, properties_bytes
 
 from ..options import time_in_ms
@@ -105,6 +112,21 @@ def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
         f"a message of {size - MESSAGE_OVERHEAD_BYTES} bytes exceeds the limit of {max_message_bytes}; "
         "send it in parts or raise max_message_bytes at client and service"
     )
+
+
+def some_failed(error: MagnetarError, sent: list[MessageId | None], count: int) -> MagnetarError:
+    """The error of send_many: `details["ids"]` has an id for each message that is stored, None for every other one.
+
+    Not all were sent if `sent` is shorter than `count`.
+    """
+    ids = [*sent, *[None] * (count - len(sent))]
+    first = ids.index(None) if None in ids else count
+    unknown = isinstance(error, RequestTimeout | AlreadyClosed)
+    text = (
+        f"{error.message}; of {count} messages {count - ids.count(None)} are stored, the first {first} among them (the ids "
+        f'are in details["ids"]); {"whether more are is not known" if unknown else "the others are not"}'
+    )
+    return type(error)(text, **{**error.details, "ids": ids})
 
 
 def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns, int]]:

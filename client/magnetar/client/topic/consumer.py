@@ -44,7 +44,7 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Failure, Message, SeekTarget, Taking, messages_of, of_entry
+from ..messages import Delivery, Failure, Message, SeekTarget, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .open_delivery import OpenDelivery
@@ -123,11 +123,11 @@ class TopicConsumer:
         """What is left of the open delivery; taking from it hands out."""
         return self.open_delivery.left
 
-    async def refill_now(self, taking: Taking) -> bool:
+    async def refill_now(self, count: int | None) -> bool:
         """Opens the next delivery if it is here. Raises what ended the consumer, or of a damage."""
         while not length_hint(self.open_delivery.left):
             if self.open_delivery.withholds:
-                await self.hand_out(taking)
+                await self.hand_out(count)
             elif not self.open_next():
                 if not self.stopped:
                     self._session.check_open()
@@ -160,9 +160,9 @@ class TopicConsumer:
             self._opened.append(ref(delivery))
         self.open_delivery.open(messages if self._screen is None else self._screen.shown(self, messages))
 
-    async def hand_out(self, taking: Taking) -> None:
+    async def hand_out(self, count: int | None) -> None:
         """Shows more of the open delivery."""
-        if not await self.open_delivery.show(taking):
+        if not await self.open_delivery.show(count):
             self._drop_local()  # it comes again on the next connection
 
     def _shrink_opened(self) -> None:

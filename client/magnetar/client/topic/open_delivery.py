@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 
 from magnetar.proto.commands import ACK_ROW, AckRow, HandedOut, encode_rows
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
-from ..messages import Message, Taking
+from ..messages import Message
 from .acks import rows_of_ids
 from .session import ConsumerSession
 
 # Messages that are reported as handed out before a loop that may take them in one turn has done so.
 MAX_AHEAD = 1024
+ALL_HERE = MAX_MESSAGES_PER_ENTRY  # who takes a whole delivery at once
 
 
 class OpenDelivery:
@@ -71,8 +73,10 @@ class OpenDelivery:
         self._shown = self._reported = end
         self.left = iter(self._part)
 
-    async def show(self, taking: Taking) -> bool:
+    async def show(self, count: int | None) -> bool:
         """Shows more, once the broker is told; False without a connection: what is here comes again on the next one.
+
+        count: how many are about to be taken at once; None: one after another, perhaps many in a turn of the loop.
 
         Of messages that have come for the first time a loop may take many in a turn: they are reported together, twice as
         many each time, and what is left at the end of the turn is taken back. If the process is killed in that turn, these
@@ -84,13 +88,15 @@ class OpenDelivery:
             connection, messages, first = self._session.connection, self._messages, self._shown
             if connection is None or connection.closed:
                 return False
-            end = first + 1
-            if taking is Taking.ALL:
-                end = len(messages)
-            elif taking is Taking.EACH and not messages[first].redelivery_count:
-                if self._turn_end is not None:
-                    self._ahead = min(2 * self._ahead, MAX_AHEAD)
-                end = min(first + self._ahead, len(messages))
+            if count is None:
+                count_now = 1
+                if not messages[first].redelivery_count:
+                    if self._turn_end is not None:
+                        self._ahead = min(2 * self._ahead, MAX_AHEAD)
+                    count_now = self._ahead
+            else:
+                count_now = count
+            end = min(first + count_now, len(messages))
             if self._turn_end is not None:
                 self._turn_end.cancel()
                 self._turn_end = None
@@ -103,7 +109,7 @@ class OpenDelivery:
             # Otherwise it was left or taken back meanwhile.
             if self._messages is messages and self._reported == end:
                 self._show(end)
-                if taking is Taking.EACH:
+                if count is None:
                     self._turn_end = asyncio.get_running_loop().call_soon(self.take_back)
             return True
 

@@ -67,6 +67,7 @@ from .columns import (
     checked_value,
     cut_columns,
     message_bytes,
+    some_failed,
     too_large,
 )
 from .outbox import Outbox
@@ -189,24 +190,35 @@ class TopicProducer:
     async def send_columns(self, columns: Columns) -> list[MessageId]:
         """See Producer.send_many, which has checked them."""
         groups: list[Group] = []
-        for chunk, size in cut_columns(columns, self._max_message_bytes):
-            if self._waiting or not self._fits(size):
-                if not self.options.block_when_full:
-                    raise self._queue_full()
-                await self._wait_for_room(size)
-            self._check_open()
-            self._close_batch()
-            group = Group(self._next_sequence_id)
-            self._close_group(group, chunk, size)
-            groups.append(group)
-            if group.error is not None:
-                break
-        ids: list[MessageId] = []
+        failure: MagnetarError | None = None
+        try:
+            for chunk, size in cut_columns(columns, self._max_message_bytes):
+                if self._waiting or not self._fits(size):
+                    if not self.options.block_when_full:
+                        raise self._queue_full()
+                    await self._wait_for_room(size)
+                self._check_open()
+                self._close_batch()
+                group = Group(self._next_sequence_id)
+                groups.append(group)
+                self._close_group(group, chunk, size)
+                if group.error is not None:
+                    break
+        except MagnetarError as error:
+            if not groups:
+                raise
+            failure = error
+        ids: list[MessageId | None] = []
         for group in groups:
             if not group.settled:
                 await group
-            ids += group.message_ids()
-        return ids
+            ids += group.stored_ids()
+            if group.error is not None:
+                group.error_seen = True
+                failure = failure or group.error
+        if failure is not None:
+            raise some_failed(failure, ids, len(columns.values))
+        return ids  # type: ignore[return-value]
 
     async def flush(self) -> None:
         self._close_batch()
