@@ -10,7 +10,7 @@ from typing import Any
 from magnetar.broker.ownership import bundle_ownership
 from magnetar.broker.ownership.bundle_ownership import BundleOwnership, Held, State
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
-from magnetar.broker.ownership.cluster_view import KnownOwner, Watched
+from magnetar.broker.ownership.cluster_view import KnownOwner
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import DRAINED, DRAINING, READY, STOPPING, owner_path, transfer_path
 from magnetar.broker.ownership.transfers import Transfers
@@ -21,6 +21,7 @@ from magnetar.client.connection.core.search import Search
 from magnetar.client.connection.lookups import Lookups
 from magnetar.metadata.registration import Registration
 from magnetar.metadata.store import Check, Create, Put
+from magnetar.metadata.watched import Watched
 from magnetar.proto.errors import MagnetarError, VersionConflict
 from sim.defects.registry import cluster_defect
 

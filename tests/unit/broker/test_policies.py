@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.broker import BrokerSettings
-from magnetar.broker.log.records import namespace_path
+from magnetar.broker.log.records import NamespaceRecord, namespace_path
 from magnetar.ledger import BookieFacts
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
@@ -21,6 +21,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
     VersionConflict,
 )
+from magnetar.proto.policies import Policies
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
@@ -222,7 +223,7 @@ async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expi
             await client.confirmed(number + 1)
         await settle()
         metadata.failing.add(namespace_path(SPACE))
-        broker.namespaces._changed(SPACE)
+        await metadata.create(namespace_path(SPACE), NamespaceRecord(Policies()).encode())
         await settle()
         topic = broker.topics[str(TOPIC)]
         assert topic.subscriptions["s"].cursor.skip_to(topic.ledger.list.end)

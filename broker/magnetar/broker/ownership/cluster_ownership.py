@@ -11,6 +11,7 @@ from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore, Session
 from magnetar.metadata.store import Check
 from magnetar.metadata.timed import TimedStore
+from magnetar.metadata.watched import Watched
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -24,7 +25,7 @@ from .balance import BalanceSettings
 from .balance.balancing import Balancing
 from .balance.loads import ServedLoads
 from .bundle_ownership import BundleOwnership, OwnershipSettings
-from .cluster_view import NEW, KnownTransfer, Watched, put_bounds
+from .cluster_view import NEW, KnownTransfer, put_bounds
 from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
 from .draining import Draining, choose
 from .ownership import BrokerRow, BundleRow, DrainState, Host

@@ -1,10 +1,5 @@
 """What this broker knows of the cluster: brokers, bounds, owners, transfers. Each is read when asked for, and kept until
-it changes.
-
-    not known --read--> known --the store says that it changed--> not known
-
-A watch is made before the first read (MetadataStore.watch), so nothing that changes is missed; what is answered may be as
-old as the store's servers are behind each other. Whoever acts on it acts by versions, and finds out.
+it changes (`magnetar.metadata.watched`).
 """
 
 from __future__ import annotations
@@ -13,16 +8,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Create, Operation, Put, Versioned, Watch
+from magnetar.metadata.store import Create, Operation, Put, Versioned
+from magnetar.metadata.watched import Watched, WatchedByName
 from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.proto.policies import PlacementGroup
-from magnetar.runtime.tasks import TaskSet
 
 from ..log.records import NamespaceRecord, namespace_path
 from .balance.core.facts import UNBOUND, BrokerFacts, NamespaceBinding
@@ -71,54 +66,6 @@ class KnownTransfer(NamedTuple):
     version: int
 
 
-class Watched(Generic[T]):
-    """What `read` makes of a node or of the nodes below it."""
-
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        path: str,
-        read: Callable[[], Coroutine[Any, Any, T]],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._read = read
-        self._on_change = on_change
-        self._value: T | None = None
-        self._reading: asyncio.Task[T] | None = None
-        # Under way: `_reading`, and those that a change has overtaken.
-        self._readings = TaskSet(f"read {path}")
-        self.changed = asyncio.Event()  # set at the next change; another one takes its place then
-        self._watch: Watch = metadata.watch(path, lambda _: self.drop())
-
-    def drop(self) -> None:
-        """It has changed, or may have."""
-        self._value = self._reading = None
-        event, self.changed = self.changed, asyncio.Event()
-        event.set()
-        self._on_change()
-
-    async def get(self) -> T:
-        """Read if it is not known; those who ask meanwhile share the reading. Raises what the store failed with."""
-        if (value := self._value) is not None:
-            return value
-        reading = self._reading
-        if reading is None:
-            reading = self._reading = self._readings.begin(self._read(), ended=self._read_done)
-        return await asyncio.shield(reading)
-
-    def _read_done(self, reading: asyncio.Task[T]) -> None:
-        failed = reading.cancelled() or reading.exception() is not None
-        if self._reading is reading:  # nothing changed since it began
-            self._reading = None
-            if not failed:
-                self._value = reading.result()
-
-    async def close(self) -> None:
-        """Nothing is watched or read any more."""
-        self._watch.close()
-        await self._readings.close()
-
-
 class ClusterView:
     """See the module docstring. `close` in the end."""
 
@@ -133,23 +80,17 @@ class ClusterView:
         self.transfers = self._watched(TRANSFERS_PATH, self._read_transfers)  # what owners are asked to do
         # By namespace: as many as have bounds. Anybody can look up a topic of a namespace that does not exist, so nothing
         # is kept of others.
-        self._bounds: dict[str, Watched[KnownBounds]] = {}
-        self._owners: dict[str, Watched[dict[Bundle, KnownOwner]]] = {}
-        self._bindings: dict[str, Watched[NamespaceBinding]] = {}
+        self._bounds = WatchedByName(metadata, bounds_path, self._read_bounds, self._of_namespace)
+        self._owners = WatchedByName(
+            metadata, owners_path, partial(read_owners, metadata), self._of_namespace
+        )
+        self._bindings = WatchedByName(metadata, namespace_path, self._read_binding, self._of_namespace)
 
     def _watched(self, path: str, read: Callable[[], Coroutine[Any, Any, T]]) -> Watched[T]:
         return Watched(self._metadata, path, read, self._on_change)
 
-    def _of(
-        self,
-        kept: dict[str, Watched[T]],
-        namespace: str,
-        path: Callable[[str], str],
-        read: Callable[[str], Coroutine[Any, Any, T]],
-    ) -> Watched[T]:
-        if (watched := kept.get(namespace)) is None:
-            watched = kept[namespace] = self._watched(path(namespace), partial(read, namespace))
-        return watched
+    def _of_namespace(self, namespace: str) -> None:
+        self._on_change()
 
     async def bounds(self, namespace: str) -> KnownBounds:
         """How a namespace is divided, or would be if somebody made a topic there: its version is NEW then."""
@@ -157,7 +98,7 @@ class ClusterView:
             found = await self._read_bounds(namespace)
             if found.version == NEW:
                 return found
-        return await self._of(self._bounds, namespace, bounds_path, self._read_bounds).get()
+        return await self._bounds.of(namespace).get()
 
     def has_bounds(self, namespace: str) -> bool:
         """False for a namespace of which no bounds were found yet: anybody can make up a name."""
@@ -165,9 +106,8 @@ class ClusterView:
 
     def drop(self, namespace: str) -> None:
         """The bounds and the owners of a namespace have changed, or may have."""
-        for watched in (self._bounds.get(namespace), self._owners.get(namespace)):
-            if watched is not None:
-                watched.drop()
+        self._bounds.drop(namespace)
+        self._owners.drop(namespace)
 
     def namespaces(self) -> list[str]:
         """Those whose owners were asked for."""
@@ -175,7 +115,7 @@ class ClusterView:
 
     def owners(self, namespace: str) -> Watched[dict[Bundle, KnownOwner]]:
         """The bundles of a namespace with bounds that somebody owns."""
-        return self._of(self._owners, namespace, owners_path, partial(read_owners, self._metadata))
+        return self._owners.of(namespace)
 
     async def owner(self, bundle: Bundle) -> KnownOwner | None:
         """Who owns a bundle, of a namespace with or without bounds; None: nobody."""
@@ -225,7 +165,7 @@ class ClusterView:
         """The brokers that a namespace is bound to by its policies."""
         if namespace not in self._bounds and namespace not in self._owners:
             return await self._read_binding(namespace)
-        return await self._of(self._bindings, namespace, namespace_path, self._read_binding).get()
+        return await self._bindings.of(namespace).get()
 
     async def _read_binding(self, namespace: str) -> NamespaceBinding:
         path = namespace_path(namespace)
@@ -248,12 +188,15 @@ class ClusterView:
 
     async def close(self) -> None:
         """Nothing is watched or read any more."""
-        await self.brokers.close()
-        await self.draining.close()
-        await self.transfers.close()
-        for of_namespaces in (self._bounds, self._owners, self._bindings):
-            for watched in of_namespaces.values():
-                await watched.close()
+        for watched in (
+            self.brokers,
+            self.draining,
+            self.transfers,
+            self._bounds,
+            self._owners,
+            self._bindings,
+        ):
+            await watched.close()
 
 
 def put_bounds(namespace: str, bounds: Bounds, version: int) -> Operation:

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Watch
+from magnetar.metadata.watched import WatchedByName
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -199,9 +199,8 @@ class NamespacePolicies:
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._known: dict[str, Policies] = {}
-        self._watches: dict[str, Watch] = {}  # of namespaces that somebody asked for: as many as there are
-        self._changes: dict[str, int] = {}  # how often each was said to have changed
+        # Of namespaces that somebody asked for: as many as there are.
+        self._watched = WatchedByName(metadata, namespace_path, self.read, self._changed)
         self._jobs = Jobs("policies")
         # By namespace: who is told once changed policies are known.
         self._listeners: dict[str, dict[Callable[[], None], None]] = {}
@@ -219,10 +218,11 @@ class NamespacePolicies:
 
     def known(self, namespace: str) -> Policies | None:
         """From memory; None: not known now, and being read."""
-        policies = self._known.get(namespace)
-        if policies is None:
+        found = self._watched.of(namespace).known
+        if found is None:
             self._jobs.begin(namespace, lambda: self._learn(namespace))
-        return policies
+            return None
+        return found[0]
 
     async def learn(self, namespace: str) -> None:
         """Returns when they were read, if that is possible."""
@@ -230,29 +230,20 @@ class NamespacePolicies:
             await self._jobs.wait(namespace)
 
     async def _learn(self, namespace: str) -> None:
-        if namespace not in self._watches:
-            self._watches[namespace] = self._metadata.watch(
-                namespace_path(namespace), lambda _: self._changed(namespace)
-            )
-        while True:
-            seen = self._changes.get(namespace)
-            try:
-                policies, _ = await self.read(namespace)
-            except MagnetarError as error:
-                _log.warning(
-                    "the policies of namespace %s cannot be read, so that none of its topics is trimmed: %s",
-                    namespace, error,
-                )  # fmt: skip
-                return
-            if self._changes.get(namespace) == seen:
-                self._known[namespace] = policies
-                for changed in list(self._listeners.get(namespace, ())):
-                    changed()
-                return
+        watched = self._watched.of(namespace)
+        try:
+            while watched.known is None:
+                await watched.get()
+        except MagnetarError as error:
+            _log.warning(
+                "the policies of namespace %s cannot be read, so that none of its topics is trimmed: %s",
+                namespace, error,
+            )  # fmt: skip
+            return
+        for changed in list(self._listeners.get(namespace, ())):
+            changed()
 
     def _changed(self, namespace: str) -> None:
-        self._changes[namespace] = self._changes.get(namespace, 0) + 1
-        self._known.pop(namespace, None)
         self.known(namespace)
 
     async def read(self, namespace: str) -> tuple[Policies, int]:
@@ -276,12 +267,11 @@ class NamespacePolicies:
                 return stored.version
             raise _conflict(f"namespace {namespace}") from None
         finally:
-            self._changed(namespace)
+            self._watched.drop(namespace)
 
     async def close(self) -> None:
         """Nothing is watched or read any more."""
-        for watch in self._watches.values():
-            watch.close()
+        await self._watched.close()
         await self._jobs.cancel()
 
 

@@ -50,7 +50,7 @@ async def test_an_owner_node_that_cannot_be_read_costs_its_bundle_only() -> None
         assert [row.broker for row in rows].count("") == 1
         assert len((await snapshot_of(a.ownership)).owners) == 3
         await cluster.metadata.delete(owner_path(damaged))
-        await until(lambda: a.ownership.view.owners(NAMESPACE)._value is None)
+        await until(lambda: a.ownership.view.owners(NAMESPACE).known is None)
         assert await located(a, TOPICS[0]) == a.url
 
 

@@ -426,11 +426,11 @@ async def test_a_bundle_that_was_divided_meanwhile_is_not_owned_as_a_whole() -> 
         name = TOPICS[0]
         if await owner(cluster, name, "a") is slow:
             await cluster.brokers["a"].ownership.transfer(str(name), "a")
-        watched = slow.ownership.view._bounds[NAMESPACE]
+        watched = slow.ownership.view._bounds.of(NAMESPACE)
         old = await watched.get()
         await cluster.brokers["a"].ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
         cluster.expire("a")
-        watched._value = old  # as if the watch had not fired yet
+        watched.known = old  # as if the watch had not fired yet
         await locate(slow, name, authoritative=True)
         owned = [row for row in await slow.ownership.bundles(NAMESPACE) if row.broker]
         assert owned
