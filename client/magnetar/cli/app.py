@@ -59,7 +59,7 @@ def _add_daemon(name: str) -> None:
         hint = list[str] if flag.setting == "set" else str
         option = typer.Option(flag.option, help=flag.help, metavar=flag.metavar, show_default=False)
         options[flag.option.strip("-").replace("-", "_")] = (Annotated[hint | None, option], None)
-    with_options(run, no_options, **options)
+    with_options(run, no_options, options)
     if name == "bookie":  # with the operator's commands below it
         tools_app.callback(invoke_without_command=True, help=SUMMARIES[name])(run)
         app.add_typer(tools_app, name=name, rich_help_panel="Daemons")

@@ -10,9 +10,9 @@ import pytest
 from magnetar.bookie.offline.entry_logs import StoredEntry
 from magnetar.broker.cursors.core.acks import acked_numbers
 from magnetar.broker.cursors.entries import encode_acks
-from magnetar.cli.bookie_tools import read as bookie_tools_read
 from magnetar.cli.bookie_tools.read import decode_payload, parse_range, read
 from magnetar.cli.bookie_tools.target import Target
+from magnetar.cli.bookie_tools.tools import RunningTool
 from magnetar.cli.wiring.flags import UsageError, is_daemon, parse_flags
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
@@ -33,24 +33,19 @@ def test_what_is_no_range(text: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "not a range of entries" in capsys.readouterr().err
 
 
-class Damaged:
-    """A running bookie with one entry, whose record is damaged."""
-
-    def entries(self, ledger: int, first: int, last: int | None) -> Iterator[StoredEntry]:
-        yield StoredEntry(ledger, 0, "entry log", "log", 64, -1, -1, b"", "the record is damaged")
-
-
-def test_rule_08_a_damaged_entry_is_shown_as_damaged_with_exit_code_1(
+async def test_rule_08_a_damaged_entry_is_shown_as_damaged_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codes: list[int] = []
+    entry = StoredEntry(1, 0, "entry log", "log", 64, -1, -1, b"", "the record is damaged")._asdict()
 
-    def ask(_: Target, work: Any) -> None:
-        codes.append(work(Damaged()))
+    def answer(_: RunningTool, question: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        assert (question, arguments) == ("read", {"ledger": 1, "first": 0, "last": None})
+        yield entry
 
-    monkeypatch.setattr(bookie_tools_read, "with_running", ask)
-    read(Target(), ledger=1, entries="", as_hex=False, messages=False, raw=None, as_json=False)
-    assert codes == [1]
+    monkeypatch.setattr(RunningTool, "rows", answer)
+    with pytest.raises(SystemExit) as ended:
+        await read(Target(bookie="127.0.0.1:1"), 1)
+    assert ended.value.code == 1
     out = capsys.readouterr().out
     assert "1:0  DAMAGED: the record is damaged" in out
     assert "1 of them damaged" in out

@@ -6,39 +6,85 @@ says what it is.
 
 from __future__ import annotations
 
-from ..terminal.session import EXIT_FAILED, print_json
-from .open import Meter, number, print_table, with_tool
-from .running import Row, Tool
-from .target import Target
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
+import typer
+
+from ..terminal.session import EXIT_FAILED, print_json
+from ..terminal.tables import Table, show
+from .target import JsonLines, Meter, Target, figures, number, table, tool
+
+journal_app = typer.Typer(no_args_is_help=True, help="The journals: what a start would replay.")
+entrylog_app = typer.Typer(no_args_is_help=True, help="The entry logs: where entries stay.")
+
+Row = dict[str, Any]
 _LEDGERS_SHOWN = 20
 
 
-def journal(
+@tool(journal_app, "dump", json=JsonLines)
+async def journal_dump(
     target: Target,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="One journal file; all without it.", show_default=False)
+    ] = "",
+    journal: Annotated[
+        int | None, typer.Option("--journal", min=0, help="Only this journal directory.", metavar="N")
+    ] = None,
+    from_mark: Annotated[bool, typer.Option("--from-mark", help="Only what a start would replay.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Files and gaps, no records.")] = False,
+    as_json: bool = False,
+) -> None:
+    """The mark, every file, its records, and what a start makes of each gap: clean end, torn tail or damage."""
+    async with target.any() as bookie:
+        with Meter(quiet=as_json or not summary) as meter:
+            rows = bookie.rows("journal", meter, journal=journal, file=file, from_mark=from_mark)
+            _print(
+                rows, lambda row: [_JOURNAL_LINES[row["kind"]](row)], meter, summary=summary, as_json=as_json
+            )
+
+
+@tool(entrylog_app, "dump", json=JsonLines)
+async def entrylog_dump(
+    target: Target,
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A log id (hexadecimal, as in its name) or a path.")
+    ],
+    summary: Annotated[bool, typer.Option("--summary", help="Statistics and damage, no records.")] = False,
+    as_json: bool = False,
+) -> None:
+    """Header, records with whether the index points to them, damage, footer, bytes by ledger."""
+    async with target.any() as bookie:
+        with Meter(quiet=as_json or not summary) as meter:
+            _print(
+                bookie.rows("entrylog", meter, log=log), _log_lines, meter, summary=summary, as_json=as_json
+            )
+
+
+def _print(
+    rows: Iterable[Row],
+    shown: Callable[[Row], list[str | Table]],
+    meter: Meter,
     *,
-    file: str,
-    journal: int | None,
-    from_mark: bool,
     summary: bool,
     as_json: bool,
 ) -> None:
     """Exit code 1 when there is damage."""
-
-    def work(tool: Tool) -> int:
-        damaged = False
-        with Meter(quiet=as_json or not summary) as meter:
-            for row in tool.journal(journal, file, from_mark, meter):
-                damaged = damaged or bool(row.get("damage")) or row.get("state") == "missing"
-                if summary and row["kind"] == "record":
-                    continue
-                if as_json:
-                    print_json(row)
-                else:
-                    print(_JOURNAL_LINES[row["kind"]](row))
-        return EXIT_FAILED if damaged else 0
-
-    with_tool(target, work)
+    damaged = False
+    for row in rows:
+        damaged = (
+            damaged or bool(row.get("damage")) or row.get("torn") is False or row.get("state") == "missing"
+        )
+        if summary and row["kind"] == "record":
+            continue
+        if as_json:
+            print_json(row)
+            continue
+        if row["kind"] == "statistics":
+            meter.close()
+        show(*shown(row))
+    if damaged:
+        raise SystemExit(EXIT_FAILED)
 
 
 def _directory_line(row: Row) -> str:
@@ -84,32 +130,8 @@ def _record_line(row: Row) -> str:
 _JOURNAL_LINES = {"journal": _directory_line, "file": _file_line, "gap": _gap_line, "record": _record_line}
 
 
-def entry_log(
-    target: Target,
-    *,
-    log: str,
-    summary: bool,
-    as_json: bool,
-) -> None:
-    """Exit code 1 when there is damage."""
-
-    def work(tool: Tool) -> int:
-        damaged = False
-        with Meter(quiet=as_json or not summary) as meter:
-            for row in tool.entry_log(log, meter):
-                damaged = damaged or bool(row.get("damage")) or row.get("torn") is False
-                if summary and row["kind"] == "record":
-                    continue
-                if as_json:
-                    print_json(row)
-                elif row["kind"] == "statistics":
-                    meter.close()
-                    _print_end(row)
-                else:
-                    print(_log_line(row))
-        return EXIT_FAILED if damaged else 0
-
-    with_tool(target, work)
+def _log_lines(row: Row) -> list[str | Table]:
+    return _statistics(row) if row["kind"] == "statistics" else [_log_line(row)]
 
 
 def _log_line(row: Row) -> str:
@@ -129,12 +151,16 @@ def _log_line(row: Row) -> str:
     return f"  {position:>12}  {ledger}:{entry}  {row['bytes']} bytes  {live}".rstrip()
 
 
-def _print_end(row: Row) -> None:
+def _statistics(row: Row) -> list[str | Table]:
     footer = {True: "good", False: "DAMAGED", None: "none: the log was not closed"}[row["footer"]]
-    print_table(
-        "",
-        ("", ""),
-        [
+    largest = sorted(row["ledgers"], key=lambda ledger: -ledger["bytes"])
+    rows = [
+        (str(ledger["ledger_id"]), *(number(ledger[name]) for name in ("records", "bytes", "live")))
+        for ledger in largest[:_LEDGERS_SHOWN]
+    ]
+    more = f" (largest {_LEDGERS_SHOWN} of {len(largest)})" if len(largest) > _LEDGERS_SHOWN else ""
+    return [
+        figures(
             ("records", number(row["records"])),
             ("bytes of records", number(row["record_bytes"])),
             ("entries that the index has here", number(row["live"])),
@@ -142,13 +168,7 @@ def _print_end(row: Row) -> None:
             ("footer", footer),
             ("damaged ranges", number(row["damaged"])),
             ("torn bytes", number(row["torn_bytes"])),
-            *([("damage", row["damage"])] if row["damage"] else []),
-        ],
-    )
-    largest = sorted(row["ledgers"], key=lambda ledger: -ledger["bytes"])
-    rows = [
-        (str(ledger["ledger_id"]), *(number(ledger[name]) for name in ("records", "bytes", "live")))
-        for ledger in largest[:_LEDGERS_SHOWN]
+            ("damage", row["damage"]),
+        ),
+        table(f"ledgers{more}", ("ledger", "records", "bytes", "live"), rows, right=(0, 1, 2, 3)),
     ]
-    more = f" (largest {_LEDGERS_SHOWN} of {len(largest)})" if len(largest) > _LEDGERS_SHOWN else ""
-    print_table(f"ledgers{more}", ("ledger", "records", "bytes", "live"), rows, right=(0, 1, 2, 3))

@@ -6,19 +6,22 @@ import base64
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
 
-from magnetar.bookie.offline.entry_logs import StoredEntry
-from magnetar.proto.batch import decode_batch
-from magnetar.proto.entry import Entry
+import typer
+
 from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..terminal.session import EXIT_FAILED, EXIT_USAGE, fail, print_json
+from ..terminal.session import EXIT_FAILED, EXIT_USAGE, exclusive, fail, print_json
 from ..terminal.tables import counted
-from .open import with_running
-from .running import RunningTool
-from .target import Target
+from .target import LOOK, JsonLines, Target, tool
+
+Row = dict[str, Any]
+if TYPE_CHECKING:
+    from magnetar.proto.entry import Entry
+
+read_app = typer.Typer()
 
 _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _MAX_ID = 2**63 - 1
@@ -27,43 +30,47 @@ _HEX_LINE = 16
 _TEXT_BYTES = 1000
 
 
-def read(
+@tool(read_app, "read", LOOK, json=JsonLines)
+async def read(
     target: Target,
-    *,
-    ledger: int,
-    entries: str,
-    as_hex: bool,
-    messages: bool,
-    raw: str | None,
-    as_json: bool,
+    ledger: Annotated[int, typer.Argument(min=0, metavar="LEDGER")],
+    entries: Annotated[
+        str, typer.Argument(metavar="FIRST[-LAST]", help="Entry ids; all without it.", show_default=False)
+    ] = "",
+    as_hex: Annotated[bool, typer.Option("--hex", help="Payloads as a hex dump.")] = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Decode what Magnetar's brokers wrote, down to the messages.")
+    ] = False,
+    raw: Annotated[
+        str | None,
+        typer.Option("--raw", help="Write the payloads, one after another, to this file.", metavar="FILE"),
+    ] = None,
+    as_json: bool = False,
 ) -> None:
-    """Prints the entries; exit code 1 when one of them is damaged."""
+    """Entries of a ledger, if the bookie runs: header, digest check, payload. Exit code 1 if one is damaged."""
     first, last = parse_range(entries)
-    if as_hex + messages > 1:
-        fail("--hex and --messages exclude each other", EXIT_USAGE)
-
-    def work(tool: RunningTool) -> int:
-        found = tool.entries(ledger, first, last)
+    exclusive({"--hex": as_hex, "--messages": messages})
+    async with target.any() as bookie:
         shown = damaged = 0
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(_open_output(raw)) if raw is not None else None
-            for entry in found:
+            for entry in bookie.rows("read", ledger=ledger, first=first, last=last):
+                entry["data"] = base64.b64decode(entry["data"])
                 shown += 1
-                damaged += bool(entry.damage)
-                payload = entry.data[LEDGER_ENTRY_HEADER_BYTES:]
-                if output is not None and not entry.damage:
+                damaged += bool(entry["damage"])
+                payload = entry["data"][LEDGER_ENTRY_HEADER_BYTES:]
+                if output is not None and not entry["damage"]:
                     output.write(payload)
                 if as_json:
                     print_json(_record(entry, payload, as_hex, messages, with_payload=output is None))
                 else:
                     _print(entry, payload, as_hex, messages, with_payload=output is None)
         if not shown:
-            _explain_nothing(tool, ledger, first, last)
-        if not as_json:
-            print(counted(shown, "entry", "entries") + (f", {damaged:,} of them damaged" if damaged else ""))
-        return EXIT_FAILED if damaged else 0
-
-    with_running(target, work)
+            _explain_nothing(bookie.row("ledgers", ledger=ledger), first, last)
+    if not as_json:
+        print(counted(shown, "entry", "entries") + (f", {damaged:,} of them damaged" if damaged else ""))
+    if damaged:
+        raise SystemExit(EXIT_FAILED)
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
@@ -87,35 +94,33 @@ def _open_output(path: str) -> IO[bytes]:
         raise StorageFailed(f"cannot write {path}: {error.strerror}") from None
 
 
-def _explain_nothing(tool: RunningTool, ledger: int, first: int, last: int | None) -> None:
-    """Raises LedgerNotFound for a ledger that is not known here, EntryNotFound else."""
-    summary = next(tool.ledgers(ledger))
-    here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
+def _explain_nothing(ledger: Row, first: int, last: int | None) -> NoReturn:
+    """Raises EntryNotFound, which says what there is."""
+    here = " ".join(f"{begin}-{end}" for begin, end in ledger["ranges"][:10])
     if last == first:
         wanted = f"no entry {first}"
     else:
         wanted = f"none of the entries from {first} to {'the end' if last is None else last}"
+    more = " ..." if len(ledger["ranges"]) > 10 else ""
     raise EntryNotFound(
-        f"ledger {ledger} has {wanted} here; "
-        + (
-            f"here are {here}" + (" ..." if len(summary.ranges) > 10 else "")
-            if here
-            else "it has no entries here"
-        )
+        f"ledger {ledger['ledger_id']} has {wanted} here; "
+        + (f"here are {here}{more}" if here else "it has no entries here")
     )
 
 
 # --- text ----------------------------------------------------------------------------------------------------------------
 
 
-def _print(entry: StoredEntry, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool) -> None:
-    place = f"{entry.source} {entry.path}:{entry.position}"
-    if not entry.data:
-        print(f"{entry.ledger_id}:{entry.entry_id}  DAMAGED: {entry.damage}  ({place})")
+def _print(entry: Row, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool) -> None:
+    name = f"{entry['ledger_id']}:{entry['entry_id']}"
+    place = f"{entry['source']} {entry['path']}:{entry['position']}"
+    damage = f"DAMAGED: {entry['damage']}" if entry["damage"] else "digest good"
+    if not entry["data"]:
+        print(f"{name}  {damage}  ({place})")
         return
     print(
-        f"{entry.ledger_id}:{entry.entry_id}  {len(payload)} bytes  LAC {entry.last_add_confirmed}  "
-        f"length {entry.ledger_length}  {'DAMAGED: ' + entry.damage if entry.damage else 'digest good'}  ({place})"
+        f"{name}  {len(payload)} bytes  LAC {entry['last_add_confirmed']}  "
+        f"length {entry['ledger_length']}  {damage}  ({place})"
     )
     if not with_payload:
         return
@@ -155,21 +160,10 @@ def _message_lines(payload: bytes) -> Iterator[str]:
 # --- JSON ----------------------------------------------------------------------------------------------------------------
 
 
-def _record(
-    entry: StoredEntry, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool
-) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "ledger_id": entry.ledger_id,
-        "entry_id": entry.entry_id,
-        "source": entry.source,
-        "path": entry.path,
-        "position": entry.position,
-        "last_add_confirmed": entry.last_add_confirmed,
-        "ledger_length": entry.ledger_length,
-        "payload_bytes": len(payload),
-        "damage": entry.damage,
-    }
-    if with_payload and entry.data:
+def _record(entry: Row, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool) -> Row:
+    record = {name: value for name, value in entry.items() if name not in ("data", "damage")}
+    record |= {"payload_bytes": len(payload), "damage": entry["damage"]}
+    if with_payload and entry["data"]:
         if messages:
             record["content"] = decode_payload(payload)
         elif as_hex:
@@ -179,7 +173,7 @@ def _record(
     return record
 
 
-def _text_or_base64(name: str, data: bytes | None) -> dict[str, Any]:
+def _text_or_base64(name: str, data: bytes | None) -> Row:
     if data is None:
         return {name: None}
     try:
@@ -191,8 +185,10 @@ def _text_or_base64(name: str, data: bytes | None) -> dict[str, Any]:
 # --- what Magnetar's brokers write ---------------------------------------------------------------------------------------
 
 
-def decode_payload(payload: bytes) -> dict[str, Any]:
+def decode_payload(payload: bytes) -> Row:
     """What a payload is: "messages" of a topic, "cursor ..." of a cursor, or "unknown" with the reason."""
+    from magnetar.proto.entry import Entry
+
     try:
         entry = Entry(payload)
     except MagnetarError as error:
@@ -209,7 +205,9 @@ def decode_payload(payload: bytes) -> dict[str, Any]:
         return {"kind": "unknown", "error": str(error)}
 
 
-def _messages(entry: Entry) -> Iterator[dict[str, Any]]:
+def _messages(entry: Entry) -> Iterator[Row]:
+    from magnetar.proto.batch import decode_batch
+
     names = entry.producer_names
     for position in range(entry.batch_count):
         batch = decode_batch(bytes(entry.batch(position)))
@@ -219,7 +217,7 @@ def _messages(entry: Entry) -> Iterator[dict[str, Any]]:
         index = entry.batch_start_index(position)
         for number, value in enumerate(batch.values):
             key = batch.keys[number] if batch.keys is not None else None
-            message: dict[str, Any] = {
+            message: Row = {
                 "index": index + number,
                 "producer": names[entry.producers[position]],
                 "sequence_id": sequence_ids[number] if sequence_ids else batch.header.sequence_id + number,
@@ -231,7 +229,7 @@ def _messages(entry: Entry) -> Iterator[dict[str, Any]]:
             yield message | _text_or_base64("value", value)
 
 
-def _decode_cursor(payload: bytes) -> dict[str, Any] | None:
+def _decode_cursor(payload: bytes) -> Row | None:
     from magnetar.broker.cursors.entries import describe
 
     try:

@@ -43,7 +43,7 @@ Metadata = Annotated[
 ]
 
 
-@command(cluster_app, "init", json=False)
+@command(cluster_app, "init", json=None)
 async def init(
     metadata: Metadata,
     wait: Annotated[
@@ -59,7 +59,7 @@ async def init(
     print(f"cluster {cluster:016x} at {metadata.rpartition('@')[2]}")
 
 
-@command(cluster_app, "status", json=False)
+@command(cluster_app, "status", json=None)
 async def status(
     metadata: Metadata,
     wait: Annotated[
@@ -96,7 +96,7 @@ Kind = Annotated[
 ]
 
 
-@command(cluster_app, "drain", json=False)
+@command(cluster_app, "drain", json=None)
 async def drain(
     metadata: Metadata,
     name: Annotated[
@@ -128,7 +128,7 @@ async def drain(
 Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")]
 
 
-@command(cluster_app, "remove", json=False)
+@command(cluster_app, "remove", json=None)
 async def remove(
     metadata: Metadata,
     name: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="NAME")],
@@ -156,13 +156,13 @@ async def remove(
             print(f"broker {name} is forgotten")
 
 
-@command(cluster_app, "recover", json=False)
+@command(cluster_app, "recover", json=None)
 async def recover(metadata: Metadata, bookie: Bookie) -> None:
     """Queue the ledgers of a lost bookie now, without its delay; of one that is there, what it lacks."""
     await _queue_repairs(metadata, bookie)
 
 
-@command(cluster_app, "recover-ledger", json=False)
+@command(cluster_app, "recover-ledger")
 async def recover_ledger(
     ledger: Annotated[int, typer.Argument(help="The id of a ledger.", metavar="LEDGER", min=0)],
     metadata: Annotated[
@@ -203,7 +203,7 @@ async def recover_ledger(
         list[str] | None, typer.Option("--set", help="As a daemon takes it.", metavar="SECTION.NAME=VALUE")
     ] = None,
     yes: Yes = False,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Close an open ledger now. Its writer, if there is one, is shut out.
 
@@ -216,13 +216,13 @@ async def recover_ledger(
     await recover(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json)
 
 
-@command(cluster_app, "check", json=False)
+@command(cluster_app, "check", json=None)
 async def check(metadata: Metadata) -> None:
     """Compare all ledgers with the bookies that there are, and queue what is to be repaired; runs weekly by itself."""
     await _queue_repairs(metadata, None)
 
 
-@command(cluster_app, "rolling-restart", json=False)
+@command(cluster_app, "rolling-restart", json=None)
 async def rolling_restart(
     metadata: Metadata,
     via: Annotated[

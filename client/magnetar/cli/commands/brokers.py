@@ -48,7 +48,7 @@ async def bundles_list(
     return Answer(found, [Table("", ("bundle", "broker", "goes to"), rows)])
 
 
-@command(bundles_app, "unload", json=False)
+@command(bundles_app, "unload", json=None)
 async def bundles_unload(
     client: Client,
     bundle: Bundle,
@@ -62,7 +62,7 @@ async def bundles_unload(
     return Answer(None, [f"{bundle} has moved{f' to {to}' if to else ''}"])
 
 
-@command(bundles_app, "split", json=False)
+@command(bundles_app, "split", json=None)
 async def bundles_split(client: Client, bundle: Bundle) -> Answer:
     """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
     parts = await client.admin.split_bundle(bundle)

@@ -15,7 +15,7 @@ import typer
 from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotFound
 
 from ..terminal.command import command
-from ..terminal.options import DEFAULT_URL, Begin, Count, Json, Kind, Timeout, Topic, Url
+from ..terminal.options import DEFAULT_URL, Begin, Count, Kind, Timeout, Topic, Url
 from ..terminal.session import connected, parsed, say
 from .formats import Format, chosen
 
@@ -66,7 +66,7 @@ def topics_of(topics: list[str], *, pattern: bool) -> list[str] | re.Pattern[str
         raise InvalidArgument(f"not a regular expression: {topics[0]!r} ({error})") from None
 
 
-@command(consume_app, "consume", "Messages", json=False, warnings=True)
+@command(consume_app, "consume", "Messages", warnings=True)
 async def consume(
     topics: Annotated[
         list[str],
@@ -83,7 +83,7 @@ async def consume(
     timeout: Timeout = None,
     format: Format = None,
     url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    as_json: bool = False,
     pattern: Annotated[
         bool,
         typer.Option(
@@ -174,7 +174,7 @@ async def _is_empty(client: Client, consumer: Consumer) -> bool:
     return True
 
 
-@command(consume_app, "tail", "Messages", json=False, warnings=True)
+@command(consume_app, "tail", "Messages", warnings=True)
 async def tail(
     topic: Topic,
     count: Count = None,
@@ -182,7 +182,7 @@ async def tail(
     timeout: Timeout = None,
     format: Format = None,
     url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Follow a topic without a subscription."""
     encode = chosen(format, as_json=as_json)

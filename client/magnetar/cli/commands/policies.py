@@ -97,7 +97,7 @@ def add_policies(app: typer.Typer, rows: tuple[PolicyOption, ...], subject: Call
         "client": (Any, inspect.Parameter.empty),
         **{row.parameter: (_hint(row), None) for row in rows},
     }
-    command(app, "policies")(with_options(policies, subject, **options))
+    command(app, "policies")(with_options(policies, subject, options))
 
 
 def _hint(row: PolicyOption) -> Any:

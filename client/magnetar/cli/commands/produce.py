@@ -15,7 +15,7 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFailed
 
 from ..terminal.command import Answer, command
-from ..terminal.options import DEFAULT_URL, Json, MessageCompression, Topic, Url
+from ..terminal.options import DEFAULT_URL, MessageCompression, Topic, Url
 from ..terminal.progress import ProgressMeter
 from ..terminal.session import connected, exclusive, fail, named_values, parsed, utf8
 from ..terminal.tables import counted
@@ -115,7 +115,7 @@ async def _once(values: list[bytes]) -> AsyncIterator[list[bytes]]:
     yield values
 
 
-@command(produce_app, "produce", "Messages", json=False, warnings=True)
+@command(produce_app, "produce", "Messages", warnings=True)
 async def produce(
     topic: Topic,
     file: Annotated[
@@ -156,7 +156,7 @@ async def produce(
     ] = None,
     compression: MessageCompression = "none",
     url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Send messages: every line of standard input or of a file, every -m, or a whole file is one."""
     from magnetar.client.options import DEFAULT_MAX_MESSAGE_BYTES, parse_time

@@ -12,7 +12,7 @@ import typer
 from magnetar.proto.errors import SubscriptionNotFound
 
 from ..terminal.command import Answer, command
-from ..terminal.options import DEFAULT_URL, Begin, Force, Json, Subscription, Topic, Url
+from ..terminal.options import DEFAULT_URL, Begin, Force, Subscription, Topic, Url
 from ..terminal.session import connected, milliseconds, where
 from ..terminal.tables import Table, counted, figures, text
 from .formats import Format, chosen
@@ -131,7 +131,7 @@ async def subscriptions_clear(client: Client, topic: Topic, subscription: Subscr
     return Answer({"skipped": skipped}, [shown])
 
 
-@command(subscriptions_app, "peek", json=False)
+@command(subscriptions_app, "peek")
 async def subscriptions_peek(
     topic: Topic,
     subscription: Subscription,
@@ -140,7 +140,7 @@ async def subscriptions_peek(
     ] = 1,
     format: Format = None,
     url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Print the next messages that are not acknowledged, without delivering them."""
     encode = chosen(format, as_json=as_json)
@@ -151,7 +151,7 @@ async def subscriptions_peek(
 
 
 @command(
-    subscriptions_app, "delete", json=False, question="Delete the subscription {subscription} of {topic}?"
+    subscriptions_app, "delete", json=None, question="Delete the subscription {subscription} of {topic}?"
 )
 async def subscriptions_delete(
     client: Client, topic: Topic, subscription: Subscription, force: Force = False

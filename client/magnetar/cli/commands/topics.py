@@ -98,7 +98,7 @@ async def topics_compact(
     )
 
 
-@command(topics_app, "delete", json=False, question="Delete {topic} with all its messages?")
+@command(topics_app, "delete", json=None, question="Delete {topic} with all its messages?")
 async def topics_delete(client: Client, topic: Topic, force: Force = False) -> Answer:
     """Delete a topic with all its messages and subscriptions."""
     await client.admin.delete_topic(topic, force=force)

@@ -45,6 +45,12 @@ def figures(stats: Mapping[str, Any], title: str = "") -> Table:
     return Table(title, ("", ""), rows, right=(1,))
 
 
+def show(*shown: str | Table) -> None:
+    """Prints texts and tables."""
+    for one in shown:
+        print(one) if isinstance(one, str) else print_table(*one)
+
+
 def print_table(
     title: str,
     columns: Sequence[str],
