@@ -5,6 +5,9 @@ A policy that is not set at one level is that of the next one: topic, namespace,
 is a policy, with two exceptions. The two limits of retention belong together: where one of them is set, the other one is
 that of the same level, and no limit if it is not set. The three sizes of a ledger are set together or not at all.
 
+This is where a policy is added: a field of `Policies`, what its value may be in `check`, and a row of `DESCRIBED`, which the
+command line is made of. The setting of the same name in the broker's section, if there is one, is its default.
+
 >>> Policies(retention_ms=3_600_000).check().retention
 (3600000, -1)
 >>> Policies().retention is None
@@ -15,7 +18,8 @@ True
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -129,12 +133,83 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def check_topic(self) -> Policies:
         """Returns itself, or raises InvalidArgument where these cannot be the policies of a topic."""
-        for name in ("broker_group", "broker_zone"):
+        for name in _OF_NAMESPACES:
             if getattr(self, name) is not None:
                 raise InvalidArgument(
                     f"{name} is a policy of namespaces, whose topics move together; set it there"
                 )
         return self
+
+
+class Described(NamedTuple):
+    """How people write policies that are set together, most often one."""
+
+    policies: tuple[str, ...]  # fields of Policies; several are written A/B/C
+    option: str  # of the command line, without dashes
+    unit: Literal["time", "size", "count", "word", "name"]  # of texts that are none of `words`
+    metavar: str
+    help: str
+    words: Mapping[str, int | str] = {}  # texts with a value of their own
+    by_subscription: bool = False  # the field holds a value for each name of a subscription
+
+    @property
+    def of_namespaces(self) -> bool:
+        """Topics have no such policy: they move together."""
+        return self.policies[0] in _OF_NAMESPACES
+
+
+_OF_NAMESPACES = ("broker_group", "broker_zone")
+DESCRIBED = (
+    Described(
+        ("retention_ms",), "retention", "time", "TIME",
+        "How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
+        {"infinite": UNLIMITED},
+    ),
+    Described(
+        ("retention_bytes",), "retention-size", "size", "SIZE",
+        "Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
+        {"infinite": UNLIMITED},
+    ),
+    Described(
+        ("message_ttl_ms",), "ttl", "time", "TIME",
+        "How long messages wait to be acknowledged; then they count as acknowledged: 1h, 7d, infinite, inherit.",
+        {"infinite": 0},
+    ),
+    Described(
+        ("subscription_ttl_ms",), "subscription-ttl", "time", "NAME=TIME",
+        "The same for one subscription; may be repeated.",
+        {"infinite": 0}, by_subscription=True,
+    ),
+    Described(
+        ("ensemble_size", "write_quorum", "ack_quorum"), "durability", "count", "E/QW/QA",
+        "Ensemble size, write quorum and ack quorum of new ledgers: 3/3/2, or inherit.",
+    ),
+    Described(
+        ("minimum_write_quorum",), "minimum-write-quorum", "count", "COPIES",
+        "With too few bookies write fewer copies, so many at least: 2, off, inherit.",
+        {"off": 0},
+    ),
+    Described(
+        ("flush",), "flush", "word", "WHEN",
+        "Acknowledge what is on disk (sync) or in the memory of ack-quorum bookies (async): sync, async, inherit.",
+        {word: word for word in FLUSHES},
+    ),
+    Described(
+        ("bookie_group",), "bookie-group", "name", "GROUP",
+        "Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
+        {"any": ""},
+    ),
+    Described(
+        ("broker_group",), "broker-group", "name", "GROUP",
+        "Serve topics by the brokers of a group only (fast), or before others (preferred:fast): also any, inherit.",
+        {"any": ""},
+    ),
+    Described(
+        ("broker_zone",), "broker-zone", "name", "ZONE",
+        "Serve topics by brokers of this zone before others: also any, inherit.",
+        {"any": ""},
+    ),
+)  # fmt: skip
 
 
 class PlacementGroup(NamedTuple):

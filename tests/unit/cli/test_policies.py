@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.commands.policies import NAMESPACE_POLICIES, _text, changed_by
+from magnetar.cli.commands.policies import changed_by, changes, parameter, shown
 from magnetar.cli.terminal.session import EXIT_USAGE
+from magnetar.proto.policies import DESCRIBED
 
 
 def changed(**given: Any) -> dict[str, Any]:
     """What these options set, by the names of their parameters."""
-    texts = [(row, given.pop(row.parameter, None)) for row in NAMESPACE_POLICIES]
+    texts = [(row, given.pop(parameter(row), None)) for row in DESCRIBED]
     return changed_by(
-        row.changes(text)
+        changes(row, text)
         for row, some in texts
-        for text in ([] if some is None else some if row.repeated else [some])
+        for text in ([] if some is None else some if row.by_subscription else [some])
     )
 
 
@@ -57,7 +58,7 @@ def test_a_wrong_time_names_its_option(text: str, capsys: pytest.CaptureFixture[
 
 
 def test_values_are_shown_as_they_are_given() -> None:
-    shown = {
+    texts = {
         ("retention_ms", -1): "no limit",
         ("message_ttl_ms", 0): "off",
         ("retention_ms", 259_200_000): "3d",
@@ -67,7 +68,7 @@ def test_values_are_shown_as_they_are_given() -> None:
         ("retention_bytes", 10 << 30): "10GiB",
         ("retention_bytes", 1_234): "1234",
     }
-    assert {key: _text(*key) for key in shown} == shown
+    assert {key: shown(*key) for key in texts} == texts
 
 
 def test_durability_as_people_write_it() -> None:
@@ -85,10 +86,10 @@ def test_durability_as_people_write_it() -> None:
         "minimum_write_quorum": 0,
         "flush": None,
     }
-    assert _text("ensemble_size", 3) == "3"
-    assert _text("flush", "async") == "async"
-    assert _text("minimum_write_quorum", 2) == "2"
-    assert _text("minimum_write_quorum", 0) == "off"
+    assert shown("ensemble_size", 3) == "3"
+    assert shown("flush", "async") == "async"
+    assert shown("minimum_write_quorum", 2) == "2"
+    assert shown("minimum_write_quorum", 0) == "off"
     for text, policy in (
         ("fast", "fast"),
         ("preferred:fast", "preferred:fast"),
@@ -96,7 +97,7 @@ def test_durability_as_people_write_it() -> None:
         ("inherit", None),
     ):
         assert changed(bookie_group=text) == {"bookie_group": policy}
-    assert _text("bookie_group", "") == "any"
+    assert shown("bookie_group", "") == "any"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_durability_as_people_write_it() -> None:
         ({"durability": "3/x/2"}, "--durability is '3/x/2'"),
         (
             {"minimum_write_quorum": "-1"},
-            "--minimum-write-quorum is '-1'; want a number of copies, off or inherit",
+            "--minimum-write-quorum is '-1'; want a number, off or inherit",
         ),
         ({"flush": "never"}, "--flush is 'never'; want sync, async or inherit"),
     ],
