@@ -96,6 +96,9 @@ class RangeSet:
         """Takes first..last out and returns how many of them were there."""
         starts, ends = self.starts, self.ends
         low = bisect_left(ends, first)
+        if low < len(ends) and starts[low] == first and last < ends[low]:  # what is delivered in parts
+            starts[low] = last + 1
+            return last - first + 1
         high = bisect_right(starts, last)
         if low >= high:
             return 0

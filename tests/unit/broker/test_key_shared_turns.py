@@ -42,7 +42,7 @@ def entry_of(keys: list[str], sizes: list[int] | None = None) -> Entry:
 
 def share_out(selector: KeySharedSelector, key: EntryKey, entry: Entry) -> SharedOut:
     """All of a new entry."""
-    return selector.share_out(key, entry, [(0, entry.message_count - 1)], 0, None, None, 10_000)
+    return selector.share_out(key, entry, [(0, entry.message_count - 1)], 0, None, None)
 
 
 def test_what_is_left_over_before_a_cut_waits_for_the_older_messages_of_its_key() -> None:

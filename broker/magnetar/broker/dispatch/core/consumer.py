@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.entry import Entry
@@ -65,55 +66,28 @@ class ConsumerPort(Protocol):
         """The broker ended the consumer: look the topic up again."""
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """One consumer. Changed by the dispatch core alone, through its selector and its redelivery tracker."""
 
-    __slots__ = (
-        "available_permits",
-        "blocked_on_unacked_messages",
-        "byte_limited",
-        "byte_permits",
-        "closed",
-        "delivered_bytes",
-        "delivered_messages",
-        "epoch",
-        "hash_ranges",
-        "name",
-        "pending_acks",
-        "port",
-        "priority_level",
-        "queued",
-        "unacked_messages",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        epoch: int,
-        port: ConsumerPort,
-        *,
-        priority_level: int = 0,
-        hash_ranges: Sequence[Range] = (),
-    ) -> None:
-        """`priority_level`: 0 is the highest. `hash_ranges`: those that a consumer of type key_shared wants, sorted."""
-        self.name = name
-        self.priority_level = priority_level
-        self.hash_ranges = hash_ranges
-        self.epoch = epoch
-        self.port = port
-        # Messages; falls with every delivery, and may go below zero by what the last batch overshot.
-        self.available_permits = 0
-        self.byte_permits = 0
-        self.byte_limited = False  # a consumer that never grants bytes is limited by messages alone
-        self.closed = False
-        self.queued = False  # stands in its selector's queue of those that may be ready
-        # Delivered and not acknowledged, with redelivery counts. Where acknowledgements are individual: everything;
-        # of an exclusive subscription: what was delivered again after a nack.
-        self.pending_acks: dict[EntryKey, DeliveredRanges] = {}
-        self.unacked_messages = 0  # the members of `pending_acks`
-        self.blocked_on_unacked_messages = False  # reached its cap, and has not come down to half of it since
-        self.delivered_messages = 0
-        self.delivered_bytes = 0
+    name: str
+    epoch: int
+    port: ConsumerPort
+    priority_level: int = 0  # the highest
+    hash_ranges: Sequence[Range] = ()  # those that a consumer of type key_shared wants, sorted
+    # Messages; falls with every delivery, and may go below zero by what the last batch overshot.
+    available_permits: int = 0
+    byte_permits: int = 0
+    byte_limited: bool = False  # a consumer that never grants bytes is limited by messages alone
+    closed: bool = False
+    queued: bool = False  # stands in its selector's queue of those that may be ready
+    # Delivered and not acknowledged, with redelivery counts. Where acknowledgements are individual: everything;
+    # of an exclusive subscription: what was delivered again after a nack.
+    pending_acks: dict[EntryKey, DeliveredRanges] = field(default_factory=dict)
+    unacked_messages: int = 0  # the members of `pending_acks`
+    blocked_on_unacked_messages: bool = False  # reached its cap, and has not come down to half of it since
+    delivered_messages: int = 0
+    delivered_bytes: int = 0
 
     @property
     def ready(self) -> bool:

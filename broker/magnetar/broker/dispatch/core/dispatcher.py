@@ -14,8 +14,6 @@ shell reads. Whether a consumer is writable may depend on the delivery before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -32,6 +30,7 @@ from .instructions import ActiveChanged, Instruction, PassEntry, Pause, Stop, Tu
 from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
 from .selection import Selector, new_selector
+from .selection.protocol import Mixed, Older
 from .slices import cut
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
@@ -379,8 +378,7 @@ class DispatchCore:
         if state.range_count >= self._settings.max_cursor_ranges:
             self.stop = Stop.TOO_MANY_RANGES
             return False
-        look_ahead = selector.look_ahead_messages - self.tracker.replay_messages
-        if look_ahead <= 0:
+        if self.tracker.replay_messages >= selector.look_ahead_messages:
             self.stop = Stop.LOOK_AHEAD
             return False
         key = (ledger, entry_id)
@@ -403,7 +401,7 @@ class DispatchCore:
         count, mixed = 0, None
         if counts.by_entry or counts.rewinds:
             count, wanted, mixed = counts.of(key, wanted)
-        following = self._share_out(selector, key, entry, wanted, count, mixed, None, look_ahead)
+        following = self._share_out(selector, key, entry, wanted, count, mixed, None)
         self._move_to(
             (ledger, entry_id, following) if following < message_count else (ledger, entry_id + 1, 0)
         )
@@ -437,9 +435,7 @@ class DispatchCore:
             if waiting:
                 count, members = waiting.lowest()
                 mixed = waiting if len(waiting.by_count) > 1 else None
-                self._share_out(
-                    selector, key, entry, list(members), count, mixed, older, MAX_MESSAGES_PER_ENTRY
-                )
+                self._share_out(selector, key, entry, list(members), count, mixed, older)
                 if older and tracker.next_replay() == key:
                     tracker.delay(key, max(older.values()))
                     self._set_timer()
@@ -476,9 +472,8 @@ class DispatchCore:
         entry: Entry,
         wanted: list[Range],
         count: int,
-        mixed: DeliveredRanges | None,
-        older: Iterable[EntryKey] | None,
-        look_ahead: int,
+        mixed: Mixed,
+        older: Older,
     ) -> int:
         """Delivers what can be delivered of an entry. Returns the index at which the read position goes on.
 
@@ -488,9 +483,9 @@ class DispatchCore:
         tracker, again, keyed = self.tracker, older is not None, selector.observer is not None
         # What an earlier part of the entry waits for is not known here: then it waits for its turn.
         part = keyed and not again and key in tracker.replay
-        shares, left_over, following = selector.share_out(key, entry, wanted, count, mixed, older, look_ahead)
+        shares, left_over, following = selector.share_out(key, entry, wanted, count, mixed, older)
         alone = len(shares) == 1 and not left_over
-        cut_short: Sequence[Consumer] = ()
+        cut_short: list[Consumer] = []
         delivered = False
         for consumer, mine, limit, redeliveries in shares:
             end = 0
@@ -503,7 +498,8 @@ class DispatchCore:
                 if again:
                     tracker.take_replays(key, [first for first, _ in taken], [last for _, last in taken])
             if end <= mine[-1][1]:
-                cut_short = [*cut_short, consumer]
+                if keyed:
+                    cut_short.append(consumer)
                 if alone and not again:
                     following = end
                 elif not again:

@@ -79,64 +79,52 @@ class Acks(Protocol):
         """What of these messages is to be delivered."""
 
 
+@dataclass(slots=True, eq=False)
 class DispatchCounters:
     """Sums over a topic, which count for its broker as well; counted per delivery and per read."""
 
-    __slots__ = (
-        "_broker",
-        "bytes_out",
-        "deliveries",
-        "failures",
-        "messages_out",
-        "read_bytes",
-        "reads",
-        "skipped_entries",
-        "unreadable_entries",
-    )
-
-    def __init__(self, broker: DispatchCounters | None = None) -> None:
-        self._broker = broker
-        self.deliveries = 0
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.reads = 0  # entries that were read
-        self.read_bytes = 0
-        self.unreadable_entries = 0  # now: a gauge
-        self.skipped_entries = 0
-        self.failures = 0  # runs of a dispatcher that a defect ended
+    broker: DispatchCounters | None = None
+    deliveries: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+    reads: int = 0  # entries that were read
+    read_bytes: int = 0
+    unreadable_entries: int = 0  # now: a gauge
+    skipped_entries: int = 0
+    failures: int = 0  # runs of a dispatcher that a defect ended
 
     def delivered(self, messages: int, size: int) -> None:
         """A delivery of so many messages and bytes."""
         self.deliveries += 1
         self.messages_out += messages
         self.bytes_out += size
-        if self._broker is not None:
-            self._broker.delivered(messages, size)
+        if self.broker is not None:
+            self.broker.delivered(messages, size)
 
     def read(self, size: int) -> None:
         """An entry of so many bytes."""
         self.reads += 1
         self.read_bytes += size
-        if self._broker is not None:
-            self._broker.read(size)
+        if self.broker is not None:
+            self.broker.read(size)
 
     def unreadable(self, more: int) -> None:
         """So many more entries cannot be read now."""
         self.unreadable_entries += more
-        if self._broker is not None:
-            self._broker.unreadable(more)
+        if self.broker is not None:
+            self.broker.unreadable(more)
 
     def skipped(self) -> None:
         """An entry was given up."""
         self.skipped_entries += 1
-        if self._broker is not None:
-            self._broker.skipped()
+        if self.broker is not None:
+            self.broker.skipped()
 
     def failed(self) -> None:
         """A defect ended a run of a dispatcher."""
         self.failures += 1
-        if self._broker is not None:
-            self._broker.failed()
+        if self.broker is not None:
+            self.broker.failed()
 
 
 @dataclass(slots=True)

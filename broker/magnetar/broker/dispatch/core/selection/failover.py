@@ -12,16 +12,14 @@ activeConsumerFailoverDelayTimeMillis).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ranges import Range, RangeSet
 
 from ....cursors.core.acks import EntryKey
-from ....cursors.core.redeliveries import DeliveredRanges
 from ..consumer import Consumer
-from .protocol import Selector, SharedOut
+from .protocol import Mixed, Older, Selector, SharedOut
 
 
 class FailoverSelector(Selector):
@@ -72,14 +70,7 @@ class FailoverSelector(Selector):
         return active is not None and self.next_due_ms is None and active.ready
 
     def share_out(
-        self,
-        key: EntryKey,
-        entry: Entry,
-        wanted: list[Range],
-        count: int,
-        mixed: DeliveredRanges | None,
-        older: Iterable[EntryKey] | None,
-        look_ahead: int,
+        self, key: EntryKey, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
     ) -> SharedOut:
         active = self.active
         assert active is not None

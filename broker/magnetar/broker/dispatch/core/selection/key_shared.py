@@ -33,6 +33,7 @@ from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range, RangeSet, count_members, intersection, intersects
 
 from ....cursors.core.acks import EntryKey
@@ -41,7 +42,7 @@ from ..consumer import Consumer
 from ..redelivery_tracker import Observer
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
-from .protocol import Selector, Share, SharedOut
+from .protocol import Mixed, Older, Selector, Share, SharedOut
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
@@ -81,6 +82,7 @@ class KeySharedSelector(Selector):
         self._unheld: dict[EntryKey, None] = {}  # of `_slots`: may be dropped, if they are still not held
         self._in_flight: dict[int, InFlight] = {}  # by slot; none without messages
         self._queued: dict[int, int] = {}  # messages in the replay queue by slot; none that is 0
+        self._queued_messages = 0  # in all slots
         # Entries that were set aside, by what may release them: an owner that is not ready, a slot that drains. Entries that
         # wait for an owner that nobody is are under None.
         self._waiting: dict[Consumer | int | None, dict[EntryKey, None]] = {}
@@ -147,19 +149,12 @@ class KeySharedSelector(Selector):
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def share_out(
-        self,
-        key: EntryKey,
-        entry: Entry,
-        wanted: list[Range],
-        count: int,
-        mixed: DeliveredRanges | None,
-        older: Iterable[EntryKey] | None,
-        look_ahead: int,
+        self, key: EntryKey, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
     ) -> SharedOut:
         """See `Selector`: to all consumers at once.
 
-        It ends when nobody has permits any more, `look_ahead` messages or more are left over, or MAX_SHARED_OUT runs were
-        looked at or shared out.
+        It ends when nobody has permits any more, so many messages are left over that `look_ahead_messages` are in the replay
+        queue, or MAX_SHARED_OUT runs were looked at or shared out.
         """
         slots = self._slots_of(key, entry)
         slots.waits_for = None
@@ -169,7 +164,7 @@ class KeySharedSelector(Selector):
             self._queued.keys() if older is None else {s for other in older for s in self._slots[other].slots}
         )
         if mixed is not None:
-            return self._share_out_runs(slots, mixed.rows(), queued, older is not None, look_ahead)
+            return self._share_out_runs(slots, mixed.rows(), queued, older is not None)
         ranges = RangeSet.of(wanted)
         if older is None:
             ranges = slots.first_runs(ranges, MAX_SHARED_OUT)
@@ -183,6 +178,7 @@ class KeySharedSelector(Selector):
             left = ranges
             for mine in found.values():
                 left = left.without(mine)
+            look_ahead = self.look_ahead_messages - self._queued_messages
             if left.members >= look_ahead:
                 left = slots.first_messages(left, look_ahead)
                 following = left.ends[-1] + 1
@@ -284,7 +280,6 @@ class KeySharedSelector(Selector):
         rows: Iterable[CountedRange],
         queued: AbstractSet[int],
         again: bool,
-        look_ahead: int,
     ) -> SharedOut:
         """`share_out` of messages whose redelivery counts differ, one run after another: 0.5 us each."""
         owners, in_flight = self._owners, self._in_flight
@@ -294,6 +289,7 @@ class KeySharedSelector(Selector):
         left_over = DeliveredRanges()
         looks = 0
         following, room = 0, MAX_SHARED_OUT
+        look_ahead = MAX_MESSAGES_PER_ENTRY if again else self.look_ahead_messages - self._queued_messages
         for row_first, row_last, count in rows:
             for first, last, slot in slots.runs(row_first, row_last):
                 if not permits or look_ahead <= 0 or not room:
@@ -410,15 +406,17 @@ class KeySharedSelector(Selector):
             self._unheld[key] = None
 
     def on_queued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
-        slots, queued = self._slots[key], self._queued
-        slots.held += count_members(starts, ends)
+        slots, queued, members = self._slots[key], self._queued, count_members(starts, ends)
+        slots.held += members
+        self._queued_messages += members
         slots.waits_for = None
         for slot, messages in slots.counted(starts, ends):
             queued[slot] = queued.get(slot, 0) + messages
 
     def on_unqueued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
-        slots, queued = self._slots[key], self._queued
-        slots.held -= count_members(starts, ends)
+        slots, queued, members = self._slots[key], self._queued, count_members(starts, ends)
+        slots.held -= members
+        self._queued_messages -= members
         for slot, messages in slots.counted(starts, ends):
             left = queued[slot] - messages
             if left:
@@ -441,7 +439,8 @@ class KeySharedSelector(Selector):
         assert all(slots.held > 0 for slots in self._slots.values())
         held = sum(slots.held for slots in self._slots.values())
         in_flight = sum(flight.messages for flight in self._in_flight.values())
-        assert held == in_flight + sum(self._queued.values())
+        assert self._queued_messages == sum(self._queued.values())
+        assert held == in_flight + self._queued_messages
         for event, waiting in self._waiting.items():
             assert waiting
             if isinstance(event, int):

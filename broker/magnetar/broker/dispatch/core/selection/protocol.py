@@ -18,6 +18,10 @@ from ..redelivery_tracker import Observer
 Share = tuple[Consumer, list[Range], int, int]
 # Shares; messages that go to the replay queue, with their redelivery count; the index after what was looked at.
 SharedOut = tuple[Sequence[Share], Sequence[tuple[int, RangeSet]], int]
+# Messages of an entry that were not delivered equally often before; None: they were.
+Mixed = DeliveredRanges | None
+# Of what is delivered again: entries before it in the replay queue that wait for a time; None: the entry is new.
+Older = Iterable[EntryKey] | None
 
 
 class Selector(Protocol):
@@ -61,21 +65,13 @@ class Selector(Protocol):
         ...
 
     def share_out(
-        self,
-        key: EntryKey,
-        entry: Entry,
-        wanted: list[Range],
-        count: int,
-        mixed: DeliveredRanges | None,
-        older: Iterable[EntryKey] | None,
-        look_ahead: int,
+        self, key: EntryKey, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
     ) -> SharedOut:
         """Who gets what of an entry, out of `wanted` (sorted, not empty), which was delivered `count` times before.
 
-        `mixed`: if others were not delivered equally often, all with their counts; `wanted` has the lowest message then.
-        `older` None: the entry is new, and what was looked at of it is either in the shares or left over. Else all of it is
-        in the replay queue, and stays there unless it is delivered; `older` are entries there that wait for a time, whose
-        keys must not be overtaken. `look_ahead`: no more messages than that are left over.
+        `mixed`: all that is wanted, if others were not delivered equally often; `wanted` has the lowest message then. What
+        was looked at of a new entry is either in the shares or left over. Of another one (`older`) everything is in the
+        replay queue, and stays there unless it is delivered.
         """
         ...
 

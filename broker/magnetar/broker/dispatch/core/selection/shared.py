@@ -10,7 +10,6 @@ Those of a higher priority (a lower number) come first: the others get something
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import islice
 from typing import ClassVar
 
@@ -18,9 +17,8 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.ranges import Range, RangeSet, first_members
 
 from ....cursors.core.acks import EntryKey
-from ....cursors.core.redeliveries import DeliveredRanges
 from ..consumer import Consumer
-from .protocol import Selector, SharedOut
+from .protocol import Mixed, Older, Selector, SharedOut
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
 MIN_CHUNK = 64
@@ -75,14 +73,7 @@ class SharedSelector(Selector):
         return False
 
     def share_out(
-        self,
-        key: EntryKey,
-        entry: Entry,
-        wanted: list[Range],
-        count: int,
-        mixed: DeliveredRanges | None,
-        older: Iterable[EntryKey] | None,
-        look_ahead: int,
+        self, key: EntryKey, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
     ) -> SharedOut:
         """See `Selector`: to the first in the queue, which goes to its end; what has another count is for the next."""
         queue = self._first
