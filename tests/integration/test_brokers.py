@@ -61,7 +61,7 @@ async def test_a_transfer_under_load_loses_and_reorders_nothing() -> None:
                 source = cluster.owner_of(TOPICS[0])
                 target = next(one for one in cluster.brokers.values() if one is not source)
                 moving = asyncio.create_task(
-                    source.ownership.transfer(TOPICS[0], target.broker.settings.name)
+                    source.ownership.administration.transfer(TOPICS[0], target.broker.settings.name)
                 )
             await producer.send(b"%d" % number)
             longest = max(longest, loop.time() - began)
@@ -94,7 +94,7 @@ async def test_what_a_new_owner_reads_for_consumers_near_the_tail_is_one_read_a_
             await consumer.ack(await consumer.receive(timeout=5), receipt=True)
         b = await cluster.start("b", default_bundles=16)
         before = cluster.ledgers.reads
-        await b.ownership.drain("a")
+        await b.ownership.administration.drain("a")
         async with asyncio.timeout(20):
             while b.broker.dispatched.messages_out < 5 * len(consumers):
                 await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_administration_reaches_the_owner_whatever_broker_is_asked() -> No
         for topic in TOPICS:
             await client.admin.create_topic(topic)
         assert len(await client.admin.list_topics()) == len(TOPICS)
-        await cluster.brokers["a"].ownership.drain("a", undo=False)
+        await cluster.brokers["a"].ownership.administration.drain("a", undo=False)
         for topic in TOPICS:
             await client.admin.create_subscription(topic, "s")
             assert (await client.admin.topic_stats(topic))["subscriptions"]
@@ -143,7 +143,7 @@ async def test_the_elected_balancer_moves_bundles_from_a_broker_that_has_too_muc
         async with asyncio.timeout(20):
             while not cluster.brokers["b"].topics:
                 await asyncio.gather(*(producer.send(b"x" * 100) for producer in producers))
-        assert await cluster.brokers["a"].ownership.balancer() in ("a", "b")
+        assert await cluster.brokers["a"].ownership.administration.balancer() in ("a", "b")
 
 
 async def test_a_broker_with_too_many_connections_gets_no_more_bundles() -> None:
@@ -152,7 +152,7 @@ async def test_a_broker_with_too_many_connections_gets_no_more_bundles() -> None
         a, b = cluster.brokers["a"], cluster.brokers["b"]
 
         async def reported(count: int) -> bool:
-            return (await b.ownership.brokers())[0].load.connections == count
+            return (await b.ownership.administration.brokers())[0].load.connections == count
 
         async def until_reported(count: int) -> None:
             async with asyncio.timeout(20):

@@ -146,7 +146,9 @@ class Calm:
         ownership = self._machine(owner).ownership
         assert ownership is not None
         what = f"the transfer of {bundle} from {owner} to {target.name}"
-        await self._wish(what, self._machine(owner), lambda: ownership.transfer(str(bundle), target.name))
+        await self._wish(
+            what, self._machine(owner), lambda: ownership.administration.transfer(str(bundle), target.name)
+        )
         await self._until(lambda: self._bundle_of(name)[1] == target.name, 2.0, what)
 
     async def _split(self) -> None:
@@ -156,7 +158,9 @@ class Calm:
         assert ownership is not None
         if bundle.first == bundle.last:
             return
-        await self._wish(f"the split of {bundle}", machine, lambda: ownership.split(str(bundle)))
+        await self._wish(
+            f"the split of {bundle}", machine, lambda: ownership.administration.split(str(bundle))
+        )
         part, its_owner = self._bundle_of(self._topics[0])
         if part == bundle or its_owner != owner:
             raise Violation(f"{bundle} of {owner} was divided, and now {part} is of {its_owner}")
@@ -170,15 +174,15 @@ class Calm:
         assert other_ownership is not None
         rest = [one for one in self._owned_by(owner) if one.namespace == bundle.namespace and one != bundle]
         if rest:
-            moving = partial(one_ownership.transfer, str(rest[0]), there.name)
+            moving = partial(one_ownership.administration.transfer, str(rest[0]), there.name)
             await self._wish(f"the transfer of {rest[0]} from {owner} to {there.name}", here, moving)
         for _ in range(RACES):
             bundle = self._bundle_of(self._topics[0])[0]
             other = next(one for one in self._owned_by(there.name) if one.namespace == bundle.namespace)
             failed = await self._wish_at_once(
                 "the splits of two bundles",
-                (here, partial(one_ownership.split, str(bundle))),
-                (there, partial(other_ownership.split, str(other))),
+                (here, partial(one_ownership.administration.split, str(bundle))),
+                (there, partial(other_ownership.administration.split, str(other))),
             )
             if len(failed) > 1:
                 raise Violation(f"none of two splits was done in a calm cluster: {failed}")
@@ -195,15 +199,17 @@ class Calm:
             what = f"dividing and taking the bundle of {namespace}"
             take: Callable[[], Awaitable[object]] = partial(other.claim, name)
             if number % 2:  # it has bounds already
-                await self._wish_at_once(what, (divides, partial(one.split, str(name))))
+                await self._wish_at_once(what, (divides, partial(one.administration.split, str(name))))
                 take = partial(other.locate, name, authoritative=True, unreachable="")
             # Both know that nobody owns it, and so are as fast as each other.
             await self._wish_at_once(
-                what, (divides, partial(one.bundles, namespace)), (takes, partial(other.bundles, namespace))
+                what,
+                (divides, partial(one.administration.bundles, namespace)),
+                (takes, partial(other.administration.bundles, namespace)),
             )
             await self._wish_at_once(
                 what,
-                (divides, partial(one.split, str(name))),
+                (divides, partial(one.administration.split, str(name))),
                 (takes, take),
             )
             bundle, owner = self._bundle_of(name)
@@ -233,7 +239,9 @@ class Calm:
         asked = self._others(owner)[0]
         ownership = asked.ownership
         assert ownership is not None
-        await self._wish(f"draining {owner}", asked, lambda: ownership.drain(owner, undo=False))
+        await self._wish(
+            f"draining {owner}", asked, lambda: ownership.administration.drain(owner, undo=False)
+        )
         await self._until(lambda: not self._owned_by(owner), WISH_S, f"draining {owner}")
         asked.crash()
         died = loop.time()
@@ -246,7 +254,9 @@ class Calm:
         await self._until(lambda: asked.ownership is not None, 20.0, f"the start of {asked.name}")
         again = asked.ownership
         assert again is not None
-        await self._wish(f"no longer draining {owner}", asked, lambda: again.drain(owner, undo=True))
+        await self._wish(
+            f"no longer draining {owner}", asked, lambda: again.administration.drain(owner, undo=True)
+        )
         await self._until(
             lambda: drained.ownership is not None and drained.ownership.state == "ready", 5.0, owner
         )

@@ -189,13 +189,13 @@ class Cluster:
         to = rng.choice(self.brokers).name
         match kind:
             case "transfer":
-                self._ask(process.spawn, kind, lambda: ownership.transfer(bundle, to))
+                self._ask(process.spawn, kind, lambda: ownership.administration.transfer(bundle, to))
             case "move":
-                self._ask(process.spawn, kind, lambda: ownership.transfer(bundle, ""))
+                self._ask(process.spawn, kind, lambda: ownership.administration.transfer(bundle, ""))
             case "split" if len(bundles) < 8:
-                self._ask(process.spawn, kind, lambda: ownership.split(bundle))
+                self._ask(process.spawn, kind, lambda: ownership.administration.split(bundle))
             case "drain":
-                wish = self._ask(process.spawn, kind, lambda: ownership.drain(to, undo=False))
+                wish = self._ask(process.spawn, kind, lambda: ownership.administration.drain(to, undo=False))
                 self.loop.call_outside(rng.uniform(0.5, 4.0), self._undo_drain, to, process, wish)
 
     def _ask(
@@ -231,7 +231,7 @@ class Cluster:
         ownership, process = one.ownership, one.process
         assert ownership is not None
         assert process is not None
-        self._ask(process.spawn, "undo_drain", lambda: ownership.drain(name, undo=True))
+        self._ask(process.spawn, "undo_drain", lambda: ownership.administration.drain(name, undo=True))
         self.loop.call_outside(1.5, self._undo_drain, name, asked, wish)
 
     # --- healing -----------------------------------------------------------------------------------------------------

@@ -105,8 +105,39 @@ class Host(Protocol):
         """Nothing of any topic is confirmed any more when this returns; they let go afterwards."""
 
 
+class Administration(Protocol):
+    """What operators see of a cluster's brokers and bundles, and what they ask of them; whichever broker they ask."""
+
+    async def brokers(self) -> list[BrokerRow]:
+        """All of the cluster, by name."""
+
+    async def balancer(self) -> str:
+        """The name of the broker that balances; "": none."""
+
+    async def bundles(self, namespace: str) -> list[BundleRow]:
+        """Those of a namespace, in the order of their hashes."""
+
+    async def transfer(self, bundle: str, to: str) -> None:
+        """Returns when the bundle's owner has handed it over. Raises InvalidArgument, RequestTimeout."""
+
+    async def split(self, bundle: str) -> list[str]:
+        """The parts, when its owner has divided it. Raises InvalidArgument, RequestTimeout."""
+
+    async def drain(
+        self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
+    ) -> DrainState:
+        """A broker or a bookie, or all of a zone, hand over all they have, until `undo`. Returns what they still have.
+
+        `kind`, "broker" or "bookie", where one of each has the name. Raises InvalidArgument.
+        """
+
+
 class Ownership(Protocol):
     """Which topics this broker serves, and who serves the others."""
+
+    @property
+    def administration(self) -> Administration:
+        """Of the whole cluster."""
 
     async def start(self, host: Host) -> None:
         """Before anything else. Raises ServiceNotReady."""
@@ -140,29 +171,6 @@ class Ownership(Protocol):
     def figures(self) -> dict[str, float]:
         """For /metrics."""
 
-    async def brokers(self) -> list[BrokerRow]:
-        """All of the cluster, by name."""
-
-    async def balancer(self) -> str:
-        """The name of the broker that balances; "": none."""
-
-    async def bundles(self, namespace: str) -> list[BundleRow]:
-        """Those of a namespace, in the order of their hashes."""
-
-    async def transfer(self, bundle: str, to: str) -> None:
-        """Returns when the bundle's owner has handed it over. Raises InvalidArgument, RequestTimeout."""
-
-    async def split(self, bundle: str) -> list[str]:
-        """The parts, when its owner has divided it. Raises InvalidArgument, RequestTimeout."""
-
-    async def drain(
-        self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
-    ) -> DrainState:
-        """A broker or a bookie, or all of a zone, hand over all they have, until `undo`. Returns what they still have.
-
-        `kind`, "broker" or "bookie", where one of each has the name. Raises InvalidArgument.
-        """
-
     async def hand_over(self) -> None:
         """This broker stops: others get its bundles, as far as there are others."""
 
@@ -171,7 +179,7 @@ class Ownership(Protocol):
 
 
 class SoleBroker:
-    """`Ownership` of a broker that is alone: everything is its own, for ever."""
+    """`Ownership` of a broker that is alone, and its `Administration`: everything is its own, for ever."""
 
     alone = True
     valid = True
@@ -180,6 +188,10 @@ class SoleBroker:
         self._name = name
         self._url = url
         self._host: Host | None = None
+
+    @property
+    def administration(self) -> SoleBroker:
+        return self
 
     async def start(self, host: Host) -> None:
         self._host = host
@@ -199,6 +211,14 @@ class SoleBroker:
     def figures(self) -> dict[str, float]:
         return {}
 
+    async def hand_over(self) -> None:
+        """See Ownership."""
+
+    async def close(self) -> None:
+        """See Ownership."""
+
+    # --- Administration ----------------------------------------------------------------------------------------------
+
     async def brokers(self) -> list[BrokerRow]:
         return [BrokerRow(self._name, self._url, "", "", READY, 0, "", BrokerLoad())]
 
@@ -211,7 +231,7 @@ class SoleBroker:
         ]
 
     async def transfer(self, bundle: str, to: str) -> None:
-        """See Ownership. There is nobody to move to: the topic, or all of the bundle, is unloaded until its next use."""
+        """See Administration. There is nobody to move to: the topic, or its bundle, is unloaded until its next use."""
         if to:
             raise _alone()
         named = parse_bundle_or_topic(bundle)
@@ -230,12 +250,6 @@ class SoleBroker:
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
         raise _alone()
-
-    async def hand_over(self) -> None:
-        """See Ownership."""
-
-    async def close(self) -> None:
-        """See Ownership."""
 
 
 def _alone() -> Unsupported:

@@ -228,7 +228,7 @@ class BrokerService:
         return Resolved([("namespace", policies), of_broker(self.settings)])
 
     async def _check_possible(self, before: Resolved, policies: Policies) -> None:
-        groups = [broker.group for broker in await self._broker.ownership.brokers()]
+        groups = [broker.group for broker in await self._broker.ownership.administration.brokers()]
         check_possible(self._broker.ledgers, groups, before, policies)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
@@ -304,30 +304,30 @@ class BrokerService:
     @on_cluster("list_brokers")
     async def list_brokers(self) -> BrokersFound:
         """All brokers of the cluster."""
-        ownership = self._broker.ownership
-        return BrokersFound(await ownership.brokers(), await ownership.balancer())
+        administration = self._broker.ownership.administration
+        return BrokersFound(await administration.brokers(), await administration.balancer())
 
     @on_namespace("list_bundles")
     async def list_bundles(self, namespace: str) -> BundlesFound:
         """The bundles of `tenant/namespace` and their owners. Raises InvalidArgument."""
-        return BundlesFound(await self._broker.ownership.bundles(check_namespace(namespace)))
+        return BundlesFound(await self._broker.ownership.administration.bundles(check_namespace(namespace)))
 
     @on_cluster("unload_bundle")
     async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
         """Returns when the bundle's owner has handed it over. Raises InvalidArgument, RequestTimeout."""
-        await self._broker.ownership.transfer(bundle, to)
+        await self._broker.ownership.administration.transfer(bundle, to)
 
     @on_cluster("split_bundle")
     async def split_bundle(self, bundle: str) -> list[str]:
         """The parts, once it is divided. Raises InvalidArgument, RequestTimeout."""
-        return await self._broker.ownership.split(bundle)
+        return await self._broker.ownership.administration.split(bundle)
 
     @on_cluster("drain")
     async def drain(
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
         """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises InvalidArgument."""
-        return await self._broker.ownership.drain(name, zone=zone, kind=kind, undo=undo)
+        return await self._broker.ownership.administration.drain(name, zone=zone, kind=kind, undo=undo)
 
 
 def _skipped(messages: int, subscription: Subscription) -> Skipped:

@@ -29,7 +29,7 @@ async def located(broker: ClusterBroker, name: TopicName) -> str:
 
 async def moved(cluster: Cluster, bundle: Bundle, source: str, target: str) -> None:
     """Asks for a move, and waits until it is done."""
-    await cluster.brokers[source].ownership.transfer(str(bundle), target)
+    await cluster.brokers[source].ownership.administration.transfer(str(bundle), target)
     await until(lambda: bundle in cluster.brokers[target].ownership.held)
 
 
@@ -46,7 +46,7 @@ async def test_an_owner_node_that_cannot_be_read_costs_its_bundle_only() -> None
             await located(a, TOPICS[0])
         # Requests are still carried out.
         await moved(cluster, bundle_of(others[0]), "a", "b")
-        rows = await a.ownership.bundles(NAMESPACE)
+        rows = await a.ownership.administration.bundles(NAMESPACE)
         assert [row.broker for row in rows].count("") == 1
         assert len((await snapshot_of(a.ownership)).owners) == 3
         await cluster.metadata.delete(owner_path(damaged))
@@ -85,7 +85,7 @@ async def test_a_broker_that_cannot_be_read_is_left_out() -> None:
     async with brokers("a") as cluster:
         await cluster.metadata.create("/brokers/z", GARBAGE)
         a = cluster.brokers["a"]
-        assert [row.name for row in await a.ownership.brokers()] == ["a"]
+        assert [row.name for row in await a.ownership.administration.brokers()] == ["a"]
         assert await located(a, TOPICS[0]) == a.url
 
 
@@ -98,4 +98,4 @@ async def test_rule_48_policies_that_cannot_be_read_are_named_among_the_obstacle
             namespace_path("t/fine"), NamespaceRecord(Policies(broker_zone="nowhere")).encode()
         )
         with pytest.raises(InvalidArgument, match=namespace_path("t/damaged")):
-            await a.ownership.drain("b")
+            await a.ownership.administration.drain("b")

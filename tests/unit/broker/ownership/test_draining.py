@@ -66,7 +66,7 @@ async def test_a_zone_is_drained_and_comes_back_also_what_is_stopped_meanwhile()
         await bookies(cluster, b1="x", b2="y", b3="y")
         await load_all(cluster)
         c = cluster.brokers["c"].ownership
-        begun = await c.drain(zone="x")
+        begun = await c.administration.drain(zone="x")
         assert (begun.brokers, begun.bookies) == (["a", "b"], ["b1"])
         await until(lambda: not cluster.brokers["a"].topics and not cluster.brokers["b"].topics)
         await until(
@@ -74,10 +74,10 @@ async def test_a_zone_is_drained_and_comes_back_also_what_is_stopped_meanwhile()
                 [cluster.brokers[name].ownership.state for name in "abc"] == ["drained", "drained", "ready"]
             )
         )
-        assert (await c.drain(zone="x")).over, "asked again, it says how far that is"
+        assert (await c.administration.drain(zone="x")).over, "asked again, it says how far that is"
         await cluster.stop("a")
         await cluster.metadata.delete("/bookies/b1")
-        undone = await c.drain(zone="x", undo=True)
+        undone = await c.administration.drain(zone="x", undo=True)
         assert (undone.brokers, undone.bookies) == (["a", "b"], ["b1"])
         assert await cluster.metadata.children("/draining-brokers") == []
         assert await cluster.metadata.children("/draining") == []
@@ -87,18 +87,18 @@ async def test_the_last_broker_and_the_last_of_a_group_are_not_drained() -> None
     async with brokers("a") as cluster:
         a = cluster.brokers["a"].ownership
         with pytest.raises(InvalidArgument, match="broker a cannot be drained: no other broker takes topics"):
-            await a.drain("a")
+            await a.administration.drain("a")
         await cluster.start("b", group="fast")
-        await a.drain("a")
+        await a.administration.drain("a")
         with pytest.raises(InvalidArgument, match="broker b cannot be drained: no other broker takes topics"):
-            await a.drain("b")
-        await a.drain("a", undo=True)
+            await a.administration.drain("b")
+        await a.administration.drain("a", undo=True)
         record = NamespaceRecord(Policies(broker_group="fast")).encode()
         await cluster.metadata.create(namespace_path("shop/live"), record)
         with pytest.raises(
             InvalidArgument, match="no broker would be left that namespace shop/live may have"
         ):
-            await a.drain("b")
+            await a.administration.drain("b")
         assert await cluster.metadata.children("/draining-brokers") == []
 
 
@@ -109,7 +109,9 @@ async def test_of_drains_that_begin_at_once_not_all_go_on(kind: str) -> None:
         await bookies(cluster, a="", b="")
         record = NamespaceRecord(Policies(ensemble_size=1, write_quorum=1, ack_quorum=1)).encode()
         await cluster.metadata.create(namespace_path("shop/live"), record)
-        drains = [one.ownership.drain(name, kind=kind) for name, one in cluster.brokers.items()]
+        drains = [
+            one.ownership.administration.drain(name, kind=kind) for name, one in cluster.brokers.items()
+        ]
         ended = await asyncio.gather(*drains, return_exceptions=True)
         refused = [one for one in ended if isinstance(one, InvalidArgument)]
         why = "no other broker takes topics" if kind == "broker" else "shop/live wants ledgers on 1 bookies"
@@ -128,7 +130,7 @@ async def test_a_bookie_that_a_namespace_needs_is_not_drained() -> None:
         with pytest.raises(
             InvalidArgument, match=r"bookie b1 .*: namespace shop/live wants ledgers on 2 bookies"
         ):
-            await a.drain("b1")
+            await a.administration.drain("b1")
         assert await cluster.metadata.children("/draining") == []
 
 
@@ -138,9 +140,9 @@ async def test_damaged_nodes_keep_nobody_else_from_a_drain_and_its_end() -> None
         for node in ("/bookies/foreign", "/draining-brokers/foreign", "/draining/foreign"):
             await cluster.metadata.create(node, b"junk")
         a = cluster.brokers["a"].ownership
-        assert (await a.drain("b")).brokers == ["b"]
-        await a.drain("b", undo=True)
+        assert (await a.administration.drain("b")).brokers == ["b"]
+        await a.administration.drain("b", undo=True)
         for kind in ("broker", "bookie"):
-            await a.drain("foreign", kind=kind, undo=True)
+            await a.administration.drain("foreign", kind=kind, undo=True)
         assert await cluster.metadata.children("/draining-brokers") == []
         assert await cluster.metadata.children("/draining") == []

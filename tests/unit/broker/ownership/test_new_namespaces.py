@@ -43,7 +43,9 @@ async def test_rule_47_looking_up_topics_of_made_up_namespaces_leaves_nothing_be
             else:
                 assert await locate(b, name, authoritative=True) == Located(b.url, True)
         for number in range(100):
-            assert {row.broker for row in await a.ownership.bundles(f"made-up/{number}")} == {""}
+            assert {row.broker for row in await a.ownership.administration.bundles(f"made-up/{number}")} == {
+                ""
+            }
             with pytest.raises(TopicNotFound):
                 await b.broker.topic(TopicName.parse(f"made-up/{number}/topic"), create=False)
         assert await nodes(cluster.metadata) == before
@@ -69,7 +71,7 @@ async def test_whoever_makes_the_first_topic_of_a_namespace_owns_its_bundle() ->
         assert await locate(other, name, authoritative=True) == Located(found.url, True)
         with pytest.raises(TopicNotServed):
             await other.broker.topic(TopicName.parse("new/space/second"), create=True)
-        (row,) = await other.ownership.bundles("new/space")
+        (row,) = await other.ownership.administration.bundles("new/space")
         assert row.url == found.url
 
 
@@ -104,7 +106,7 @@ async def test_topics_of_a_broker_that_was_alone_are_found_in_a_cluster() -> Non
 async def test_a_drained_broker_takes_no_new_namespace() -> None:
     async with brokers("a", "b") as cluster:
         a, b = cluster.brokers.values()
-        await b.ownership.drain("a")
+        await b.ownership.administration.drain("a")
         name = TopicName.parse("new/space/topic")
         assert await locate(a, name, authoritative=True) == Located(b.url, False)
         with pytest.raises((TopicNotServed, InvalidArgument)):

@@ -141,7 +141,7 @@ async def test_rule_31_a_broker_that_lost_its_session_fences_every_topic_and_tak
         found = await owner(cluster, name, "b")
         await found.broker.topic(name, create=False)
         await until(lambda: first.ownership.valid)
-        await second.ownership.transfer(str(name), "a")
+        await second.ownership.administration.transfer(str(name), "a")
         assert await owner(cluster, name) is first
 
 
@@ -183,7 +183,7 @@ async def test_rule_31_an_owner_deletes_its_node_by_version() -> None:
         # Somebody else changes the node: the owner must not take it away.
         await cluster.metadata.put(owner_path(bundle), node.value, version=node.version)
         with pytest.raises(RequestTimeout, match="still at broker"):
-            await other.ownership.transfer(str(bundle), other.broker.settings.name)
+            await other.ownership.administration.transfer(str(bundle), other.broker.settings.name)
         stored = await cluster.metadata.get(owner_path(bundle))
         assert stored is not None
         assert stored.version == node.version + 1
@@ -211,9 +211,9 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
 
         topic = await source.broker.topic(TOPICS[3], create=False)
         await topic.open_producer("p", epoch=0, new_port=lambda _: Port())
-        await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
+        await source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
         assert source.topics == []
-        assert [row.broker for row in await source.ownership.bundles(NAMESPACE)] == [
+        assert [row.broker for row in await source.ownership.administration.bundles(NAMESPACE)] == [
             target.broker.settings.name
         ]
         assert await cluster.metadata.children("/transfers") == []
@@ -230,7 +230,9 @@ async def test_a_topic_may_be_loaded_at_the_destination_while_the_rest_of_its_bu
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         gate = keeps_all_but_one(source)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: TOPICS[0].name not in source.topics)
         assert await locate(source, TOPICS[0]) == Located(target.url, False)
         assert await locate(target, TOPICS[0], authoritative=True) == Located(target.url, True)
@@ -249,7 +251,9 @@ async def test_topics_with_clients_leave_no_faster_than_their_next_owner_loads_t
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=4)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: len(closed) == 4 and len(source.topics) == len(TOPICS) - 4)
         for loaded in range(len(TOPICS)):
             for _ in range(50):
@@ -283,7 +287,9 @@ async def test_a_move_under_way_does_not_hold_up_a_broker_that_stops(monkeypatch
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=1)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: closed)
         async with asyncio.timeout(10):  # 20 s if each topic were waited for
             await source.ownership.hand_over()
@@ -297,7 +303,9 @@ async def test_a_move_does_not_wait_for_a_destination_that_is_gone(monkeypatch: 
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=1)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: closed and not source.broker.has(closed[0]))
         await cluster.stop(target.broker.settings.name)
         await until(lambda: source.topics == [])  # 20 s if each topic were waited for
@@ -310,7 +318,9 @@ async def test_a_broker_that_stops_does_not_wait_for_what_moves_to_it() -> None:
         source, target = await loaded_pair(cluster)
         assert target.topics
         gate = keeps_all_but_one(source)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: TOPICS[0].name not in source.topics)
         await target.ownership.locate(TOPICS[0], authoritative=True, unreachable="")
         await cluster.start("c")
@@ -326,7 +336,7 @@ async def test_a_move_waits_for_no_topic_without_clients(monkeypatch: pytest.Mon
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         async with asyncio.timeout(5):
-            await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
+            await source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
         assert source.topics == []
 
 
@@ -342,7 +352,7 @@ async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() 
             await gate.wait()
 
         source.broker.unload = slowly  # type: ignore[method-assign]
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), ""))
+        moving = asyncio.create_task(source.ownership.administration.transfer(str(TOPICS[0]), ""))
         await until(lambda: len(source.topics) < len(TOPICS))
         closed = [name for name in TOPICS if name.name not in source.topics]
         target.ownership.view.owners(NAMESPACE).drop()
@@ -360,7 +370,9 @@ async def test_a_bundle_that_does_not_arrive_is_let_go() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         source, target = await loaded_pair(cluster)
         gate = keeps_all_but_one(source)
-        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
+        )
         await until(lambda: TOPICS[0].name not in source.topics)
         await locate(target, TOPICS[0], authoritative=True)
         await target.broker.topic(TOPICS[0], create=False)
@@ -383,15 +395,15 @@ async def test_a_split_moves_nothing_and_keeps_every_owner() -> None:
         source = await owner(cluster, TOPICS[0])
         loaded = {name: await source.broker.topic(name, create=False) for name in TOPICS}
         asked = next(one for one in cluster.brokers.values() if one is not source)
-        parts = await asked.ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
+        parts = await asked.ownership.administration.split(f"{NAMESPACE}/0x00000000_0xffffffff")
         assert len(parts) == 2
-        bundles = await asked.ownership.bundles(NAMESPACE)
+        bundles = await asked.ownership.administration.bundles(NAMESPACE)
         assert [row.bundle for row in bundles] == parts
         assert {row.broker for row in bundles} == {source.broker.settings.name}
         for name, topic in loaded.items():
             assert await source.broker.topic(name, create=False) is topic
             assert await locate(asked, name) == Located(source.url, True)
-        await asked.ownership.transfer(parts[1], asked.broker.settings.name)
+        await asked.ownership.administration.transfer(parts[1], asked.broker.settings.name)
         half = int(parts[1].rpartition("/0x")[2][:8], 16)
         for name in TOPICS:
             assert await owner(cluster, name) is (source if topic_hash(name) < half else asked)
@@ -400,13 +412,13 @@ async def test_a_split_moves_nothing_and_keeps_every_owner() -> None:
 async def test_a_bundle_that_nobody_owns_is_divided_and_given_to_a_broker() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
-        parts = await a.split("other/space/0x00000000_0xffffffff")
-        assert [row.bundle for row in await b.bundles("other/space")] == parts
+        parts = await a.administration.split("other/space/0x00000000_0xffffffff")
+        assert [row.bundle for row in await b.administration.bundles("other/space")] == parts
         assert len(parts) == 2
-        await a.transfer(parts[0], "")
-        assert [row.broker for row in await b.bundles("other/space")] == ["", ""]
-        await a.transfer(parts[1], "b")
-        assert [row.broker for row in await a.bundles("other/space")] == ["", "b"]
+        await a.administration.transfer(parts[0], "")
+        assert [row.broker for row in await b.administration.bundles("other/space")] == ["", ""]
+        await a.administration.transfer(parts[1], "b")
+        assert [row.broker for row in await a.administration.bundles("other/space")] == ["", "b"]
 
 
 async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> None:
@@ -414,7 +426,7 @@ async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> 
         a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
         whole = "other/space/0x00000000_0xffffffff"
         await asyncio.gather(*(one.view.bounds("other/space") for one in (a, b)))
-        of_a, of_b = await asyncio.gather(a.split(whole), b.split(whole))
+        of_a, of_b = await asyncio.gather(a.administration.split(whole), b.administration.split(whole))
         assert of_a == of_b
         assert len(of_a) == 2
 
@@ -422,17 +434,17 @@ async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> 
 async def test_a_bundle_that_was_divided_meanwhile_is_not_owned_as_a_whole() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         slow = cluster.brokers["b"]
-        await slow.ownership.bundles(NAMESPACE)  # knows the bounds as they were
+        await slow.ownership.administration.bundles(NAMESPACE)  # knows the bounds as they were
         name = TOPICS[0]
         if await owner(cluster, name, "a") is slow:
-            await cluster.brokers["a"].ownership.transfer(str(name), "a")
+            await cluster.brokers["a"].ownership.administration.transfer(str(name), "a")
         watched = slow.ownership.view._bounds.of(NAMESPACE)
         old = await watched.get()
-        await cluster.brokers["a"].ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
+        await cluster.brokers["a"].ownership.administration.split(f"{NAMESPACE}/0x00000000_0xffffffff")
         cluster.expire("a")
         watched.known = old  # as if the watch had not fired yet
         await locate(slow, name, authoritative=True)
-        owned = [row for row in await slow.ownership.bundles(NAMESPACE) if row.broker]
+        owned = [row for row in await slow.ownership.administration.bundles(NAMESPACE) if row.broker]
         assert owned
         assert all(not row.bundle.endswith("0x00000000_0xffffffff") for row in owned)
 
@@ -462,14 +474,14 @@ async def test_a_drained_broker_hands_over_everything_and_gets_nothing_until_tha
     async with brokers("a", "b", default_bundles=8) as cluster:
         await load_all(cluster)
         a, b = cluster.brokers["a"], cluster.brokers["b"]
-        await b.ownership.drain("a", undo=False)
+        await b.ownership.administration.drain("a", undo=False)
         await until(lambda: not a.topics and not a.ownership.held)
         assert {await owner(cluster, name) is b for name in TOPICS} == {True}
         assert (await locate(a, TopicName.parse("tenant/other/x"))).url == b.url
-        assert (await b.ownership.drain("a", undo=True)).over
-        while (await b.ownership.brokers())[0].state != "ready":
+        assert (await b.ownership.administration.drain("a", undo=True)).over
+        while (await b.ownership.administration.brokers())[0].state != "ready":
             await asyncio.sleep(0.001)
-        await b.ownership.transfer(str(TOPICS[0]), "a")
+        await b.ownership.administration.transfer(str(TOPICS[0]), "a")
         assert await owner(cluster, TOPICS[0]) is a
 
 
@@ -502,15 +514,15 @@ async def test_wrong_requests_have_one_clear_error() -> None:
         ownership = cluster.brokers["a"].ownership
         await owner(cluster, TOPICS[0])
         with pytest.raises(InvalidArgument, match="has no bundle 0x00000000_0x00000001"):
-            await ownership.transfer("public/default/0x00000000_0x00000001", "")
+            await ownership.administration.transfer("public/default/0x00000000_0x00000001", "")
         with pytest.raises(InvalidTopicName, match="want persistent://tenant/namespace/name"):
-            await ownership.transfer("nonsense/x/y/z", "")
+            await ownership.administration.transfer("nonsense/x/y/z", "")
         with pytest.raises(InvalidArgument, match="no broker zzz"):
-            await ownership.transfer(str(TOPICS[0]), "zzz")
+            await ownership.administration.transfer(str(TOPICS[0]), "zzz")
         with pytest.raises(InvalidArgument, match="no broker or bookie 'zzz'"):
-            await ownership.drain("zzz", undo=False)
+            await ownership.administration.drain("zzz", undo=False)
         # Where it would go there is nobody.
-        await ownership.transfer(str(TOPICS[0]), "")
+        await ownership.administration.transfer(str(TOPICS[0]), "")
         assert await owner(cluster, TOPICS[0]) is cluster.brokers["a"]
         await cluster.metadata.get(transfer_path(Bounds.even(4).bundles(NAMESPACE)[0]))
 
@@ -590,7 +602,7 @@ async def test_an_owner_says_since_when_it_has_what_was_moved_to_it() -> None:
         other = next(found for found in cluster.brokers.values() if found is not one)
         placed = (await snapshot_of(one.ownership)).owners
         assert all(row.moved_ago_s > 600 for row in placed)
-        await one.ownership.transfer(str(TOPICS[0]), other.broker.settings.name)
+        await one.ownership.administration.transfer(str(TOPICS[0]), other.broker.settings.name)
         assert await owner(cluster, TOPICS[0]) is other
         moved = {row.bundle: row.moved_ago_s for row in (await snapshot_of(one.ownership)).owners}
         assert sorted(ago_s < 1 for ago_s in moved.values()) == [False, True]

@@ -52,7 +52,7 @@ async def test_a_broker_that_cannot_write_what_it_says_of_itself_keeps_its_sessi
         lost = fail_once(cluster, "put", broker_path("a"))
         await cluster.metadata.create("/draining-brokers/a", encode_drain(""))
         await until(lambda: lost)
-        await one.ownership.drain("a", undo=True)
+        await one.ownership.administration.drain("a", undo=True)
         await until(lambda: one.ownership.state == READY)
         assert one.ownership.session is session
         assert topic.not_served is None
@@ -80,7 +80,7 @@ async def test_a_request_whose_deletion_is_lost_is_deleted_all_the_same() -> Non
         source = await owner(cluster, name)
         (bundle,) = source.ownership.held
         lost = fail_once(cluster, "delete", transfer_path(bundle))
-        assert len(await source.ownership.split(str(bundle))) == 2
+        assert len(await source.ownership.administration.split(str(bundle))) == 2
         assert lost
         assert await cluster.metadata.get(transfer_path(bundle)) is None
 
@@ -99,7 +99,7 @@ async def test_a_request_about_a_bundle_that_was_divided_is_deleted() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         source = await owner(cluster, TOPICS[0])
         (bundle,) = source.ownership.held
-        await source.ownership.split(str(bundle))
+        await source.ownership.administration.split(str(bundle))
         await request_goes(cluster, bundle)
 
 
@@ -136,7 +136,7 @@ async def test_a_move_that_could_not_be_announced_is_found_out() -> None:
             return await real_get(asked)
 
         store.put, store.get = put, get
-        await source.ownership.transfer(str(bundle), target.broker.settings.name)
+        await source.ownership.administration.transfer(str(bundle), target.broker.settings.name)
         assert not answers
         assert await owner(cluster, name) is target
         assert not source.ownership.held
@@ -158,7 +158,7 @@ async def test_parts_that_are_found_before_the_answer_to_their_division_are_held
                 await gate.wait()
 
         store.commit = commit_and_answer_late  # type: ignore[method-assign]
-        dividing = asyncio.create_task(broker.ownership.split(str(whole)))
+        dividing = asyncio.create_task(broker.ownership.administration.split(str(whole)))
         await committed.wait()
         bundles.view.drop(whole.namespace)
         bundles.look.set()
@@ -194,7 +194,7 @@ async def test_a_division_whose_answer_was_lost_is_found_by_reading(reads_fail: 
 
         store.commit, store.children = commit_and_lose, children  # type: ignore[method-assign]
         with contextlib.suppress(ConnectionLost):
-            await broker.ownership.split(str(whole))
+            await broker.ownership.administration.split(str(whole))
         await until(lambda: len(bundles.held) == 2 and whole not in bundles.held)
         assert all(held.state is State.OWNED for held in bundles.held.values())
         assert len(lost) == 1 + reads_fail
@@ -213,7 +213,9 @@ async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:
 
         transfers: Any = source.ownership._transfers
         transfers._close_topics = close_later
-        moving = asyncio.create_task(source.ownership.transfer(str(bundle), target.broker.settings.name))
+        moving = asyncio.create_task(
+            source.ownership.administration.transfer(str(bundle), target.broker.settings.name)
+        )
         held = source.ownership.held
         await until(lambda: bundle in held and held[bundle].state is State.MOVING)
         await asyncio.gather(*(locate(target, name, authoritative=True) for _ in range(5)))
@@ -332,7 +334,7 @@ async def test_a_defect_in_one_look_at_requests_does_not_end_all_others() -> Non
             raise RuntimeError("a defect")
 
         view.draining.get = broken
-        assert len(await source.ownership.split(str(bundle))) == 2
+        assert len(await source.ownership.administration.split(str(bundle))) == 2
         assert failed
 
 
@@ -432,6 +434,6 @@ async def test_rule_31_an_owner_whose_answer_was_lost_leaves_the_node_of_the_nex
                 raise ConnectionLost("the answer is lost")
 
         store.delete = losing
-        await source.ownership.transfer(str(bundle), target.broker.settings.name)
+        await source.ownership.administration.transfer(str(bundle), target.broker.settings.name)
         assert len(deleted) == 1
         assert await owner(cluster, TOPICS[0]) is target
