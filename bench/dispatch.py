@@ -132,10 +132,10 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
 async def _tail(topic: Any, *, others: int = 0, connected: bool = False) -> Callable[[], int]:
     """One exclusive consumer with permits, beside subscriptions that have nothing to do."""
     port = _Port()
-    subscription, consumer, _ = await topic.subscribing.subscribe(SubscribeRequest("active"), port)
+    subscription, consumer, _ = await topic.subscriptions.subscribe(SubscribeRequest("active"), port)
     subscription.flow(consumer, 1 << 30, 0)
     for number in range(others):
-        other, idle, _ = await topic.subscribing.subscribe(SubscribeRequest(f"idle-{number}"), _Port())
+        other, idle, _ = await topic.subscriptions.subscribe(SubscribeRequest(f"idle-{number}"), _Port())
         if not connected:
             other.remove_consumer(idle)
     return lambda: port.deliveries
@@ -146,7 +146,7 @@ async def _shared(topic: Any, *, with_permits: int) -> Callable[[], int]:
     port = _Port()
     for number in range(MANY):
         asked = SubscribeRequest("shared", "shared")
-        subscription, consumer, _ = await topic.subscribing.subscribe(asked, port)
+        subscription, consumer, _ = await topic.subscriptions.subscribe(asked, port)
         if number >= MANY - with_permits:
             subscription.flow(consumer, 1 << 30, 0)
     return lambda: port.deliveries

@@ -231,7 +231,7 @@ async def test_a_skip_is_durable_when_it_is_answered_and_nothing_is_skipped_by_a
         assert list(subscription.cursor.durable_mark) == answer["mark_delete"]
 
         async def find() -> Position:
-            await topic.subscribing.seek(subscription, ("earliest", None))
+            await topic.subscriptions.seek(subscription, ("earliest", None))
             return topic.ledger.list.end
 
         with pytest.raises(TopicBusy, match="nothing was skipped"):

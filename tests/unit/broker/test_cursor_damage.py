@@ -201,7 +201,7 @@ async def test_an_error_that_may_pass_is_waited_out_while_the_others_are_served(
         del stage.ledgers.unopened[ledger]
         topic = broker.topics[str(TOPIC)]
         async with asyncio.timeout(5):
-            while topic.subscribing.recovery.unavailable:
+            while topic.subscriptions.recovery.unavailable:
                 await asyncio.sleep(0.001)
         assert await delivered(broker) == all_but(0, 1, 2)
         assert (await stats(broker))["subscriptions"]["billing"]["recovered_from"] is None

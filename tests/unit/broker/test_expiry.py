@@ -112,7 +112,7 @@ async def test_what_cannot_expire_is_refused() -> None:
             await expire(client, -1)
         with pytest.raises(TopicNotFound):
             await client.ask(c.ExpireMessages, "nowhere", "s", 5)
-        topic_of(broker).subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic_of(broker).subscriptions.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         with pytest.raises(ServiceNotReady, match="its bookies are away"):
             await expire(client, 5, "lost")
 
@@ -205,11 +205,11 @@ async def test_an_unload_on_the_way_is_told_and_the_next_owner_expires() -> None
         await client.producer()
         await published(client, clock, [1_000, 2_000])
         topic = topic_of(broker)
-        subscription = topic.subscribing.get("s", durable=True)
+        subscription = topic.subscriptions.existing("s", durable=True)
         closing = asyncio.ensure_future(broker.unload(TOPIC, TopicNotServed("it moves")))
         await settle()
         with pytest.raises(MagnetarError) as refused:
-            await topic.expiry.expire(subscription, 9_000)
+            await topic.maintenance.expire_before(subscription, 9_000)
         assert refused.value.action.name in ("RETRY", "LOOK_UP")
         await closing
     async with running_broker(ledgers, metadata, clock) as broker:
@@ -337,7 +337,7 @@ async def test_a_damaged_cursor_or_a_lost_entry_costs_its_own_expiry_only() -> N
         await published(client, clock, [1_000, 2_000, 3_000])
         await set_ttl(client, 1_000, slow=500)
         topic = topic_of(broker)
-        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.subscriptions.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         topic.cache.clear()
         clock.now = 3_500
         ledgers.fail_read.append(BookieUnavailable("away"))  # for the first TTL that is looked at

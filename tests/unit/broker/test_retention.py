@@ -69,11 +69,11 @@ async def test_trimming_archiving_and_figures_name_the_same_holder() -> None:
         waiting = ([ids[1], 0, 0], "subscription 'slow' has not acknowledged all of it")
         assert await figures() == waiting
         assert await archivable(topic) == (1, waiting[1])
-        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.subscriptions.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         assert await figures() == ([0, 0, 0], "where subscription 'lost' stands cannot be read")
         assert await archivable(topic) == (0, "where subscription 'lost' stands cannot be read")
         assert await trimmed(topic) == 0
-        topic.subscribing.recovery.unavailable.clear()
+        topic.subscriptions.recovery.unavailable.clear()
         await client.consumer(7, "", durable=False, permits=0)
         assert await figures() == ([ids[0], 0, 0], "'reader-1' is reading it")
         assert (await archivable(topic), await trimmed(topic)) == ((0, "'reader-1' is reading it"), 0)
@@ -168,9 +168,9 @@ async def test_whoever_needs_more_than_retention_keeps_gets_it() -> None:
         await reader.received(3)
         assert await trimmed(topic) == 0
         topic.export.leases.release("spark")
-        topic.subscribing.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        topic.subscriptions.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
         assert await trimmed(topic) == 0
-        topic.subscribing.recovery.unavailable.clear()
+        topic.subscriptions.recovery.unavailable.clear()
         slow = FakeClient(broker)
         await slow.consumer(1, "slow", permits=0)
         assert await trimmed(topic) == 0

@@ -74,7 +74,7 @@ async def test_rule_46_topics_of_a_namespace_are_followed_after_a_defect() -> No
 
     store.children = children
     watches = TopicWatches(store)
-    watches.add("public/default", Watch())
+    watches.add("public/default", lambda topic, exists: None)
     await settle()
     assert long_task("the list of topics of namespace public/default").failures == 1
     await asyncio.wait_for(watches.listed("public/default"), 10)
@@ -117,10 +117,3 @@ async def test_rule_46_the_parts_of_balancing_go_on_each_by_itself_after_a_defec
     await asyncio.gather(serving, return_exceptions=True)
     assert long_tasks() == []
     await session.close()
-
-
-class Watch:
-    """Is told nothing here."""
-
-    def topic_changed(self, topic: str, exists: bool) -> None:
-        """See TopicWatch."""

@@ -71,7 +71,7 @@ async def test_topics_beyond_the_bound_are_summed_in_one_row() -> None:
     async with running_broker(max_topic_metrics=2) as broker:
         for number in range(5):
             topic = await broker.find(TopicName.parse(f"t{number}"))
-            await topic.subscribing.create("s", ("earliest", None))
+            await topic.subscriptions.create("s", ("earliest", None))
             topic.messages_in = 10 * (number + 1)
         rows = await topic_metrics(broker)
         assert set(rows) == set(TOPIC_METRICS)
@@ -87,7 +87,7 @@ async def test_a_scrape_of_many_topics_takes_turns_with_the_rest_of_the_loop(
     async with running_broker() as broker:
         for number in range(250):
             topic = await broker.find(TopicName.parse(f"t{number}"))
-            await topic.subscribing.create("s", ("earliest", None))
+            await topic.subscriptions.create("s", ("earliest", None))
         looked = [0]  # in each turn
         make: Any = TopicOffsets.__init__
 

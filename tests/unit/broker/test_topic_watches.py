@@ -43,7 +43,7 @@ async def test_a_list_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(store, "children", children)
     found, seen = TopicWatches(store), Seen()
     try:
-        found.add(NAMESPACE, seen)
+        found.add(NAMESPACE, seen.topic_changed)
         async with asyncio.timeout(5):
             await found.listed(NAMESPACE)
             failures = 1

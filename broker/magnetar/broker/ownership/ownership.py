@@ -14,7 +14,7 @@ from .core.bundles import Bounds, Bundle, parse_bundle_or_topic
 from .records import READY, BrokerLoad, BrokerRecord
 
 
-class Located(NamedTuple):
+class Located(msgspec.Struct, frozen=True):
     """The answer to a look-up."""
 
     url: str

@@ -104,17 +104,17 @@ class BrokerService:
         if not asked.name:
             asked = asked._replace(name=self._broker.generate_name())
         topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
-        return ConsumerOpened(topic, *await topic.subscribing.subscribe(asked, port))
+        return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened) -> None:
         """Deletes the consumer's subscription. Raises ConsumerBusy while it has other consumers."""
-        await opened.topic.subscribing.delete(opened.subscription.name, by=opened.consumer)
+        await opened.topic.subscriptions.delete(opened.subscription.name, by=opened.consumer)
 
     @on_consumer("consume")
     async def seek(self, opened: ConsumerOpened, start: Start) -> Sought:
         """Moves the consumer's subscription; durable when it returns."""
-        return await opened.topic.subscribing.seek(opened.subscription, start)
+        return await opened.topic.subscriptions.seek(opened.subscription, start)
 
     @on_consumer("consume")
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:
@@ -193,7 +193,7 @@ class BrokerService:
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
-        await topic.subscribing.delete(subscription, force=force)
+        await topic.subscriptions.delete(subscription, force=force)
 
     # --- policies ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class BrokerService:
         return await self._broker.namespaces.set(namespace, policies, version)
 
     def _of_namespace(self, policies: Policies) -> Resolved:
-        return Resolved([("namespace", policies), of_broker(self.settings)])
+        return Resolved((("namespace", policies), of_broker(self.settings)))
 
     async def _check_possible(self, before: Resolved, policies: Policies) -> None:
         groups = [broker.group for broker in await self._broker.ownership.administration.brokers()]
@@ -240,7 +240,7 @@ class BrokerService:
         """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
         check_subscription_name(subscription)
         check_start(start)
-        await (await self._broker.find(name)).subscribing.create(subscription, start)
+        await (await self._broker.find(name)).subscriptions.create(subscription, start)
 
     @on_topic("seek_subscription")
     async def seek_subscription(self, name: TopicName, subscription: str, *, start: Start) -> int:
@@ -249,7 +249,9 @@ class BrokerService:
         Raises TopicNotFound, SubscriptionNotFound, InvalidArgument, TopicBusy.
         """
         topic = await self._broker.known(name)
-        return (await topic.subscribing.seek(topic.subscribing.get(subscription, durable=True), start)).epoch
+        return (
+            await topic.subscriptions.seek(topic.subscriptions.existing(subscription, durable=True), start)
+        ).epoch
 
     @on_topic("skip_messages")
     async def skip_messages(self, name: TopicName, subscription: str, *, count: int) -> Skipped:
@@ -257,14 +259,14 @@ class BrokerService:
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
         topic = await self._broker.known(name)
-        found = topic.subscribing.get(subscription, durable=True)
+        found = topic.subscriptions.existing(subscription, durable=True)
         return _skipped(await skip(topic.ledger.list, topic.log.read_entry, found, count), found)
 
     @on_topic("skip_messages")
     async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
         """As skip_messages, of all that is stored now; how many that were is an upper bound, as in the stats."""
         topic = await self._broker.known(name)
-        found = topic.subscribing.get(subscription, durable=True)
+        found = topic.subscriptions.existing(subscription, durable=True)
         cleared = (await backlog(topic, found, TopicOffsets(topic))).messages
         await found.skip_to(lambda: topic.log.find(("latest", None)))
         return _skipped(cleared, found)
@@ -275,10 +277,10 @@ class BrokerService:
         if before_ms < 0:
             raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
         topic = await self._broker.known(name)
-        found = topic.subscribing.get(subscription, durable=True)
+        found = topic.subscriptions.existing(subscription, durable=True)
         ledgers = topic.ledger.list
         before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
-        moved = await topic.expiry.expire(found, before_ms)
+        moved = await topic.maintenance.expire_before(found, before_ms)
         mark = ledgers.normalise(found.cursor.state.mark_delete)
         messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
         return Expired(moved, max(messages, 0), list(mark))
@@ -289,7 +291,7 @@ class BrokerService:
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
         topic = await self._broker.known(name)
-        cursor = topic.subscribing.get(subscription).cursor
+        cursor = topic.subscriptions.existing(subscription).cursor
         return Peeked(
             await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.log.read_entry, count)
         )

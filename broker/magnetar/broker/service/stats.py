@@ -81,7 +81,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
             for name, subscription in list(topic.subscriptions.items())
         },
         unavailable_subscriptions={
-            name: error.message for name, error in topic.subscribing.recovery.unavailable.items()
+            name: error.message for name, error in topic.subscriptions.recovery.unavailable.items()
         },
         compaction=topic.compaction.stats(),
     )

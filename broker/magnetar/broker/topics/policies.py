@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
@@ -48,12 +50,16 @@ _BROKERS = ("broker_group", "broker_zone")
 ABSENT = -1  # version of a namespace's policies that were never set
 
 
-class Resolved(NamedTuple):
-    """Levels with their names, the one that counts first; the last one has every policy but `subscription_ttl_ms`."""
+@dataclass(frozen=True)
+class Resolved:
+    """What is in force, computed once a change: policies are never changed in place.
 
-    levels: list[tuple[str, Policies]]
+    `levels`: with their names, the one that counts first; the last one has every policy but `subscription_ttl_ms`.
+    """
 
-    @property
+    levels: tuple[tuple[str, Policies], ...]
+
+    @cached_property
     def retention(self) -> tuple[int, int, str]:
         """Milliseconds, bytes, and whose policy that is."""
         limits, source = self._first(lambda policies: policies.retention)
@@ -63,7 +69,7 @@ class Resolved(NamedTuple):
         """Of a subscription, and whose policy that is; 0: its messages wait for ever."""
         return self._first(lambda own: own.subscription_ttl_ms.get(subscription, own.message_ttl_ms))
 
-    @property
+    @cached_property
     def durability(self) -> Durability:
         """Of the next ledger."""
         values = [self._first(attrgetter(policy))[0] for policy in ("quorums", *_SINGLE)]
@@ -77,7 +83,7 @@ class Resolved(NamedTuple):
                 return value, source
         raise AssertionError("the broker's settings have every policy")
 
-    @property
+    @cached_property
     def has_ttl(self) -> bool:
         """False: the messages of every subscription wait for ever."""
         return any(
@@ -106,6 +112,7 @@ class Resolved(NamedTuple):
         ]
 
 
+@lru_cache(maxsize=1)
 def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
     """The last level."""
     return "broker", Policies(
@@ -139,6 +146,7 @@ class TopicPolicies:
         self._namespaces = namespaces
         self._settings = settings
         self._changed: Callable[[], None] | None = None
+        self._resolved: Resolved | None = None  # of the levels as they were when it was asked for last
 
     async def learn(self, changed: Callable[[], None]) -> None:
         """Returns when those of its namespace were read, if that is possible. `changed` is called when they change.
@@ -167,16 +175,19 @@ class TopicPolicies:
     def in_force(self) -> Resolved | None:
         """None: not known now."""
         of_namespace = self._namespaces.known(self._namespace)
-        return None if of_namespace is None else self._resolved(of_namespace)
+        return None if of_namespace is None else self._resolve(of_namespace)
 
     async def read(self) -> Resolved:
         """In force by what is stored now. Raises what the metadata store failed with."""
         of_namespace, _ = await self._namespaces.read(self._namespace)
-        return self._resolved(of_namespace)
+        return self._resolve(of_namespace)
 
-    def _resolved(self, of_namespace: Policies) -> Resolved:
-        own = self._ledgers.record.policies
-        return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
+    def _resolve(self, of_namespace: Policies) -> Resolved:
+        own, known = self._ledgers.record.policies, self._resolved
+        if known is None or known.levels[0][1] is not own or known.levels[1][1] is not of_namespace:
+            levels = (("topic", own), ("namespace", of_namespace), of_broker(self._settings))
+            known = self._resolved = Resolved(levels)
+        return known
 
     async def set(self, changes: ListChanges, policies: Policies, version: int) -> int:
         """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
@@ -288,7 +299,7 @@ def check_possible(
     Those that are down for the moment, as far as that can be told, are not.
     """
     (level, own), *others = before.levels
-    durable = Resolved([(level, policies), *others]).durability
+    durable = Resolved(((level, policies), *others)).durability
     if durable != before.durability:
         try:
             ledgers.check_placement(

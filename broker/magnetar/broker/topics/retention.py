@@ -19,18 +19,17 @@ that it has as long as it has no durable subscription: readers and Spark read to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.proto.errors import MagnetarError
 from magnetar.proto.policies import UNLIMITED
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import Position
-from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
 from ..log.ledger_list import LedgerList, first_appended_at
 from .policies import Resolved
+from .subscriptions import Subscriptions
 
 _ALL = (0, 0, 0)
 
@@ -43,13 +42,12 @@ class Holder(NamedTuple):
 
 
 class Retention:
-    """Of one topic. Subscriptions, those that are `unavailable`, and leases are the topic's own, which come and go."""
+    """Of one topic. Subscriptions and leases are the topic's own, which come and go."""
 
     def __init__(
         self,
         ledgers: LedgerList,
-        subscriptions: Mapping[str, Subscription],
-        unavailable: Mapping[str, MagnetarError],
+        subscriptions: Subscriptions,
         leases: Leases,
         policies: Callable[[], Resolved | None],
         clock: Clock,
@@ -60,7 +58,6 @@ class Retention:
         self._compacts = compacts
         self._ledgers = ledgers
         self._subscriptions = subscriptions
-        self._unavailable = unavailable
         self._leases = leases
         self._policies = policies
         self._clock = clock
@@ -118,7 +115,7 @@ class Retention:
 
     def _holders(self, besides: str) -> Iterator[Holder]:
         normalise = self._ledgers.normalise
-        for name in self._unavailable:
+        for name in self._subscriptions.recovery.unavailable:
             yield Holder(_ALL, f"where subscription {name!r} stands cannot be read")
         for name, one in self._subscriptions.items():
             if one.durable:

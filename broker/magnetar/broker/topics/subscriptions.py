@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 from magnetar.proto.errors import (
@@ -48,8 +48,8 @@ _CURSORS_AT_ONCE = 32  # that are closed
 T = TypeVar("T")
 
 
-class Subscriptions:
-    """Of one topic; `load` before use, `close` in the end."""
+class Subscriptions(Mapping[str, Subscription]):
+    """Of one topic, by name, but for those whose cursor cannot be read. `load` before use, `close` in the end."""
 
     def __init__(
         self,
@@ -70,12 +70,21 @@ class Subscriptions:
         self._components = components
         self._tasks = tasks
         self._check_served = check_served
-        self.by_name: dict[str, Subscription] = {}
+        self._by_name: dict[str, Subscription] = {}
         self.recovery = CursorRecovery(
             self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
         )
         self._changing = asyncio.Lock()
         self._reader_number = 0
+
+    def __getitem__(self, name: str) -> Subscription:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     async def load(self) -> None:
         """Recovers the durable cursors; see `cursors.recovery` for when it returns."""
@@ -92,29 +101,29 @@ class Subscriptions:
             self._readers,
         )
         subscription = Subscription(name, self._log, cursor, dispatcher, self._emptied)
-        self.by_name[name] = subscription
+        self._by_name[name] = subscription
         return subscription
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
-        if not subscription.durable and self.by_name.get(subscription.name) is subscription:
-            del self.by_name[subscription.name]
+        if not subscription.durable and self._by_name.get(subscription.name) is subscription:
+            del self._by_name[subscription.name]
             # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
             self._tasks.begin(subscription.delete())
 
     @property
     def consumers(self) -> list[Consumer]:
         """Those connected, of all subscriptions."""
-        return [consumer for subscription in self.by_name.values() for consumer in subscription.consumers]
+        return [consumer for subscription in self._by_name.values() for consumer in subscription.consumers]
 
     def ledgers_changed(self) -> None:
         """The topic's list of ledgers is another one."""
-        for subscription in self.by_name.values():
+        for subscription in self._by_name.values():
             subscription.ledgers_changed()
 
     def restore_cursors(self) -> None:
         """The regular round: cursors leave ledgers for which there are better ones."""
-        for subscription in self.by_name.values():
+        for subscription in self._by_name.values():
             subscription.cursor.restore()
 
     async def subscribe(self, asked: SubscribeRequest, port: ConsumerPort) -> Subscribed:
@@ -133,12 +142,12 @@ class Subscriptions:
             compacted = self._compaction.log_of(self._log)
         find = self._log.find if compacted is None else compacted.find
         # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
-        position = None if name in self.by_name else await find(start)
+        position = None if name in self._by_name else await find(start)
 
         async def attach() -> Subscribed:
             nonlocal position
             self._check(name)
-            subscription = self.by_name.get(name)
+            subscription = self._by_name.get(name)
             trimmed = False
             if subscription is None:
                 position = position or await find(start)
@@ -167,7 +176,7 @@ class Subscriptions:
                 async with self._changing:
                     return await change()
             except ConsumerBusy:
-                subscription = self.by_name.get(name)
+                subscription = self._by_name.get(name)
                 holders = [] if subscription is None else list(subscription.consumers)
                 # Others go on meanwhile, and holders may leave by themselves.
                 await probe([holder.port.peer for holder in holders], newcomer)
@@ -199,7 +208,7 @@ class Subscriptions:
         position = await self._log.find(start)
         async with self._changing:
             self._check(name)
-            if name in self.by_name:
+            if name in self._by_name:
                 raise AlreadyExists(
                     f"topic {self._ledger.name} has a subscription {name!r} already; use it, move it by seeking, "
                     "or delete it first"
@@ -220,10 +229,10 @@ class Subscriptions:
                 await cursor.create(clock.now_ms())
         return self._attach(name, cursor)
 
-    def get(self, name: str, *, durable: bool = False) -> Subscription:
+    def existing(self, name: str, *, durable: bool = False) -> Subscription:
         """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
         self._check(name)
-        found = self.by_name.get(name)
+        found = self._by_name.get(name)
         if found is None:
             raise SubscriptionNotFound(f"topic {self._ledger.name} has no subscription {name!r}")
         if durable and not found.durable:
@@ -256,7 +265,7 @@ class Subscriptions:
             if name in self.recovery.unavailable:
                 await asyncio.shield(self._tasks.begin(self.recovery.delete(name)))
                 return
-            subscription = self.get(name)
+            subscription = self.existing(name)
             others = [consumer for consumer in subscription.consumers if consumer is not by]
             if others and not force:
                 raise ConsumerBusy(
@@ -264,7 +273,7 @@ class Subscriptions:
                 )
             if by is not None:
                 subscription.remove_consumer(by)
-            self.by_name.pop(name, None)
+            self._by_name.pop(name, None)
             # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(self._tasks.begin(subscription.delete()))
 
@@ -288,7 +297,7 @@ class Subscriptions:
                 return []
 
         await self.recovery.stop()
-        subscriptions = list(self.by_name.values())
-        self.by_name.clear()
+        subscriptions = list(self._by_name.values())
+        self._by_name.clear()
         closed = await asyncio.gather(*map(close, subscriptions))
         return [consumer for consumers in closed for consumer in consumers]

@@ -45,7 +45,6 @@ from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .core.producers import Ask, Claim, ProducerPort, Producers, ProducerSession, SessionState, Wait
-from .expiry import Expiry
 from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .probing import probe
@@ -90,7 +89,7 @@ class Topic:
         )
         self._tasks = TaskSet(f"topic {name}")
         self.dispatched = DispatchCounters(components.dispatched)
-        self.subscribing = Subscriptions(
+        self.subscriptions = Subscriptions(
             self.log,
             self.compaction,
             self.readers,
@@ -99,26 +98,24 @@ class Topic:
             self._tasks,
             self.check_served,
         )
-        self.subscriptions = self.subscribing.by_name
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
             self.ledger.list,
             self.subscriptions,
-            self.subscribing.recovery.unavailable,
             self._leases,
             self.policies.in_force,
             components.clock,
             compacts=settings.compaction_threshold_bytes > 0,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
-        self.expiry = Expiry(
-            self.ledger.list,
-            self.log.read_entry,
+        self.maintenance = Maintenance(
+            self.log,
             self.subscriptions,
+            self.retention,
+            self.compaction,
             self.policies.in_force,
             components.clock,
         )
-        self.maintenance = Maintenance(self.ledger, self.retention, self.expiry, self.compaction)
         self._append_scheduled = False
         # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
@@ -146,7 +143,7 @@ class Topic:
             staged = await metadata.children(staged_path(self.name), limit=1)
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
-        await self.subscribing.load()
+        await self.subscriptions.load()
         self.check_served()  # a cursor may have met another owner
         return not existed
 
@@ -286,14 +283,14 @@ class Topic:
     # --- maintenance -------------------------------------------------------------------------------------------------
 
     def _ledgers_changed(self) -> None:
-        self.subscribing.ledgers_changed()
+        self.subscriptions.ledgers_changed()
 
     def maintain(self) -> None:
         """The regular round."""
         if self.not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
-            self.subscribing.restore_cursors()
+            self.subscriptions.restore_cursors()
             self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
@@ -312,7 +309,7 @@ class Topic:
         """False if unloading the topic now would disturb nobody."""
         return bool(
             len(self.producers)
-            or self.subscribing.consumers
+            or self.subscriptions.consumers
             or self.publish_budget.used
             or self._tasks
             or self._leases.count()
@@ -382,7 +379,7 @@ class Topic:
         assert self.not_served is not None
         consumers: list[Consumer] = []
         try:
-            consumers = await self.subscribing.close(self.not_served, fenced=self._fenced)
+            consumers = await self.subscriptions.close(self.not_served, fenced=self._fenced)
             self.cache.clear()
             await self._tasks.wait()
             self.policies.stop()
@@ -399,11 +396,11 @@ class Topic:
 
     async def probe_users(self) -> None:
         """Those who are not there any more have left when this returns."""
-        await probe([user.port.peer for user in (*self.producers, *self.subscribing.consumers)])
+        await probe([user.port.peer for user in (*self.producers, *self.subscriptions.consumers)])
 
     def check_unused(self) -> None:
         """Raises TopicInUse while producers or consumers are connected."""
-        producers, consumers = len(self.producers), len(self.subscribing.consumers)
+        producers, consumers = len(self.producers), len(self.subscriptions.consumers)
         if producers or consumers:
             raise TopicInUse(
                 f"topic {self.name} has {producers} producer(s) and {consumers} consumer(s); "

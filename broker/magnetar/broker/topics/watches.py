@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -25,11 +26,8 @@ _RETRY_MAX_S = 4.0
 _DOMAIN = "persistent"
 
 
-class TopicWatch(Protocol):
-    """Who watches."""
-
-    def topic_changed(self, topic: str, exists: bool) -> None:
-        """A topic was made or deleted; its full name."""
+# Who watches: gets the full name of a topic, and whether it was made or deleted.
+TopicWatch = Callable[[str, bool], None]
 
 
 class TopicWatches:
@@ -71,7 +69,7 @@ class TopicWatches:
         if follower is not None and not follower.note(name, exists=exists):
             return
         for watch in list(self._watches.get(namespace, ())):
-            watch.topic_changed(str(name), exists)
+            watch(str(name), exists)
 
     def close(self) -> None:
         """Nothing is followed any more."""

@@ -151,7 +151,7 @@ async def test_what_somebody_needs_is_kept_with_all_after_it(bookies: Bookies, l
         await settle()
         assert (await kept())[0] == 2
         # One whose cursor cannot be read: where it stands is not known.
-        unavailable = loaded(broker).subscribing.recovery.unavailable
+        unavailable = loaded(broker).subscriptions.recovery.unavailable
         unavailable["lost"] = ServiceNotReady("its bookies are away")
         count, (ledger, reason) = await kept()
         assert (count, ledger, reason) == (0, rows[0][0], "where subscription 'lost' stands cannot be read")

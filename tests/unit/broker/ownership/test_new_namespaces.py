@@ -38,8 +38,8 @@ async def test_rule_47_looking_up_topics_of_made_up_namespaces_leaves_nothing_be
         for number in range(10_000):
             name = TopicName.parse(f"made-up/{number}/topic")
             if number % 2:
-                url, final = await locate(a, name)
-                assert final is (url == a.url)
+                found = await locate(a, name)
+                assert found.final is (found.url == a.url)
             else:
                 assert await locate(b, name, authoritative=True) == Located(b.url, True)
         for number in range(100):

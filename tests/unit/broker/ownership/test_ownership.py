@@ -43,9 +43,9 @@ async def owner(cluster: Cluster, name: TopicName, asked: str = "") -> ClusterBr
     broker = cluster.brokers[asked] if asked else next(iter(cluster.brokers.values()))
     authoritative = False
     for _ in range(10):
-        url, final = await locate(broker, name, authoritative=authoritative)
-        broker = by_url[url]
-        if final:
+        found = await locate(broker, name, authoritative=authoritative)
+        broker = by_url[found.url]
+        if found.final:
             return broker
         authoritative = True
     raise AssertionError("a look-up goes in circles")

@@ -163,7 +163,7 @@ async def test_parts_that_are_found_before_the_answer_to_their_division_are_held
         bundles.view.drop(whole.namespace)
         bundles.look.set()
         for name in TOPICS:
-            assert await locate(broker, name) == (broker.url, True)
+            assert await locate(broker, name) == Located(broker.url, True)
         assert list(bundles.held) == [whole]
         gate.set()
         parts = await dividing
@@ -281,7 +281,7 @@ async def test_a_look_up_that_chose_this_broker_finds_the_bundle_taken_meanwhile
         await chosen.wait()
         found = await locate(one, TOPICS[1], authoritative=True)
         go_on.set()
-        assert await slow == found == (one.url, True)
+        assert await slow == found == Located(one.url, True)
 
 
 async def test_a_bundle_is_not_on_its_way_for_ever_when_taking_it_fails_by_a_defect() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from magnetar.proto import commands as c
@@ -19,8 +19,9 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ...cursors.core.acks import EntryKey
-from ...dispatch.core.consumer import Delivery
+from ...dispatch.core.consumer import Delivery, Peer
 from ...resources.budget import ByteBudget
+from ...service.operations import Caller
 from ...topics.core.producers import ProducerSession, ReceiptFields, SessionState
 from ...topics.topic import Topic
 
@@ -30,7 +31,7 @@ Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
 
 
-class Link(Protocol):
+class Link(Peer, Caller, Protocol):
     """What is used of `magnetar.runtime.connection.Connection`."""
 
     @property
@@ -46,17 +47,11 @@ class Link(Protocol):
     def answer_error(self, request_id: int, error: MagnetarError) -> None:
         """Failed, if the id is not 0."""
 
-    def authorize(self, operation: str, resource: str) -> None:
-        """Raises NotAuthorized."""
-
     def pause_reading(self, reason: str) -> None:
         """Until every reason is withdrawn."""
 
     def resume_reading(self, reason: str) -> None:
         """Withdraws a reason."""
-
-    def probe(self) -> Awaitable[None]:
-        """See `dispatch.core.consumer.Peer`."""
 
     def close(self, error: MagnetarError | None = None) -> None:
         """Flushes, then closes."""

@@ -46,13 +46,6 @@ def _call(
     return answer
 
 
-async def _lookup(service: BrokerService, caller: Caller, command: c.Lookup, _: bytes) -> Any:
-    found = await service.lookup(
-        caller, command.topic, authoritative=command.authoritative, unreachable=command.unreachable
-    )
-    return found._asdict()
-
-
 async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
     if _is_of_topic(command):
         return await service.topic_policies(caller, command.topic)
@@ -117,7 +110,7 @@ async def _last_message_id(
 _B, _L = BrokerService, LedgerService
 
 REQUESTS: dict[type[c.Command], _Answer] = {
-    c.Lookup: _lookup,
+    c.Lookup: _call(_B.lookup),
     c.Partitions: _call(_B.partitions, "partitions"),
     c.ListTopics: _call(_B.list_topics),
     c.TopicStats: _call(_B.topic_stats),

@@ -21,7 +21,7 @@ MAX_CHANGES = 1_000  # in one frame: 300 KB of names at most
 
 
 class Watch:
-    """The way out of one watch. See `topics.watches.TopicWatch`."""
+    """The way out of one watch."""
 
     def __init__(self, link: Link, watch_id: int) -> None:
         self._link = link
@@ -97,7 +97,7 @@ class Watches:
             )
         watch = self._watches[command.watch_id] = Watch(link, command.watch_id)
         try:
-            watch.begun(await self._service.watch_topics(link, command.namespace, watch))
+            watch.begun(await self._service.watch_topics(link, command.namespace, watch.topic_changed))
         except BaseException:
             if self._watches.get(command.watch_id) is watch:
                 del self._watches[command.watch_id]
