@@ -29,19 +29,19 @@ from support.memory_metadata import MemoryMetadataStore
 
 SPACE = "public/default"
 OFF = [
-    ("retention_ms", "", 0, "broker"),
-    ("retention_bytes", "", 0, "broker"),
-    ("message_ttl_ms", "", 0, "broker"),
+    ["retention_ms", "", 0, "broker"],
+    ["retention_bytes", "", 0, "broker"],
+    ["message_ttl_ms", "", 0, "broker"],
 ]
 STORED = [
-    ("ensemble_size", "", 1, "broker"),
-    ("write_quorum", "", 1, "broker"),
-    ("ack_quorum", "", 1, "broker"),
-    ("minimum_write_quorum", "", 0, "broker"),
-    ("flush", "", "sync", "broker"),
-    ("bookie_group", "", "", "broker"),
-    ("broker_group", "", "", "broker"),
-    ("broker_zone", "", "", "broker"),
+    ["ensemble_size", "", 1, "broker"],
+    ["write_quorum", "", 1, "broker"],
+    ["ack_quorum", "", 1, "broker"],
+    ["minimum_write_quorum", "", 0, "broker"],
+    ["flush", "", "sync", "broker"],
+    ["bookie_group", "", "", "broker"],
+    ["broker_group", "", "", "broker"],
+    ["broker_zone", "", "", "broker"],
 ]
 
 
@@ -98,18 +98,18 @@ async def test_the_nearest_level_counts_and_says_so() -> None:
         assert found["policies"] == {"retention_bytes": 5, "subscription_ttl_ms": {"b": 2}}
         assert found["version"] == 1
         assert found["in_force"] == [
-            ("retention_ms", "", -1, "topic"),  # one of the two was set there
-            ("retention_bytes", "", 5, "topic"),
-            ("message_ttl_ms", "", 7, "namespace"),
-            ("subscription_ttl_ms", "a", 1, "namespace"),
-            ("subscription_ttl_ms", "b", 2, "topic"),
+            ["retention_ms", "", -1, "topic"],  # one of the two was set there
+            ["retention_bytes", "", 5, "topic"],
+            ["message_ttl_ms", "", 7, "namespace"],
+            ["subscription_ttl_ms", "a", 1, "namespace"],
+            ["subscription_ttl_ms", "b", 2, "topic"],
             *STORED,
         ]
         # A TTL of the topic comes before what the namespace says of a subscription.
         await set_policies(client, 1, topic="orders", message_ttl_ms=0)
         rows = {(row[0], row[1]): row[2:] for row in (await client.ask(c.GetPolicies, "orders"))["in_force"]}
-        assert rows["subscription_ttl_ms", "a"] == (0, "topic")
-        assert rows["retention_ms", ""] == (9, "namespace")
+        assert rows["subscription_ttl_ms", "a"] == [0, "topic"]
+        assert rows["retention_ms", ""] == [9, "namespace"]
 
 
 async def test_they_outlive_the_broker_and_go_with_their_topic() -> None:
@@ -125,11 +125,11 @@ async def test_they_outlive_the_broker_and_go_with_their_topic() -> None:
     async with running_broker(ledgers, metadata, retention_ms=-1, retention_bytes=-1) as broker:
         client = FakeClient(broker)
         in_force = (await client.ask(c.GetPolicies, "orders"))["in_force"]
-        assert [row[2:] for row in in_force[:3]] == [(5, "topic"), (-1, "topic"), (6, "namespace")]
+        assert [row[2:] for row in in_force[:3]] == [[5, "topic"], [-1, "topic"], [6, "namespace"]]
         await client.ask(c.DeleteTopic, "orders")
         await client.ask(c.CreateTopic, "orders")
         in_force = (await client.ask(c.GetPolicies, "orders"))["in_force"]
-        assert [row[2:] for row in in_force[:3]] == [(-1, "broker"), (-1, "broker"), (6, "namespace")]
+        assert [row[2:] for row in in_force[:3]] == [[-1, "broker"], [-1, "broker"], [6, "namespace"]]
 
 
 @pytest.mark.parametrize("level", [{"topic": "orders"}, {"namespace": SPACE}])
