@@ -17,7 +17,7 @@ from typing import Any
 
 from magnetar.client import Client, Consumer, DeadLetterPolicy, Message
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
-from magnetar.proto.commands import Deliver
+from magnetar.proto.commands import Command, Deliver
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId, TopicName
 from sim.deliveries import Holder, Name, Subscription, Violation
@@ -230,14 +230,15 @@ class Place:
         return consumer
 
     def _note_arrivals(self, member: Any) -> None:
-        loop, inner = self._around.loop, member.delivered
+        loop, inner = self._around.loop, member.received
         self._arrivals.clear()
 
-        def outer(command: Deliver, payload: bytes) -> None:
-            self._arrivals[command.ledger, command.entry] = loop.now
+        def outer(command: Command, payload: bytes) -> None:
+            if isinstance(command, Deliver):
+                self._arrivals[command.ledger, command.entry] = loop.now
             inner(command, payload)
 
-        member.delivered = outer
+        member.received = outer
 
     def _counted(self, holder: Holder, inner: Callable[..., None]) -> Callable[..., None]:
         """What ends an attachment of a consumer."""

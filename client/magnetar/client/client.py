@@ -19,7 +19,7 @@ from magnetar.proto.ids import MessageId
 from magnetar.runtime.clock import SystemClock
 
 from .administration import Admin
-from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S
+from .connection.broker_connection import ABORT_TIMEOUT_S, CLOSE_TIMEOUT_S
 from .connection.pool import ConnectionPool
 from .connection.resolving import check_resolvable
 from .consumer import Consumer
@@ -45,7 +45,6 @@ from .service_url import AutoFailover, parse_url
 from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
-from .topic.session import ConsumerSession
 from .topics_consumer import Discovery, TopicPattern, TopicsConsumer, checked_topics
 from .topics_watch import TopicsWatch
 
@@ -128,7 +127,7 @@ def connect(options: ClientOptions) -> Opening[Client]:
         try:
             await client.open()
         except BaseException:
-            await client.abandon()
+            await client.abort()
             raise
         return client
 
@@ -276,8 +275,9 @@ class Client:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
             letters = None if policy is None else self._letters(what, subscription, policy, wanted)
             if isinstance(wanted, list) and len(wanted) == 1 and not options.retry:
-                session = ConsumerSession(self._pool, wanted[0], consumer_id, what)
-                consumer = TopicConsumer(session, options, on_closed, screen=letters)
+                consumer = TopicConsumer(
+                    self._pool, wanted[0], consumer_id, what, options, on_closed, screen=letters
+                )
                 return consumer, Consumer(wanted[0], subscription, consumer, letters)
             topics = self._topics_consumer(what, wanted, options, letters, on_closed)
             return topics, Consumer(name_of(wanted), subscription, topics, letters)
@@ -316,13 +316,15 @@ class Client:
         ) -> TopicConsumer:
             self._last_id += 1
             own = f"consumer {options.subscription!r} of {topic}"
-            session = ConsumerSession(self._pool, topic, self._last_id, own)
             letter_topic = letters is not None and letters.is_retry_topic(topic)
             own_options = replace(options, start="earliest") if letter_topic or later else options
             if letter_topic:
                 own_options = replace(own_options, dead_letter=None, retry=False)
             return TopicConsumer(
-                session,
+                self._pool,
+                topic,
+                self._last_id,
+                own,
                 own_options,
                 lambda: None,
                 create=letter_topic or pattern is None,
@@ -406,8 +408,7 @@ class Client:
     ) -> TopicConsumer:
         """Of a subscription that nobody else knows."""
         topic = str(options.topic)
-        session = ConsumerSession(self._pool, topic, consumer_id, f"{what} of {topic}")
-        return TopicConsumer(session, options, on_closed)
+        return TopicConsumer(self._pool, topic, consumer_id, f"{what} of {topic}", options, on_closed)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
@@ -431,14 +432,14 @@ class Client:
                     failures += [error for error in ended if error is not None]
                 await self._end(CLOSE_TIMEOUT_S)
             except BaseException:
-                await self.abandon()
+                await self.abort()
                 raise
             if failures:
                 raise failures[0]
 
-    async def abandon(self) -> None:
+    async def abort(self) -> None:
         """Closes at once: what is not confirmed fails, and nothing but the sockets is waited for, 0.1 s at most."""
-        await self._end(ABANDON_TIMEOUT_S)
+        await self._end(ABORT_TIMEOUT_S)
 
     async def _end(self, timeout: float) -> None:
         self._closed = True
@@ -446,7 +447,7 @@ class Client:
         if self._failover is not None:
             self._failover.close()
         for member in reversed(list(self._members.values())):
-            member.abandon()
+            member.abort()
         await self._pool.close(timeout)
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
@@ -464,7 +465,7 @@ class Client:
         if kind is None:
             await self.close()
         else:
-            await self.abandon()
+            await self.abort()
 
     # --- members -----------------------------------------------------------------------------------------------------
 
@@ -479,7 +480,7 @@ class Client:
             try:
                 await attached.open()
             except BaseException:
-                member.abandon()
+                member.abort()
                 raise
             return member
 

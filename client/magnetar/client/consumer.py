@@ -135,16 +135,16 @@ class Consumer(Receiving):
             try:
                 await self._letters.settle()
             except BaseException:
-                self.abandon()
+                self.abort()
                 raise
             self._letters.end()
         await super().close()
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """See Member."""
         if self._letters is not None:
             self._letters.end()
-        super().abandon()
+        super().abort()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""

@@ -260,7 +260,7 @@ class Letters:
             if (refused or opening.result().ended) and self._producers.get(topic) is opening:
                 del self._producers[topic]
                 if not refused:
-                    opening.result().abandon()
+                    opening.result().abort()
             raise
 
     async def _producer(self, topic: str) -> Producer:
@@ -284,7 +284,7 @@ class Letters:
                 self._await_end(task)
         for opening in openings:
             if opening.done() and not opening.cancelled() and opening.exception() is None:
-                opening.result().abandon()
+                opening.result().abort()
 
 
 def _number(properties: Mapping[str, str], name: str) -> int:

@@ -11,7 +11,7 @@ class Attached(Protocol):
     async def close(self) -> None:
         """See Member."""
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """See Member."""
 
 
@@ -34,13 +34,13 @@ class Member:
         """
         await self._attached.close()
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Leaves the topic at once, waiting for nothing.
 
         Acknowledgements that are queued are sent; messages that are not confirmed fail with AlreadyClosed, though they may
         have been stored.
         """
-        self._attached.abandon()
+        self._attached.abort()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._topic}>"
@@ -52,4 +52,4 @@ class Member:
         if kind is None:
             await self.close()
         else:
-            self.abandon()
+            self.abort()

@@ -214,9 +214,9 @@ class TableView(Member):
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """See Member."""
-        super().abandon()
+        super().abort()
         self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
 
 

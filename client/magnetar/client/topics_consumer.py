@@ -249,7 +249,7 @@ class TopicsConsumer:
         self._ready.pop(consumer, None)
         if self._current is consumer:
             self._current = None
-        consumer.abandon()
+        consumer.abort()
         if self._sharing is None and not self.stopped:
             self._sharing = asyncio.get_running_loop().call_later(SHARE_OUT_S, self._share_queue)
 
@@ -353,12 +353,12 @@ class TopicsConsumer:
         try:
             await self._all(TopicConsumer.close)
         finally:
-            self.abandon()
+            self.abort()
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         self.stop()
         for consumer in self.consumers.values():
-            consumer.abandon()
+            consumer.abort()
         self._on_closed()
 
     def stop(self) -> None:

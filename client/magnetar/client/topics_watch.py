@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from magnetar.proto.commands import TopicsChanged, WatchTopics
+from magnetar.proto.commands import Command, TopicsChanged, WatchTopics
 from magnetar.proto.errors import MagnetarError, MalformedFrame, TooManyRequests
 
-from .connection.broker_connection import BrokerConnection
+from .connection.broker_connection import BrokerConnection, Port
+from .connection.calls import backoff
 from .connection.pool import ConnectionPool
-from .connection.retries import backoff
 
 _log = logging.getLogger("magnetar.client")
 
@@ -38,7 +38,7 @@ class TopicChanges(NamedTuple):
     deleted: list[str]
 
 
-class TopicsWatch:
+class TopicsWatch(Port):
     """See the module docstring. `begin`, then `next` again and again; `close` in the end."""
 
     def __init__(self, pool: ConnectionPool, namespace: str, watch_id: int) -> None:
@@ -53,12 +53,12 @@ class TopicsWatch:
     async def begin(self) -> None:
         """Asks the broker to tell. Raises what it answered, or ConnectionLost."""
         connection = await self._pool.to_service()
-        connection.watches[self._id] = self
+        connection.ports[self._id] = self
         command = WatchTopics(0, self._id, self._namespace)
         try:
             await connection.request(command, self._pool.options.operation_timeout)
         except BaseException:
-            connection.watches.pop(self._id, None)
+            connection.ports.pop(self._id, None)
             connection.send(WatchTopics(0, self._id).encode())  # it may have begun all the same
             raise
         self._connection = connection
@@ -99,13 +99,14 @@ class TopicsWatch:
         """Nothing is told any more."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.watches.pop(self._id, None)
+            connection.ports.pop(self._id, None)
             connection.send(WatchTopics(0, self._id).encode())
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
-    def topics_changed(self, command: TopicsChanged, payload: bytes) -> None:
+    def received(self, command: Command, payload: bytes) -> None:
         """A TopicsChanged frame. Raises MalformedFrame."""
+        assert isinstance(command, TopicsChanged)
         if command.list_again or len(self._changes) > MAX_CHANGES:
             self._list_again = True
             self._changes.clear()
@@ -124,7 +125,10 @@ class TopicsWatch:
             self._changes[topic] = exists
         self._changed.set()
 
-    def moved(self, _: MagnetarError) -> None:
+    def writing_resumed(self) -> None:
+        """It writes little."""
+
+    def lost(self, _: MagnetarError) -> None:
         """The connection broke."""
         self._connection = None
         self._changed.set()

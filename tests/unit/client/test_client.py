@@ -18,7 +18,7 @@ from magnetar.client import (
     RequestTimeout,
     connect,
 )
-from magnetar.client.connection.retries import backoff
+from magnetar.client.connection.calls import backoff
 from magnetar.proto.commands import (
     CloseConsumer,
     CloseProducer,

@@ -265,15 +265,15 @@ async def test_a_letter_is_not_acknowledged_before_it_is_written_whatever_ends_t
             policy = DeadLetterPolicy(max_redeliver_count=0)
             return await client.subscribe("t", "s", type="shared", start="earliest", dead_letter=policy)
 
-        for end in ("abandon", "close"):
+        for end in ("abort", "close"):
             consumer = await subscribe()
             monkeypatch.setattr(letters_module, "_SETTLE_TIMEOUT_S", 0.05)
-            if end == "abandon":
+            if end == "abort":
                 consumer.nack(await consumer.receive(5.0))
             with pytest.raises(ReceiveTimeout):
                 await consumer.receive(0.1)
-            if end == "abandon":
-                consumer.abandon()
+            if end == "abort":
+                consumer.abort()
             else:
                 await consumer.close()
             assert await backlog(client) == 1

@@ -159,7 +159,7 @@ POLICY = DeadLetterPolicy(max_redeliver_count=5)
 def cut(consumer: Consumer) -> None:
     """The connection breaks, as it does when the process is killed: what the kernel has not got does not leave any more."""
     for one in consumer._consumer.consumers.values():
-        connection = one._session.connection
+        connection = one._attachment.connection
         assert connection is not None
         connection.connection.abort()
 

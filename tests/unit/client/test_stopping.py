@@ -152,7 +152,7 @@ async def test_who_waits_for_a_receipt_when_its_consumer_is_given_up_gets_an_err
     broker.unanswered.append(Ack)
     receipts = [asyncio.create_task(consumer.ack(message, receipt=True)) for _ in range(2)]
     await until(lambda: broker.received(Ack))
-    consumer.abandon()
+    consumer.abort()
     with pytest.raises(AlreadyClosed):
         await receipts[0]
     assert isinstance(await asyncio.gather(receipts[1], return_exceptions=True), list)
@@ -238,7 +238,7 @@ async def test_what_is_given_up_is_not_waited_for(broker: FakeBroker) -> None:
         consumer = await client.subscribe("t", "s")
         await broker.close()
         await until(lambda: client.connection_state == "reconnecting")
-        consumer.abandon()
+        consumer.abort()
         assert client.connection_state == "connected", "nothing that is open waits for a broker"
 
 

@@ -25,7 +25,7 @@ from magnetar.proto.commands import (
     UnreadableEntry,
     decode_command,
 )
-from magnetar.proto.errors import ConnectionLost, MagnetarError, error_from_wire
+from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 from magnetar.runtime.connection.addresses import format_address
@@ -39,7 +39,7 @@ log = logging.getLogger("magnetar.client")
 # How long a peer may take to accept the end of a connection.
 CLOSE_TIMEOUT_S = 1.0
 # The same when the user's code failed or was cancelled: enough to send what is buffered to a peer that reads.
-ABANDON_TIMEOUT_S = 0.1
+ABORT_TIMEOUT_S = 0.1
 # An address of a host that does not answer holds the next one up for so long.
 HEAD_START_S = 0.25
 # Look-ups at once on one connection; so many more may be held by the broker until an owner that failed has a successor.
@@ -47,69 +47,24 @@ MAX_LOOKUPS = 64
 
 
 class Port(Protocol):
-    """A user of a connection."""
+    """A user of a connection: a producer, a consumer, a watch."""
 
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke, or the topic moves."""
-        ...
+    def received(self, command: Command, payload: bytes) -> None:
+        """A frame that is for it."""
 
-
-class TopicPort(Port, Protocol):
-    """A producer or consumer."""
-
-    def refused(self, error: MagnetarError) -> None:
-        """The broker ended it for good."""
-        ...
-
-
-class ProducerPort(TopicPort, Protocol):
-    """A producer, as its connection sees it."""
-
-    def send_failed(self, command: SendFailed) -> None:
-        """The broker did not store a group and those after it in this epoch."""
-        ...
-
-    def send_delayed(self, command: SendDelayed) -> None:
-        """What was sent waits at the broker, and why."""
-        ...
+    def lost(self, error: MagnetarError) -> None:
+        """The connection broke."""
 
     def writing_resumed(self) -> None:
         """The connection takes more."""
-        ...
-
-
-class ConsumerPort(TopicPort, Protocol):
-    """A consumer, as its connection sees it."""
-
-    def delivered(self, command: Deliver, payload: bytes) -> None:
-        """A delivery."""
-        ...
-
-    def active_changed(self, active: bool) -> None:
-        """Failover: it gets everything from now on, or nothing any more."""
-        ...
-
-    def unreadable(self, command: UnreadableEntry) -> None:
-        """It waits for an entry that the broker cannot read."""
-        ...
-
-
-class WatchPort(Port, Protocol):
-    """A watch of topics, as its connection sees it."""
-
-    def topics_changed(self, command: TopicsChanged, payload: bytes) -> None:
-        """Topics were made or deleted."""
-        ...
 
 
 class BrokerConnection:
-    """ConnectionHandler of the client. `producers`, `consumers` and `watches` by id; `routes` by header bytes."""
+    """ConnectionHandler of the client. `ports` by id; `routes` of receipts by header bytes."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.producers: dict[int, ProducerPort] = {}
-        self.consumers: dict[int, ConsumerPort] = {}
-        self.watches: dict[int, WatchPort] = {}
+        self.ports: dict[int, Port] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self.lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.held_lookups = asyncio.Semaphore(MAX_LOOKUPS)
@@ -154,7 +109,7 @@ class BrokerConnection:
         return self.connection.writable
 
     def send(self, header: bytes, payload: bytes = b"") -> None:
-        """Sends one frame. Does nothing on a closed connection: its producers and consumers learn of it by `moved`."""
+        """Sends one frame. Does nothing on a closed connection: its users learn of it by `lost`."""
         if not self.closed:
             self.connection.send(header, payload)
 
@@ -204,58 +159,34 @@ class BrokerConnection:
                 route(payloads)
                 continue
             command = decode_command(header)
-            if isinstance(command, Deliver):
-                consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None:
-                    for payload in payloads:
-                        consumer.delivered(command, payload)
-            elif isinstance(command, TopicsChanged):
-                watch = self.watches.get(command.watch_id)
-                if watch is not None:
-                    for payload in payloads:
-                        watch.topics_changed(command, payload)
-            else:
-                self._notified(command)
-
-    def _notified(self, command: Command) -> None:
-        match command:
-            case SendFailed() if producer := self.producers.get(command.producer_id):
-                producer.send_failed(command)
-            case SendDelayed() if producer := self.producers.get(command.producer_id):
-                producer.send_delayed(command)
-            case CloseProducer():
-                self._ended(self.producers.get(command.producer_id), command)
-            case ActiveConsumer() if consumer := self.consumers.get(command.consumer_id):
-                consumer.active_changed(command.active)
-            case UnreadableEntry() if consumer := self.consumers.get(command.consumer_id):
-                consumer.unreadable(command)
-            case CloseConsumer():
-                self._ended(self.consumers.get(command.consumer_id), command)
-            case _:
+            port = self._port_of(command)
+            if port is None:
                 # Of one that has left, receipts of an old epoch, news of later versions that it can do without.
                 log.debug("%s ignored", type(command).__name__)
+                continue
+            for payload in payloads:
+                port.received(command, payload)
 
-    def _ended(self, user: TopicPort | None, command: CloseProducer | CloseConsumer) -> None:
-        """The broker has closed it: whether it looks for another place depends on why."""
-        if user is not None:
-            error = error_from_wire(command.code, command.action, command.message)
-            error.details["url"] = command.url
-            if error.retryable:
-                user.moved(error)
-            else:
-                user.refused(error)
+    def _port_of(self, command: Command) -> Port | None:
+        match command:
+            case Deliver() | ActiveConsumer() | UnreadableEntry() | CloseConsumer():
+                return self.ports.get(command.consumer_id)
+            case SendFailed() | SendDelayed() | CloseProducer():
+                return self.ports.get(command.producer_id)
+            case TopicsChanged():
+                return self.ports.get(command.watch_id)
+        return None
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
-        users: list[Port] = [*self.producers.values(), *self.consumers.values(), *self.watches.values()]
-        self.producers, self.consumers, self.watches, self.routes = {}, {}, {}, {}
-        if users:
+        ports, self.ports, self.routes = list(self.ports.values()), {}, {}
+        if ports:
             log.warning("%s: %s; what used it attaches again", self.address, reason)
-        for user in users:
-            user.moved(reason)
+        for port in ports:
+            port.lost(reason)
 
     def writing_resumed(self) -> None:
         """The write buffer is low again."""
-        for producer in list(self.producers.values()):
-            producer.writing_resumed()
+        for port in list(self.ports.values()):
+            port.writing_resumed()

@@ -1,14 +1,23 @@
-"""Calls that several wait for, and several calls of which one is enough."""
+"""Calls: again after a pause, shared by several who wait, several of which one is enough. Who owns the time of a request:
+
+ConnectionPool.request, Attachment.call   `until_answered`: operation_timeout, pauses of `backoff`
+Attachment                                pauses of `backoff` for as long as it is open
+Lookups                                   the time of the call that asks; pauses against a rush (`lookups`)
+BrokerConnections                         connect_timeout; a broker that failed is let alone (`core.reachability`)
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from magnetar.proto.errors import ConnectionLost, MagnetarError
+from magnetar.proto.errors import ConnectionLost, MagnetarError, RequestTimeout, VersionConflict
 from magnetar.runtime.tasks import awaited
+
+from ..options import ClientOptions
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -121,3 +130,41 @@ def _all_of(errors: list[MagnetarError]) -> MagnetarError:
     if final is not None or len(errors) == 1:
         return final or errors[0]
     return ConnectionLost("; ".join(dict.fromkeys(error.message for error in errors)))
+
+
+def backoff(first: float, longest: float, rng: random.Random) -> Iterator[float]:
+    """Pauses in seconds: up to twice `first`, then `first`, doubling up to `longest`; half more or less at random.
+
+    So much chance, that ten thousand clients of a broker that fails do not come to the next one at the same moment.
+    """
+    yield 2 * first * rng.random()
+    pause = first
+    while True:
+        yield pause * rng.uniform(0.5, 1.5)
+        pause = min(pause * 2, longest)
+
+
+async def until_answered(
+    attempt: Callable[[], Awaitable[T]], options: ClientOptions, rng: random.Random, what: str
+) -> T:
+    """Repeats `attempt` after retryable errors, with pauses; RequestTimeout when operation_timeout is over.
+
+    `what` says what failed then. VersionConflict is raised at once: the same compare-and-set can only fail again.
+    """
+    pauses = backoff(options.backoff_first, options.backoff_max, rng)
+    last: MagnetarError | None = None
+    try:
+        async with asyncio.timeout(options.operation_timeout):
+            while True:
+                try:
+                    return await attempt()
+                except MagnetarError as error:
+                    if not error.retryable or isinstance(error, VersionConflict):
+                        raise
+                    last = error
+                await asyncio.sleep(next(pauses))
+    except TimeoutError:
+        reason = last.message if last is not None else "no answer"
+        raise RequestTimeout(
+            f"{what} within operation_timeout={options.operation_timeout:g} s: {reason}"
+        ) from last

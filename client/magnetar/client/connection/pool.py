@@ -17,8 +17,8 @@ from ..queue_budget import QueueBudget
 from ..service_url import ServiceUrl
 from .broker_connection import CLOSE_TIMEOUT_S, BrokerConnection
 from .brokers import BrokerConnections
+from .calls import until_answered
 from .lookups import Lookups
-from .retries import until_answered
 
 # What leaving (closing a producer or consumer) waits for the broker's answer: leaving works without it as well.
 LEAVE_TIMEOUT_S = 5.0

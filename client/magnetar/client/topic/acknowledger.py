@@ -22,13 +22,13 @@ from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError,
 from magnetar.proto.ids import MessageId
 from magnetar.runtime.tasks import begin
 
+from ..connection.attachment import OF_ANOTHER_CLUSTER, Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import LEAVE_TIMEOUT_S
 from ..durations import Duration
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
 from ..options import ConsumerOptions, checked_delay
 from .acks import AckTracker, NackTracker, UnackedTracker
-from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 
 _log = logging.getLogger("magnetar.client")
 
@@ -44,12 +44,12 @@ Acknowledgeable = Message | MessageId | Iterable[Message | MessageId]
 class Acknowledger:
     """Of one consumer. What users call is described in `Consumer`."""
 
-    def __init__(self, session: ConsumerSession, options: ConsumerOptions) -> None:
-        self._session = session
+    def __init__(self, attachment: Attachment, options: ConsumerOptions) -> None:
+        self._attachment = attachment
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._acks = AckTracker()
-        self._acks.cluster = session.cluster
+        self._acks.cluster = attachment.cluster
         self._nacks = NackTracker()
         self._unacked = None if options.ack_timeout is None else UnackedTracker(options.ack_timeout)
         self._group_limit = options.ack_group_messages
@@ -69,7 +69,7 @@ class Acknowledger:
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
         if receipt:
             self._check_open()
-            rows, spans = _rows_and_spans(messages, self._session.cluster)
+            rows, spans = _rows_and_spans(messages, self._attachment.cluster)
             self._receipt_rows += rows
             self._receipt_spans += spans
             await self._receipt()
@@ -100,7 +100,7 @@ class Acknowledger:
                 f"ack_cumulative on a {self._options.type} subscription would acknowledge what other consumers hold; use ack"
             )
         message_id = message.id if isinstance(message, Message) else _checked_id(message)
-        if isinstance(message, Message) and message.delivery.cluster != self._session.cluster:
+        if isinstance(message, Message) and message.delivery.cluster != self._attachment.cluster:
             if receipt:
                 raise _of_another_cluster(message)
             return
@@ -123,7 +123,7 @@ class Acknowledger:
         for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
-            if message.delivery.cluster != self._session.cluster:
+            if message.delivery.cluster != self._attachment.cluster:
                 continue
             self._nacks.add(message, now + (self._nack_delay(message) if seconds is None else seconds))
         self._nacks_added()
@@ -175,11 +175,11 @@ class Acknowledger:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
-        connection = self._session.connection
+        connection = self._attachment.connection
         if connection is None or not self._acks:
             return
         for cumulative, payload in self._take_ack_frames():
-            connection.send(Ack(0, self._session.id, cumulative).encode(), payload)
+            connection.send(Ack(0, self._attachment.id, cumulative).encode(), payload)
 
     def _take_ack_frames(self) -> list[tuple[bool, bytes]]:
         frames: list[tuple[bool, bytes]] = []
@@ -192,8 +192,8 @@ class Acknowledger:
         task = self._next_receipt
         if task is None:
             task = self._next_receipt = begin(
-                self._request_receipt(self._session.cluster),
-                f"ack {self._session.what}",
+                self._request_receipt(self._attachment.cluster),
+                f"ack {self._attachment.what}",
                 lambda done: done.cancelled() or done.exception(),  # those who waited may all have gone
             )
         # Not awaited itself: one who stops waiting must not take the receipt from the others.
@@ -206,8 +206,8 @@ class Acknowledger:
         """Runs one loop turn after it was asked for, with everything acknowledged until then."""
         task, self._next_receipt = self._next_receipt, None
         assert task is not None
-        if cluster != self._session.cluster:
-            raise MessageLost(f"{self._session.what}: an acknowledgement {OF_ANOTHER_CLUSTER}")
+        if cluster != self._attachment.cluster:
+            raise MessageLost(f"{self._attachment.what}: an acknowledgement {OF_ANOTHER_CLUSTER}")
         self.flush()  # what was acknowledged before without a receipt keeps its place, and needs none
         rows, self._receipt_rows = self._receipt_rows, []
         spans, self._receipt_spans = self._receipt_spans, []
@@ -219,7 +219,7 @@ class Acknowledger:
         self._unanswered[task] = frames
         try:
             for cumulative, payload in frames:
-                await self._session.call(Ack(0, self._session.id, cumulative), payload)
+                await self._attachment.call(Ack(0, self._attachment.id, cumulative), payload)
         finally:
             del self._unanswered[task]
         # Not before: after a failure each of them can be acknowledged again, or nacked.
@@ -249,10 +249,10 @@ class Acknowledger:
 
     def redeliver(self, rows: list[AckRow], *, counted: bool = True) -> None:
         """Gives messages back to the broker; without a connection it has them already."""
-        connection = self._session.connection
+        connection = self._attachment.connection
         if connection is not None:
             for _, payload in _row_frames(rows):
-                connection.send(Redeliver(0, self._session.id, counted).encode(), payload)
+                connection.send(Redeliver(0, self._attachment.id, counted).encode(), payload)
 
     # --- ack_timeout -------------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Acknowledger:
             count = sum(row.last_index - row.first_index + 1 for row in rows)
             _log.info(
                 "%s: %d messages were not acknowledged within %g s and are delivered again",
-                self._session.what, count, self._unacked.timeout,
+                self._attachment.what, count, self._unacked.timeout,
             )  # fmt: skip
             self.redeliver(rows)
 
@@ -284,7 +284,7 @@ class Acknowledger:
         """Before permits are granted, the broker has answered every ack that waits for a receipt: what it delivers then was
         not acknowledged with one (rule 34)."""
         for cumulative, payload in self._take_ack_frames():
-            connection.send(Ack(0, self._session.id, cumulative).encode(), payload)
+            connection.send(Ack(0, self._attachment.id, cumulative).encode(), payload)
         answered: dict[asyncio.Task[None], None] = {}
         while waiting := [task for task in self._unanswered if task not in answered]:
             for task in waiting:
@@ -292,8 +292,8 @@ class Acknowledger:
                 for cumulative, payload in self._unanswered.get(task, ()):
                     try:
                         await connection.request(
-                            Ack(0, self._session.id, cumulative),
-                            self._session.pool.options.operation_timeout,
+                            Ack(0, self._attachment.id, cumulative),
+                            self._attachment.pool.options.operation_timeout,
                             payload,
                         )
                     except MagnetarError as error:
@@ -310,10 +310,10 @@ class Acknowledger:
     def cluster_switched(self) -> None:
         """Ids of messages mean other messages from now on: nothing that was acknowledged before is sent."""
         self.forget()
-        self._acks.cluster = self._session.cluster
+        self._acks.cluster = self._attachment.cluster
         self._receipt_rows, self._receipt_spans, self._receipt_cumulative = [], [], None
         for task in self._unanswered:
-            self._unanswered[task] = []  # they fail by themselves, as ConsumerSession.call does
+            self._unanswered[task] = []  # they fail by themselves, as Attachment.call does
 
     def forget(self) -> None:
         """The subscription is deleted."""
@@ -322,11 +322,11 @@ class Acknowledger:
 
     async def settle(self) -> None:
         """Sends what is queued and waits for receipts, before the consumer closes; for a broker it waits 5 s at most."""
-        timeout = self._session.pool.options.operation_timeout
+        timeout = self._attachment.pool.options.operation_timeout
         with contextlib.suppress(TimeoutError):
-            if self._session.connection is None and (self._acks or self._receipt_tasks()):
+            if self._attachment.connection is None and (self._acks or self._receipt_tasks()):
                 async with asyncio.timeout(min(LEAVE_TIMEOUT_S, timeout)):
-                    await self._session.attached.wait()
+                    await self._attachment.attached.wait()
             self.flush()
             async with asyncio.timeout(timeout):
                 while tasks := self._receipt_tasks():
@@ -341,16 +341,16 @@ class Acknowledger:
                 timer.cancel()
         for task in self._receipt_tasks():
             task.cancel()
-            self._session.pool.await_end(task)
+            self._attachment.pool.await_end(task)
 
     def _check_open(self) -> None:
-        if self._session.closed and self._session.failure is None:
+        if self._attachment.closed and self._attachment.failure is None:
             raise self._closed()
-        self._session.check_open()
+        self._attachment.check_open()
 
     def _closed(self) -> MagnetarError:
         return AlreadyClosed(
-            f"{self._session.what} is closed; open another one, which gets what was not acknowledged before"
+            f"{self._attachment.what} is closed; open another one, which gets what was not acknowledged before"
         )
 
     def _receipt_tasks(self) -> list[asyncio.Task[None]]:

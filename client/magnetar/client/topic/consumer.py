@@ -22,6 +22,7 @@ from weakref import ref
 from magnetar.proto.commands import (
     ACK_ROW,
     Ack,
+    ActiveConsumer,
     CloseConsumer,
     Command,
     Deliver,
@@ -42,14 +43,14 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 
-from ..connection.attachment import Attachment
+from ..connection.attachment import OF_ANOTHER_CLUSTER, Attachment
 from ..connection.broker_connection import BrokerConnection
+from ..connection.pool import ConnectionPool
 from ..messages import Delivery, Failure, Message, SeekTarget, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .open_delivery import OpenDelivery
 from .resume_point import ResumePoint
-from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 from .window import Window
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,10 @@ class TopicConsumer:
 
     def __init__(
         self,
-        session: ConsumerSession,
+        pool: ConnectionPool,
+        topic: str,
+        consumer_id: int,
+        what: str,
         options: ConsumerOptions,
         on_closed: Callable[[], object],
         *,
@@ -89,32 +93,30 @@ class TopicConsumer:
         screen: Screen | None = None,
     ) -> None:
         """`create`: the topic, if there is none. `on_wake`: something arrived, or nothing more will."""
-        self.acknowledger = Acknowledger(session, options)
+        self._attachment = Attachment(pool, topic, consumer_id, what, self, CloseConsumer, on_closed)
+        self.acknowledger = Acknowledger(self._attachment, options)
         self.position = ResumePoint(options)
-        self._session = session
         self._options = options
-        self._on_closed = on_closed
         self._create = create
         self._on_wake = on_wake
         self._screen = screen
         self._paused = False
-        self._attachment = Attachment(session.pool, session.topic, self, session.what)
         self._epoch = 0
+        self._asked_start = self.position.start()  # as it subscribed last
         self.active = options.type != "failover"  # it gets messages; with failover one consumer does
         self._window = Window(
-            options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
+            options.receiver_queue_messages, options.receiver_queue_bytes, pool.queue_budget
         )
         self._queue: deque[Delivery | Failure] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        self.open_delivery = OpenDelivery(session, self._handed_out, reports=screen is not None)
+        self.open_delivery = OpenDelivery(self._attachment, self._handed_out, reports=screen is not None)
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.stopped = False  # nothing is handed out any more
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
-        self._closing = asyncio.Lock()
         self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class TopicConsumer:
                 await self.hand_out(count)
             elif not self.open_next():
                 if not self.stopped:
-                    self._session.check_open()
+                    self._attachment.check_open()
                     if not self._queue:
                         self.found_empty()
                 return False
@@ -189,7 +191,7 @@ class TopicConsumer:
 
     def _look_soon(self) -> None:
         interval = self.acknowledger.look_interval
-        if interval and not self._session.closed:
+        if interval and not self._attachment.closed:
             loop = asyncio.get_running_loop()
             self._look_timer = loop.call_later(interval, self._look_for_unacked)
 
@@ -206,33 +208,33 @@ class TopicConsumer:
     @property
     def topic(self) -> str:
         """Full name of its topic."""
-        return self._session.topic
+        return self._attachment.topic
 
     @property
     def consumers(self) -> Mapping[str, TopicConsumer]:
         """See TopicsConsumer: itself alone."""
-        return {self._session.topic: self}
+        return {self._attachment.topic: self}
 
     def consumer_of(self, message: Message) -> TopicConsumer:
         """Itself. Raises InvalidArgument if the message is of another topic."""
-        if message.topic != self._session.topic:
-            raise InvalidArgument(f"{self._session.what} has no messages of {message.topic}")
+        if message.topic != self._attachment.topic:
+            raise InvalidArgument(f"{self._attachment.what} has no messages of {message.topic}")
         return self
 
     @property
     def what(self) -> str:
         """What it is called in messages."""
-        return self._session.what
+        return self._attachment.what
 
     @property
     def now_ms(self) -> int:
         """Wall clock of this client."""
-        return self._session.pool.clock.now_ms()
+        return self._attachment.pool.clock.now_ms()
 
     @property
     def failure(self) -> MagnetarError | None:
         """Why nothing more will come."""
-        return self._session.failure
+        return self._attachment.failure
 
     def pause(self) -> None:
         self._paused = True
@@ -250,7 +252,7 @@ class TopicConsumer:
 
     async def seek(self, start: SeekTarget) -> None:
         if callable(start):
-            found = start(self._session.topic)
+            found = start(self._attachment.topic)
             if found is None:
                 return
             start = found
@@ -261,7 +263,7 @@ class TopicConsumer:
             self._note_trimmed(wire, result)
             self.position.sought_to(wire, MessageId(*result["position"]))
 
-        await self._move(Seek(0, self._session.id, wire), moved)
+        await self._move(Seek(0, self._attachment.id, wire), moved)
 
     async def redeliver_unacknowledged(self) -> None:
 
@@ -269,16 +271,16 @@ class TopicConsumer:
             if self._options.type not in INDIVIDUAL_TYPES:  # else what comes again lies between what does not
                 self.position.moved_to(MessageId(*result["position"]))
 
-        await self._move(Redeliver(0, self._session.id, self._screen is None), moved)
+        await self._move(Redeliver(0, self._attachment.id, self._screen is None), moved)
 
     async def _move(self, command: Command, moved: Callable[[dict[str, Any]], None]) -> None:
         """What was received before its answer is dropped."""
-        self._session.check_open()
+        self._attachment.check_open()
         self.acknowledger.flush()  # what was acknowledged before counts for the old position
         self.open_delivery.take_back()
         self.open_delivery.held += 1
         try:
-            result = await self._session.call(command)
+            result = await self._attachment.call(command)
             self._epoch = max(self._epoch, int(result["epoch"]))
             self.open_delivery.close()
             self.acknowledger.forget_nacks()
@@ -286,7 +288,7 @@ class TopicConsumer:
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
                 # Whether it happened is not known: what is queued may be from before it.
-                self._start_over(error)
+                self._attachment.start_over(error)
             raise
         finally:
             self.open_delivery.held -= 1
@@ -295,13 +297,13 @@ class TopicConsumer:
             self._wake()
 
     async def skip(self, error: EntryUnreadable) -> None:
-        if error.topic != self._session.topic:
-            raise InvalidArgument(f"{self._session.what} has no entries of {error.topic}")
-        self._session.check_open()
-        if error.details["cluster"] != self._session.cluster:
-            raise MessageLost(f"{self._session.what}: the entry to skip {OF_ANOTHER_CLUSTER}")
+        if error.topic != self._attachment.topic:
+            raise InvalidArgument(f"{self._attachment.what} has no entries of {error.topic}")
+        self._attachment.check_open()
+        if error.details["cluster"] != self._attachment.cluster:
+            raise MessageLost(f"{self._attachment.what}: the entry to skip {OF_ANOTHER_CLUSTER}")
         row = (error.id.ledger, error.id.entry, 0, MAX_MESSAGES_PER_ENTRY - 1)
-        await self._session.call(Ack(0, self._session.id), encode_rows(ACK_ROW, [row]))
+        await self._attachment.call(Ack(0, self._attachment.id), encode_rows(ACK_ROW, [row]))
         self.position.skipped(error.id)
 
     def _note_trimmed(self, start: WireStart, answer: Mapping[str, Any]) -> None:
@@ -309,7 +311,7 @@ class TopicConsumer:
         if answer["trimmed"]:
             wanted = MessageId.from_bytes(start[1])
             text = (
-                f"{self._session.what}: messages from {wanted} on were trimmed before they were read; it goes on at "
+                f"{self._attachment.what}: messages from {wanted} on were trimmed before they were read; it goes on at "
                 f"{MessageId(*answer['position'])}"
             )
             log.warning("%s", text)
@@ -323,21 +325,15 @@ class TopicConsumer:
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription; the consumer is still to be closed."""
-        self._session.check_open()
-        await self._session.call(Unsubscribe(0, self._session.id))
+        self._attachment.check_open()
+        await self._attachment.call(Unsubscribe(0, self._attachment.id))
         self.acknowledger.forget()
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
-        if topic is not None and str(TopicName.parse(topic)) != self._session.topic:
-            raise InvalidArgument(f"{self._session.what} has no messages of {topic}")
-        answer: bytes | None = await self._session.call(LastMessageId(0, self._session.id))
+        if topic is not None and str(TopicName.parse(topic)) != self._attachment.topic:
+            raise InvalidArgument(f"{self._attachment.what} has no messages of {topic}")
+        answer: bytes | None = await self._attachment.call(LastMessageId(0, self._attachment.id))
         return None if answer is None else MessageId.from_bytes(answer)
-
-    def _start_over(self, error: BaseException) -> None:
-        """Subscribes again, as after a lost connection."""
-        if self._session.connection is not None:
-            self._session.connection.send(CloseConsumer(0, self._session.id).encode())
-        self._attachment.lost(error)
 
     def stop(self) -> None:
         if not self.stopped:
@@ -349,35 +345,24 @@ class TopicConsumer:
     async def close(self) -> None:
         """See Receiving. Cancelled, it does not wait for the broker."""
         self.stop()
-        async with self._closing:
-            try:
-                if not self._session.closed:
-                    await self.acknowledger.settle()
-            except BaseException:
-                self.abandon()
-                raise
-            connection = self._end()
-            if connection is not None:
-                await self._session.pool.tell_leaving(connection, CloseConsumer(0, self._session.id))
+        await self._attachment.close()
 
-    def abandon(self) -> None:
-        connection = self._end()
-        if connection is not None:
-            connection.send(CloseConsumer(0, self._session.id).encode())
+    def abort(self) -> None:
+        self._attachment.abort()
 
-    def _end(self) -> BrokerConnection | None:
-        """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
+    async def settle(self) -> None:
+        """See Attached."""
+        await self.acknowledger.settle()
+
+    def leaving(self) -> None:
+        """See Attached."""
         self.stop()
-        self._session.closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.acknowledger.end()
-        connection = self._session.connection
-        self._attachment.close()
-        self.detached()
-        self._session.attached.set()  # it is not attached again
-        self._on_closed()
-        return connection
+
+    def left(self) -> None:
+        """See Attached."""
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -386,46 +371,50 @@ class TopicConsumer:
         await self._attachment.open()
         self._look_soon()
 
-    async def attach(self, connection: BrokerConnection) -> None:
-        """Subscribes at the broker and grants permits."""
-        connection.consumers[self._session.id] = self
-        start = self.position.start()
-        try:
-            subscribe = Subscribe(
-                0,
-                self._session.id,
-                self._session.topic,
-                self._options.subscription,
-                self._options.type,
-                start,
-                self._options.durable,
-                self._options.name,
-                self._epoch,
-                {},
-                self._options.priority_level,
-                self._options.hash_ranges,
-                self._create,
-                self._options.read_compacted,
-            )
-            result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
-            self._epoch = int(result["epoch"])
-            self._note_trimmed(start, result)
-            self.position.begins_at(MessageId(*result["position"]))
-            await self.acknowledger.subscribed(connection)
-        except BaseException as error:
-            connection.consumers.pop(self._session.id, None)
-            if not isinstance(error, MagnetarError) or error.retryable:
-                # The broker may still complete what was given up here: nobody would hold that place.
-                connection.send(CloseConsumer(0, self._session.id).encode())
-            raise
-        self._session.connection = connection
+    def opening(self) -> Subscribe:
+        """See Attached."""
+        self._asked_start = self.position.start()
+        return Subscribe(
+            0,
+            self._attachment.id,
+            self.topic,
+            self._options.subscription,
+            self._options.type,
+            self._asked_start,
+            self._options.durable,
+            self._options.name,
+            self._epoch,
+            {},
+            self._options.priority_level,
+            self._options.hash_ranges,
+            self._create,
+            self._options.read_compacted,
+        )
+
+    async def opened(self, connection: BrokerConnection, answer: dict[str, Any]) -> None:
+        """See Attached."""
+        self._epoch = int(answer["epoch"])
+        self._note_trimmed(self._asked_start, answer)
+        self.position.begins_at(MessageId(*answer["position"]))
+        await self.acknowledger.subscribed(connection)
+
+    def attached(self) -> None:
+        """Grants permits."""
         self._window.reset()
         self._grant()
-        self._session.attached.set()
 
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves."""
-        self._attachment.lost(error)
+    def received(self, command: Command, payload: bytes) -> None:
+        """See Attached."""
+        match command:
+            case Deliver():
+                self._delivered(command, payload)
+            case ActiveConsumer():
+                self.active_changed(command.active)
+            case UnreadableEntry():
+                self._unreadable(command)
+
+    def writing_resumed(self) -> None:
+        """See Attached."""
 
     def active_changed(self, active: bool) -> None:
         """Failover: this consumer takes over, or another one did, which gets what was not handed out here."""
@@ -435,33 +424,22 @@ class TopicConsumer:
             self.acknowledger.flush()  # what the broker has before it switches is not delivered to the other one
             self._grant()
 
-    def refused(self, error: MagnetarError) -> None:
-        """The broker ended the consumer for good."""
-        self._attachment.give_up(error)
-
-    def detached(self) -> None:
+    def detached(self, error: BaseException | None) -> None:
         """No connection any more: what was not handed out comes again from the next."""
-        connection, self._session.connection = self._session.connection, None
-        self._session.attached.clear()
-        if connection is not None:
-            connection.consumers.pop(self._session.id, None)
-            self.active = self._options.type != "failover"
-            self._window.reset()
-            self._drop_local()
-            self.acknowledger.forget_nacks()
+        self.active = self._options.type != "failover"
+        self._window.reset()
+        self._drop_local()
+        self.acknowledger.forget_nacks()
 
     def cluster_switched(self) -> None:
         """The next broker is one of another cluster: what was received before means nothing there."""
-        self._session.cluster = self._session.pool.cluster
         self._gap = None
         self._epoch = 0
         self.acknowledger.cluster_switched()
         self.position.cluster_switched()
 
-    def gave_up(self, error: MagnetarError) -> None:
+    def failed(self, error: MagnetarError) -> None:
         """Nothing more will come."""
-        self._session.failure = error
-        self._session.attached.set()
         self._wake()
 
     def _wake(self) -> None:
@@ -469,14 +447,14 @@ class TopicConsumer:
         if self._on_wake is not None:
             self._on_wake(self)
 
-    def delivered(self, command: Deliver, payload: bytes) -> None:
+    def _delivered(self, command: Deliver, payload: bytes) -> None:
         """A DELIVER frame."""
         try:
             delivery: Delivery | Failure = Delivery(
-                command, payload, self._session.topic, self._session.cluster
+                command, payload, self._attachment.topic, self._attachment.cluster
             )
         except MagnetarError as error:
-            named = of_entry(error, command.ledger, command.entry, self._session.topic)
+            named = of_entry(error, command.ledger, command.entry, self._attachment.topic)
             delivery = Failure(command.consumer_epoch, named)
             # How many permits it used is not known. To grant too many is better than a consumer that gets nothing more.
             self._window.received(self._window.granted, len(payload))
@@ -503,13 +481,16 @@ class TopicConsumer:
         self._window.charge(self._queued_bytes)
         self._wake()
 
-    def unreadable(self, command: UnreadableEntry) -> None:
+    def _unreadable(self, command: UnreadableEntry) -> None:
         """The broker cannot read an entry that this consumer waits for."""
-        topic = self._session.topic
+        topic = self._attachment.topic
         place = f"entry {command.entry} of ledger {command.ledger} in {topic}"
         if not command.lost:
             log.warning(
-                "%s: waits for %s, which cannot be read now: %s", self._session.what, place, command.message
+                "%s: waits for %s, which cannot be read now: %s",
+                self._attachment.what,
+                place,
+                command.message,
             )
         elif command.consumer_epoch >= self._epoch:
             error = EntryUnreadable(
@@ -517,19 +498,19 @@ class TopicConsumer:
                 topic=topic,
                 id=MessageId(command.ledger, command.entry, 0),
                 reason=command.message,
-                cluster=self._session.cluster,
+                cluster=self._attachment.cluster,
             )
             self._queue.append(Failure(command.consumer_epoch, error))
             self._wake()
 
     def _grant(self) -> None:
         self._window.charge(self._queued_bytes)
-        connection = self._session.connection
+        connection = self._attachment.connection
         if connection is None or self._paused or self.stopped:
             return
         permits = self._window.grant(self._queued_messages, self._queued_bytes)
         if permits is not None:
-            connection.send(Flow(0, self._session.id, *permits).encode())
+            connection.send(Flow(0, self._attachment.id, *permits).encode())
 
     def _drop_local(self) -> None:
         self._queue.clear()

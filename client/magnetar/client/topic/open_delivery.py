@@ -16,9 +16,9 @@ from operator import length_hint
 from magnetar.proto.commands import ACK_ROW, AckRow, HandedOut, encode_rows
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
+from ..connection.attachment import Attachment
 from ..messages import Message
 from .acks import rows_of_ids
-from .session import ConsumerSession
 
 # Messages that are reported as handed out before a loop that may take them in one turn has done so.
 MAX_AHEAD = 1024
@@ -29,10 +29,10 @@ class OpenDelivery:
     """Of one consumer. left: what may be taken; taking from it hands out. It ends when the delivery is left."""
 
     def __init__(
-        self, session: ConsumerSession, handed_out: Callable[[Message], object], *, reports: bool
+        self, attachment: Attachment, handed_out: Callable[[Message], object], *, reports: bool
     ) -> None:
         """`handed_out` is told how far the user has come; `reports`: under a dead-letter policy."""
-        self._session = session
+        self._attachment = attachment
         self._handed_out = handed_out
         self._reports = reports
         self._messages: list[Message] = []
@@ -85,7 +85,7 @@ class OpenDelivery:
         async with self._showing:
             if length_hint(self.left) or not self.withholds:
                 return True  # another task was faster
-            connection, messages, first = self._session.connection, self._messages, self._shown
+            connection, messages, first = self._attachment.connection, self._messages, self._shown
             if connection is None or connection.closed:
                 return False
             if count is None:
@@ -124,8 +124,8 @@ class OpenDelivery:
         self._shown = self._reported = taken
         if messages:
             self._ahead = 1
-            if self._session.connection is not None:
-                self._session.connection.send(*self._report(messages, taken_back=True))
+            if self._attachment.connection is not None:
+                self._attachment.connection.send(*self._report(messages, taken_back=True))
 
     def _report(self, messages: Sequence[Message], *, taken_back: bool = False) -> tuple[bytes, bytes]:
         first, last = messages[0], messages[-1]
@@ -133,5 +133,5 @@ class OpenDelivery:
             rows = [AckRow(first.delivery.ledger, first.delivery.entry_id, first.id.index, last.id.index)]
         else:
             rows = rows_of_ids(message.id for message in messages)
-        header = HandedOut(0, self._session.id, first.delivery.epoch, taken_back).encode()
+        header = HandedOut(0, self._attachment.id, first.delivery.epoch, taken_back).encode()
         return header, encode_rows(ACK_ROW, rows)

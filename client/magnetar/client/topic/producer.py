@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 from magnetar.proto.batch import (
     GROUP_OVERHEAD_BYTES,
@@ -32,6 +33,7 @@ from magnetar.proto.batch import (
 from magnetar.proto.commands import (
     RECEIPT_ROW,
     CloseProducer,
+    Command,
     CreateProducer,
     Send,
     SendDelayed,
@@ -60,7 +62,7 @@ from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..options import ProducerOptions, time_in_ms
-from ..receipts import Group, Receipt, copy_of
+from ..receipts import Group, Receipt
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     checked_key,
@@ -95,15 +97,11 @@ class TopicProducer:
         self._pool = pool
         self.options = options
         self._id = producer_id
-        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._compression = Compression.parse(options.compression)
-        self._closed = False
-        self._closing = asyncio.Lock()
         self._blocked = asyncio.Lock()  # who waits for room, first come first served
         self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
         self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
-        self._failure: MagnetarError | None = None  # why nothing can be sent any more
         self._next_sequence_id = 0
         self._max_message_bytes = pool.options.max_message_bytes
         self._max_group_bytes = self._max_message_bytes + GROUP_OVERHEAD_BYTES
@@ -125,8 +123,9 @@ class TopicProducer:
         self._failed: deque[Group] = deque(maxlen=MAX_FAILED_GROUPS)
         self._expiry: asyncio.TimerHandle | None = None
         # The attachment.
-        self._attachment = Attachment(pool, topic, self, f"producer of {topic}")
-        self._connection: BrokerConnection | None = None
+        self._attachment = Attachment(
+            pool, topic, producer_id, f"producer of {topic}", self, CloseProducer, on_closed
+        )
         self._receipts_from: BrokerConnection | None = None  # of the current epoch, if they can come
         self._epoch = -1
         self._send_header = self._receipt_header = b""
@@ -232,44 +231,10 @@ class TopicProducer:
 
     async def close(self) -> None:
         """See Member.close. Cancelled, it leaves without flushing."""
-        async with self._closing:
-            if self._closed:
-                return
-            try:
-                await self.flush()
-            except MagnetarError:
-                await self._leave()
-                raise
-            except BaseException:
-                self.abandon()
-                raise
-            await self._leave()
+        await self._attachment.close()
 
-    def abandon(self) -> None:
-        connection = self._end()
-        if connection is not None:
-            connection.send(CloseProducer(0, self._id).encode())
-
-    async def _leave(self) -> None:
-        connection = self._end()
-        if connection is not None:
-            await self._pool.tell_leaving(connection, CloseProducer(0, self._id))
-
-    def _end(self) -> BrokerConnection | None:
-        """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
-        if self._closed:
-            return None
-        self._close_batch()
-        self._closed = True
-        connection = self._connection
-        self._attachment.close()
-        self.detached()
-        self._stop_receipts()
-        self._fail_all(
-            AlreadyClosed(f"the producer of {self.topic} was closed before the message was confirmed")
-        )
-        self._on_closed()
-        return connection
+    def abort(self) -> None:
+        self._attachment.abort()
 
     # --- the open batch ----------------------------------------------------------------------------------------------
 
@@ -418,7 +383,7 @@ class TopicProducer:
 
         try:
             async with self._blocked, TimeLimit(self.options.send_timeout, late):
-                while not self._fits(size) and not self._closed and self._failure is None:
+                while not self._fits(size) and not self.ended:
                     self._room.clear()
                     await self._room.wait()
         finally:
@@ -426,13 +391,10 @@ class TopicProducer:
 
     @property
     def ended(self) -> bool:
-        return self._closed or self._failure is not None
+        return self._attachment.ended
 
     def _check_open(self) -> None:
-        if self._failure is not None:
-            raise copy_of(self._failure)
-        if self._closed:
-            raise AlreadyClosed(f"the producer of {self.topic} is closed; create another one")
+        self._attachment.check_open()
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -440,26 +402,16 @@ class TopicProducer:
         """Attaches for the first time."""
         await self._attachment.open()
 
-    async def attach(self, connection: BrokerConnection) -> None:
-        """Creates the producer at the broker under a new epoch and sends what is not confirmed ."""
-        epoch = self._epoch + 1
-        connection.producers[self._id] = self
-        try:
-            result = await connection.request(
-                CreateProducer(0, self._id, self.topic, self.name or None, epoch),
-                self._pool.options.operation_timeout,
-            )
-        except BaseException as error:
-            connection.producers.pop(self._id, None)
-            if not isinstance(error, MagnetarError) or error.retryable:
-                # The broker may still complete what was given up here: nobody would hold that place.
-                connection.send(CloseProducer(0, self._id).encode())
-            raise
-        self.name = result["name"]
-        first = self._epoch < 0
-        self._epoch = int(result["epoch"])
-        if first:
-            self._next_sequence_id = int(result.get("last_sequence_id", -1)) + 1
+    def opening(self) -> CreateProducer:
+        """Under a new epoch."""
+        return CreateProducer(0, self._id, self.topic, self.name or None, self._epoch + 1)
+
+    async def opened(self, connection: BrokerConnection, answer: dict[str, Any]) -> None:
+        """See Attached."""
+        self.name = answer["name"]
+        if self._epoch < 0:
+            self._next_sequence_id = int(answer.get("last_sequence_id", -1)) + 1
+        self._epoch = int(answer["epoch"])
         self._max_message_bytes = min(
             self._pool.options.max_message_bytes, connection.connection.max_message_bytes
         )
@@ -470,8 +422,11 @@ class TopicProducer:
             most if self._copies else min(most, self._max_message_bytes + GROUP_OVERHEAD_BYTES)
         )
         self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
-        self._connection = self._receipts_from = connection
+        self._receipts_from = connection
         connection.routes[self._receipt_header] = self._receipts
+
+    def attached(self) -> None:
+        """Sends what is not confirmed."""
         self._outbox.rewind()
         self._fail_larger(self._max_group_bytes)
         self._write()
@@ -480,22 +435,22 @@ class TopicProducer:
         for group in self._outbox.fail_larger(max_bytes):
             self._note_failed(group)
 
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves. A frame that the broker refused as too large is not sent again."""
+    def received(self, command: Command, payload: bytes) -> None:
+        """See Attached."""
+        match command:
+            case SendFailed():
+                self._send_failed(command)
+            case SendDelayed() if command.epoch == self._epoch:
+                self._outbox.delay_reason = command.message  # why what was sent waits at the broker
+
+    def detached(self, error: BaseException | None) -> None:
+        """Nothing more is written. A frame that the broker refused as too large is not sent again.
+
+        Receipts of what was written may still come, if it was not the connection that broke: the broker opens the next epoch
+        when they all have.
+        """
         if isinstance(error, FrameTooLarge) and "length" in error.details:
             self._fail_larger(error.details["length"] - len(self._send_header) - 3)
-        self._attachment.lost(error)
-
-    def refused(self, error: MagnetarError) -> None:
-        """The broker ended the producer for good."""
-        self._attachment.give_up(error)
-
-    def detached(self) -> None:
-        """Nothing more is written; Attachment goes on trying. Receipts of what was written may still come, if it was not
-        the connection that broke: the broker opens the next epoch when they all have."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.producers.pop(self._id, None)
 
     def _stop_receipts(self) -> None:
         connection, self._receipts_from = self._receipts_from, None
@@ -506,15 +461,29 @@ class TopicProducer:
         """The name that the old cluster gave may belong to somebody else in the new one."""
         self.name = self.options.name or ""
 
-    def gave_up(self, error: MagnetarError) -> None:
+    def failed(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
         self._stop_receipts()
-        self._failure = error
         self._close_batch()
         self._fail_all(error)
 
+    async def settle(self) -> None:
+        """See Attached."""
+        await self.flush()
+
+    def leaving(self) -> None:
+        """See Attached."""
+        self._close_batch()
+
+    def left(self) -> None:
+        """What is not confirmed fails."""
+        self._stop_receipts()
+        self._fail_all(
+            AlreadyClosed(f"the producer of {self.topic} was closed before the message was confirmed")
+        )
+
     def _write(self) -> None:
-        connection = self._connection
+        connection = self._attachment.connection
         if connection is None:
             return
         outbox, header = self._outbox, self._send_header
@@ -536,18 +505,13 @@ class TopicProducer:
         if not outbox:
             self._close_batch()
 
-    def send_delayed(self, command: SendDelayed) -> None:
-        """What was sent waits at the broker, and why."""
-        if command.epoch == self._epoch:
-            self._outbox.delay_reason = command.message
-
-    def send_failed(self, command: SendFailed) -> None:
+    def _send_failed(self, command: SendFailed) -> None:
         """The broker did not store a group and those after it in this epoch."""
-        if command.epoch != self._epoch or self._connection is None:
+        if command.epoch != self._epoch or self._attachment.connection is None:
             return
         error = error_from_wire(command.code, command.action, command.message)
         if isinstance(error, ProducerFenced | TopicNotFound):
-            self._attachment.give_up(error)
+            self._attachment.fail(error)
             return
         if error.action in (Action.FIX_CALL, Action.GIVE_UP):
             group = self._outbox.fail_group_with(command.sequence_id, error)

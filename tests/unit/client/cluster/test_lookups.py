@@ -182,7 +182,7 @@ async def test_the_owner_comes_back_while_the_answer_is_held(cluster: FakeCluste
     await receipt
 
 
-@pytest.mark.parametrize("leave", ["close", "abandon", "producer", "cancel"])
+@pytest.mark.parametrize("leave", ["close", "abort", "producer", "cancel"])
 async def test_leaving_while_an_answer_is_held(cluster: FakeCluster, leave: str) -> None:
     async with connect(cluster.url, backoff_first=0.01, operation_timeout=60.0) as client:
         await client.admin.list_topics()
@@ -200,7 +200,7 @@ async def test_leaving_while_an_answer_is_held(cluster: FakeCluster, leave: str)
                 opening.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await opening
-            if leave in ("close", "abandon"):
+            if leave in ("close", "abort"):
                 await getattr(client, leave)()
             else:
                 await producer.close()

@@ -44,7 +44,7 @@ async def fail_over(clients: int, producers: int) -> tuple[FakeCluster, Counter[
         took = loop.time() - over_at
         tenths = Counter(int((time - failed_at) * 10) for broker in cluster.brokers for time in broker.times)
         for client in opened:
-            await client.abandon()
+            await client.abort()
         return cluster, tenths, took
 
 
