@@ -13,8 +13,7 @@ import pytest
 
 from magnetar.bookie.journal.journal import Journal
 from magnetar.ledger import LedgerMetadata, LedgerWriter
-from magnetar.ledger.bookie_channel import BookieChannel
-from magnetar.ledger.bookie_link import BookieLink
+from magnetar.ledger.bookie_link import BookieChannel, BookieLink
 from magnetar.ledger.core.deferred import DeferredSync
 from magnetar.ledger.core.events import ForceRequested
 from magnetar.ledger.core.writer import WriterCore

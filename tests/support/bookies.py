@@ -40,7 +40,7 @@ class StillClock:
 
 
 class FakeBookie(Answering):
-    """One bookie: `ledger.local_bookie.LocalBookie`."""
+    """One bookie: `ledger.local_transport.LocalBookie`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from magnetar.ledger.local_bookie import LocalBookie
+from magnetar.ledger.local_transport import LocalBookie
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,

@@ -8,9 +8,8 @@ from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, 
 from .health import BookieHealth
 from .identities import BookieIdentities, GivenIdentities, StoredIdentities
 from .local_transport import LocalTransport
-from .reader import LedgerReader
+from .reader import LedgerReader, LedgerTail
 from .settings import LedgerSettings
-from .tail import LedgerTail
 from .tcp_transport import TcpTransport
 from .transport import (
     BookieTransport,

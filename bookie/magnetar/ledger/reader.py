@@ -1,21 +1,40 @@
 """Reading ledgers: ranges from one replica when every bookie has every entry, in shares from several when striped.
 
 Every entry is verified (digest, ledger, entry id); which replica is asked, and what when it is slow, is in `replicas`.
-An open ledger is followed by long polls: see `tail`.
+An open ledger is followed by long polls at some of its bookies, in order, until it is closed.
+
+A poll asks a bookie to answer once it has heard of a last-add-confirmed above the one that is known here. That knowledge
+comes with the next entry, or from the idle writer (rule 19); the entries behind it come with the answer if the bookie has
+them. `POLLED` bookies of the last ensemble are asked at a time, so that one that is slow or hung costs nothing. A bookie
+that fails, is fenced (answers at once, and will never hear of more) or comes back with nothing too soon rests for a while.
+
+What wakes a waiting tail, none of which can get lost because each leaves its trace before the wake-up is sent:
+* a poll that ended (its task is done and looked at before the next wait);
+* a change of the ledger's metadata (closed, or other bookies), from a watch that is set before the metadata is read;
+* the end of a pause, when no bookie is polled; then, and after a poll without news, metadata and the whole last ensemble are
+  asked (rule 13), so that even a watch that was lost or two deaf bookies delay a reader by one poll only.
 """
 
 from __future__ import annotations
 
 import asyncio
+from types import TracebackType
 
+from magnetar.metadata.store import Watch
 from magnetar.proto.errors import EntryNotFound, InvalidArgument, LedgerNotFound, MagnetarError
 from magnetar.runtime.tasks import awaited, end_all
 
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
 from .core.metadata import LedgerMetadata
-from .replicas import Replicas
-from .tail import LedgerTail
+from .replicas import Replicas, verified
+from .transport import LongPollAnswer
+
+POLLED = 2  # bookies at a time
+POLL_S = 5.0
+_POLL_ENTRIES = 1000
+# Of a bookie that failed or is fenced; one without news was asked so long before it is asked again.
+_REST_S = 1.0
 
 
 class LedgerReader:
@@ -137,3 +156,188 @@ class LedgerReader:
         if not quorum.covered:
             raise quorum.lost(self.ledger_id)
         return quorum.last_add_confirmed
+
+
+class LedgerTail:
+    """An asynchronous iterator over lists of verified entries, without gaps. Made by LedgerReader.follow."""
+
+    def __init__(
+        self, components: LedgerComponents, reader: LedgerReader, first: int, max_bytes: int
+    ) -> None:
+        self.next_entry = first  # the entry that comes next
+        self._components = components
+        self._reader = reader
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._metadata_changed = True  # or was not read since the watch is set
+        self._quiet = False  # a poll came back without news
+        self._watch: Watch | None = None
+        # bookie -> (last_add_confirmed it was asked with, when, the poll)
+        self._polls: dict[str, tuple[int, float, asyncio.Task[LongPollAnswer]]] = {}
+        self._rests: dict[str, float] = {}  # bookie -> loop time until which it is not polled
+        self._turn = reader.ledger_id  # where the search for a bookie to poll begins
+        self._came: list[bytes] = []  # entries from `next_entry` on that came with a poll
+
+    @property
+    def ended(self) -> bool:
+        """Whether the ledger is closed and nothing is left."""
+        return self._reader.closed and self.next_entry > self._reader.last_add_confirmed
+
+    async def next(self, timeout_s: float | None = None) -> list[bytes]:
+        """The next entries; none if none came within `timeout_s` (None: waits), or if the tail has `ended`.
+
+        LedgerNotFound if the ledger was deleted; EntryDamaged and others as LedgerReader.read. May be called again after
+        errors. What it had when it is cancelled comes with the next call.
+        """
+        reader = self._reader
+        if self.next_entry > reader.last_add_confirmed:
+            await self.wait(self.next_entry - 1, timeout_s)
+        entries = self._came
+        self._came = []
+        if not entries:
+            if self.next_entry > reader.last_add_confirmed:
+                return []
+            entries = await reader.read(self.next_entry, reader.last_add_confirmed, max_bytes=self._max_bytes)
+        self.next_entry += len(entries)
+        return entries
+
+    async def wait(self, known: int, timeout_s: float | None = None) -> None:
+        """Until more than `known` is confirmed, the ledger is closed, or for `timeout_s`."""
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        if self._watch is None:
+            self._watch = self._components.ledgers.watch(self._reader.ledger_id, self._changed)
+        while True:
+            self._woken.clear()
+            self._take_poll_answers()
+            if self._reader.last_add_confirmed > known or self._reader.closed:
+                return
+            if self._metadata_changed or self._quiet:
+                await self._refresh()
+                continue
+            until = self._poll(known)
+            if deadline is not None:
+                if self._loop.time() >= deadline:
+                    return
+                until = deadline if until is None else min(until, deadline)
+            await self._sleep(until)
+
+    async def close(self) -> None:
+        """Ends the polls."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+            self._metadata_changed = True
+        polls = [task for _, _, task in self._polls.values()]
+        self._polls.clear()
+        await end_all(polls)
+
+    async def __aenter__(self) -> LedgerTail:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> LedgerTail:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        entries = await self.next()
+        if not entries:
+            raise StopAsyncIteration
+        return entries
+
+    # --- what wakes it -----------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self._metadata_changed = True
+        self._woken.set()
+
+    async def _sleep(self, until: float | None) -> None:
+        if until is None:
+            await self._woken.wait()
+            return
+        timer = self._loop.call_at(until, self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            timer.cancel()
+
+    async def _refresh(self) -> None:
+        """Reads metadata; after silence also what the last ensemble knows."""
+        quiet, self._quiet, self._metadata_changed = self._quiet, False, False
+        try:
+            if quiet:
+                await self._reader.read_last_confirmed()
+            else:
+                await self._reader.read_metadata()
+        except BaseException as error:
+            if isinstance(error, MagnetarError) and error.retryable and not isinstance(error, LedgerNotFound):
+                return  # bookies or the store will be back: polls go on, and after a rest this is tried again
+            # Cancelled, say: what woke it is still to be looked at.
+            self._quiet, self._metadata_changed = self._quiet or quiet, True
+            raise
+
+    # --- polls -------------------------------------------------------------------------------------------------------
+
+    def _poll(self, known: int) -> float | None:
+        """Polls as many bookies as it should. Returns when to look again; None: polls are under way."""
+        bookies = self._reader.metadata.last_ensemble.bookies
+        now = self._loop.time()
+        wakes: list[float] = []
+        for step in range(len(bookies)):
+            if len(self._polls) >= POLLED:
+                return None
+            bookie = bookies[(self._turn + step) % len(bookies)]
+            if bookie in self._polls:
+                continue
+            rested = self._rests.get(bookie, 0.0)
+            if rested > now:
+                wakes.append(rested)
+                continue
+            task = awaited(
+                self._components.transport.wait_last_confirmed(
+                    bookie,
+                    self._reader.ledger_id,
+                    known,
+                    timeout_s=POLL_S,
+                    max_entries=_POLL_ENTRIES,
+                    max_bytes=self._max_bytes,
+                ),
+                f"tail of ledger {self._reader.ledger_id} at bookie {bookie}",
+            )
+            task.add_done_callback(lambda _: self._woken.set())
+            self._polls[bookie] = (known, now, task)
+        if not self._polls:
+            self._quiet = True  # no bookie can be polled: ask all of them when the first pause is over
+        return min(wakes, default=None)
+
+    def _take_poll_answers(self) -> None:
+        reader, now = self._reader, self._loop.time()
+        for bookie in [bookie for bookie, (_, _, task) in self._polls.items() if task.done()]:
+            known, asked_at, task = self._polls.pop(bookie)
+            try:
+                answer = task.result()
+            except MagnetarError as error:
+                self._rests[bookie] = now + _REST_S
+                self._turn += 1
+                self._metadata_changed |= isinstance(error, LedgerNotFound)
+                continue
+            if answer.fenced:
+                self._rests[bookie] = now + _REST_S
+                self._metadata_changed = True
+            if answer.last_add_confirmed <= known:
+                if not answer.fenced:
+                    self._rests[bookie] = asked_at + _REST_S
+                    self._turn += 1
+                    self._quiet = True
+                continue
+            reader.update_last_confirmed(answer.last_add_confirmed)
+            if answer.entries and known + 1 == self.next_entry and not self._came:
+                try:
+                    ids = range(self.next_entry, self.next_entry + len(answer.entries))
+                    self._came = verified(answer.entries, reader.ledger_id, ids, bookie)
+                except MagnetarError:
+                    self._came = []  # read from another replica

@@ -14,8 +14,7 @@ from magnetar.proto.commands import BookieInfo, Command
 from magnetar.proto.errors import MalformedFrame
 from magnetar.runtime.connection import ConnectionOptions, Reply
 
-from .bookie_channel import BookieChannel
-from .bookie_link import Destination
+from .bookie_link import BookieChannel, Destination
 from .core.outstanding_adds import AddCallback
 from .directory import BookieDirectory
 from .identities import BookieIdentities, GivenIdentities

@@ -39,7 +39,7 @@ Done = Callable[[int, int, int], None]
 
 
 class ModelBookie(Answering):
-    """`ledger.local_bookie.LocalBookie` whose storage survives its process."""
+    """`ledger.local_transport.LocalBookie` whose storage survives its process."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop

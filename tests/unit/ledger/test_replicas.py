@@ -10,7 +10,7 @@ from magnetar.ledger import (
     BookieFacts,
     LedgerSettings,
     LedgerWriter,
-    recovery_reads,
+    recover,
 )
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.recovery import RecoveryCore
@@ -184,7 +184,7 @@ async def test_rule_14_what_a_range_did_not_answer_is_not_absent(shape: tuple[in
     for bookie in having[1:]:
         bookie.entries[key] = bookie.entries[key][:-1] + b"?"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery_reads, "_MAX_READ_BYTES", 1000)
+        patch.setattr(recover, "_MAX_READ_BYTES", 1000)
         recovered = await bookies.client(HASTY).open(writer.ledger_id, recover=True)
         assert numbers(await recovered.read(0, 299)) == list(range(300))
         again = await filled(bookies, shape, 5)
@@ -219,8 +219,8 @@ async def test_rule_21_a_bookie_that_hangs_in_recovery_costs_one_wait(shape: tup
 
 
 async def test_recovery_holds_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery_reads, "_MAX_HELD_BYTES", 100_000)
-    monkeypatch.setattr(recovery_reads, "_MAX_READ_BYTES", 10_000)
+    monkeypatch.setattr(recover, "_MAX_HELD_BYTES", 100_000)
+    monkeypatch.setattr(recover, "_MAX_READ_BYTES", 10_000)
     highest = 0
     right = RecoveryCore.handle
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import LedgerReader, LedgerSettings, LedgerWriter
-from magnetar.ledger import tail as tail_module
-from magnetar.ledger.tail import LedgerTail
+from magnetar.ledger import reader as tail_module
+from magnetar.ledger.reader import LedgerTail
 from magnetar.proto.errors import BookieUnavailable, LedgerNotFound
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, FakeBookie

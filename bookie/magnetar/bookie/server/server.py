@@ -54,7 +54,7 @@ class BookieServer:
 
 
 class InProcessBookie:
-    """What `ledger.local_bookie.LocalBookie` asks for: adds are called, requests answered as over TCP."""
+    """What `ledger.local_transport.LocalBookie` asks for: adds are called, requests answered as over TCP."""
 
     def __init__(self, bookie: Bookie) -> None:
         self.add = bookie.add
