@@ -3,8 +3,9 @@
     (none) ──first call──> connecting ──introduced──> ready ──lost, or silent for the add timeout──> (none)
        ^── failed: calls fail at once until the backoff is over ──┘
 
-A channel lives as long as the transport. The backoff ends early when the directory says that the bookie is back, or when it is about to be written to
-(`expect`): else a bookie that is writable for placement would fail the first adds of the ledger that is placed on it.
+A channel lives as long as the transport. The backoff ends early when the directory says that the bookie is back, or when it
+is about to be written to (`expect`): else a bookie that is writable for placement would fail the first adds of the ledger
+that is placed on it.
 
 A link is one connection of a channel, from the attempt to its end, with the adds that are outstanding on it:
 

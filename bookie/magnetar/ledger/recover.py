@@ -138,8 +138,7 @@ class _Recovery:
                 case RetryLater():
                     self._retry_later()
                 case ChooseBookies() as ask:
-                    chooser = self._components.chooser.of(self._core.metadata.properties)
-                    chosen = chooser.replacements(ask, self._core.metadata.striping)
+                    chosen = self._components.chooser.replacements(ask)
                     queue.extend(self._core.handle(chosen))
                 case WriteMetadata(metadata, version):
                     self._start(self._write_metadata(metadata, version))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
@@ -68,37 +70,31 @@ class LedgerSettings:
 
     def __post_init__(self) -> None:
         check_quorums(self.ensemble_size, self.write_quorum, self.ack_quorum)
-        for name in (
-            "add_timeout_s",
-            "read_timeout_s",
-            "metadata_timeout_s",
-            "connect_timeout_s",
-            "reconnect_backoff_s",
-            "bookie_info_interval_s",
-            "deletion_retry_s",
-            "quarantine_window_s",
-            "quarantine_s",
-        ):
-            if not 0 < getattr(self, name) <= MAX_WAIT_S:
-                raise InvalidSetting(
-                    f"{name}={getattr(self, name)} must be above 0 seconds and at most a year, e.g. "
-                    f"{name}={_default(name):g}"
-                )
+        check_waits(
+            self,
+            above_zero=(
+                "add_timeout_s",
+                "read_timeout_s",
+                "metadata_timeout_s",
+                "connect_timeout_s",
+                "reconnect_backoff_s",
+                "bookie_info_interval_s",
+                "deletion_retry_s",
+                "quarantine_window_s",
+                "quarantine_s",
+            ),
+            or_zero=(
+                "speculative_read_s",
+                "explicit_lac_interval_s",
+                "explicit_lac_backoff_max_s",
+                "suspect_bookie_s",
+            ),
+        )
         if self.reconnect_backoff_max_s < self.reconnect_backoff_s:
             raise InvalidSetting(
                 f"reconnect_backoff_max_s={self.reconnect_backoff_max_s} must not be below "
                 f"reconnect_backoff_s={self.reconnect_backoff_s}: it is where the doubling of that ends"
             )
-        for name in (
-            "speculative_read_s",
-            "explicit_lac_interval_s",
-            "explicit_lac_backoff_max_s",
-            "suspect_bookie_s",
-        ):
-            if not 0 <= getattr(self, name) <= MAX_WAIT_S:
-                raise InvalidSetting(
-                    f"{name}={getattr(self, name)} must be 0 or more seconds, at most a year, e.g. {name}={_default(name):g}"
-                )
         if self.max_outstanding_bytes < 1024 * 1024:
             raise InvalidSetting(
                 f"max_outstanding_bytes={self.max_outstanding_bytes} must be at least 1 MiB, or an entry may not fit"
@@ -136,7 +132,13 @@ class LedgerSettings:
             )
 
 
-def _default(name: str) -> float:
-    default: object = LedgerSettings.__dataclass_fields__[name].default
-    assert isinstance(default, int | float)
-    return default
+def check_waits(settings: Any, above_zero: Sequence[str], or_zero: Sequence[str]) -> None:
+    """InvalidSetting unless these fields of a dataclass are seconds that a timer takes; the error names the default."""
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name in (*above_zero, *or_zero):
+        seconds = getattr(settings, name)
+        if not 0 <= seconds <= MAX_WAIT_S or (not seconds and name in above_zero):
+            limits = "above 0 seconds and" if name in above_zero else "0 or more seconds,"
+            raise InvalidSetting(
+                f"{name}={seconds} must be {limits} at most a year, e.g. {name}={defaults[name]:g}"
+            )

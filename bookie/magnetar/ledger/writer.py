@@ -363,8 +363,7 @@ class LedgerWriter:
                     for bookie in bookies:
                         self._components.transport.force(bookie, self.ledger_id)
                 case ChooseBookies() as ask:
-                    chooser = self._components.chooser.of(self.metadata.properties)
-                    chosen = chooser.replacements(ask, self._core.metadata.striping)
+                    chosen = self._components.chooser.replacements(ask)
                     queue.extend(self._machine.handle(chosen))
                 case RetryLater():
                     self._retry_later()

@@ -62,10 +62,10 @@ def replacement_is_in_the_ensemble_already() -> None:
     chooser: Any = BookieChooser
     replacements = chooser.replacements
 
-    def careless(self: Any, ask: Any, striping: Any) -> Any:
-        chosen = replacements(self, ask, striping)
+    def careless(self: Any, ask: Any) -> Any:
+        chosen = replacements(self, ask)
         failing = {ask.exclude[position] for position in ask.positions}
-        left = [bookie for bookie in ask.exclude[: striping.ensemble_size] if bookie not in failing]
+        left = [bookie for bookie in ask.exclude[: ask.metadata.ensemble_size] if bookie not in failing]
         if left and isinstance(chosen, BookiesChosen):
             return BookiesChosen(dict.fromkeys(chosen.bookies, left[0]))
         return chosen

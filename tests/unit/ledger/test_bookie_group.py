@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -98,19 +99,18 @@ async def test_without_a_group_any_bookie_is_used() -> None:
 async def test_repair_replaces_within_the_group_and_brings_preferred_ledgers_home(placement: str) -> None:
     party = Party(placement=placement)
     writer = await party.client.create(bookie_group="fast")
-    striping = writer.metadata.striping
     ensemble = writer.metadata.last_ensemble.bookies
-    chooser = party.client.components.chooser.of(writer.metadata.properties)
+    chooser, ask = party.client.components.chooser, ChooseBookies((0,), ensemble, writer.metadata)
     (left,) = {"f1", "f2", "f3"} - set(ensemble)
-    assert chooser.replacements(ChooseBookies((0,), ensemble), striping) == BookiesChosen({0: left})
+    assert chooser.replacements(ask) == BookiesChosen({0: left})
     party.directory.lost(left)
-    assert isinstance(chooser.replacements(ChooseBookies((0,), ensemble), striping), NoBookies)
+    assert isinstance(chooser.replacements(ask), NoBookies)
     party.directory.answered(left, BookieFacts.of({"group": "fast"}))
-    preferring = party.client.components.chooser.of({BOOKIE_GROUP_PROPERTY: "preferred:fast"})
-    moved = preferring.compliant_replacements(striping, ("s1", "f1"), ("s1", "f1"))
+    preferring = replace(writer.metadata, properties={BOOKIE_GROUP_PROPERTY: "preferred:fast"})
+    moved = chooser.compliant_replacements(preferring, ("s1", "f1"), ("s1", "f1"))
     assert list(moved) == [0]
     assert moved[0] in ("f2", "f3")
-    assert preferring.compliant_replacements(striping, ("f2", "f1"), ("f2", "f1")) == {}
+    assert chooser.compliant_replacements(preferring, ("f2", "f1"), ("f2", "f1")) == {}
     await party.client.close()
 
 

@@ -199,10 +199,14 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Pick a bookie for each position, none in `exclude`: the ensemble by position, then those that failed before."""
+    """Pick a bookie for each position, none in `exclude`: the ensemble by position, then those that failed before.
+
+    `metadata`: of the ledger, as it was when this was decided: its striping, and the properties that bind it to bookies.
+    """
 
     positions: tuple[int, ...]
     exclude: tuple[str, ...]
+    metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -469,7 +469,8 @@ class RecoveryCore:
     def _fail_position(self, position: int, code: int) -> list[Instruction]:
         bookies = self._changed.last_ensemble.bookies
         self._failing[position] = self._excluded[bookies[position]] = code
-        return [ChooseBookies((position,), tuple(dict.fromkeys((*bookies, *self._excluded))))]
+        exclude = dict.fromkeys((*bookies, *self._excluded))
+        return [ChooseBookies((position,), tuple(exclude), self.metadata)]
 
     def _retry(self, expired: bool) -> list[Instruction]:
         """The pause is over: sends busy bookies what they refused, except entries that have their ack quorum by now."""

@@ -271,7 +271,7 @@ class WriterCore:
             self._first_held = self.last_add_pushed + 1
         self.state = WriterState.CHANGING
         exclude = dict.fromkeys((*self.metadata.last_ensemble.bookies, *self.failed_bookies))
-        return [ChooseBookies(tuple(sorted(self._failing)), tuple(exclude))]
+        return [ChooseBookies(tuple(sorted(self._failing)), tuple(exclude), self.metadata)]
 
     def _no_bookies(self, reason: str) -> list[Instruction]:
         """Those that only have too much to do may stay; a replacement for the others may be found without them."""

@@ -134,11 +134,12 @@ class BookieChooser:
         except NotEnoughBookies as error:
             raise NotEnoughBookies(error.message + self._limits()) from None
 
-    def replacements(self, ask: ChooseBookies, striping: Striping) -> BookiesChosen | NoBookies:
+    def replacements(self, ask: ChooseBookies) -> BookiesChosen | NoBookies:
         """What a core asks for; `exclude` begins with the ensemble, by position."""
+        chooser, striping = self.of(ask.metadata.properties), ask.metadata.striping
         ensemble = ask.exclude[: striping.ensemble_size]
         try:
-            chosen = self._ask(
+            chosen = chooser._ask(
                 lambda candidates: self._placement.replacements(
                     striping, ask.positions, ensemble, candidates, ask.exclude, self._rng
                 )
@@ -149,7 +150,7 @@ class BookieChooser:
             self._expect(bookie)
         return BookiesChosen(chosen)
 
-    def complies(self, striping: Striping, ensemble: Sequence[str]) -> bool:
+    def _complies(self, striping: Striping, ensemble: Sequence[str]) -> bool:
         """Whether an ensemble is as the policy wants it, by the bookies that are writable now."""
         bookies, names = self._bookies, self._allowed()
         if self._group.name:
@@ -163,27 +164,27 @@ class BookieChooser:
         )
 
     def compliant_replacements(
-        self, striping: Striping, ensemble: Sequence[str], exclude: Sequence[str]
+        self, metadata: LedgerMetadata, ensemble: Sequence[str], exclude: Sequence[str]
     ) -> dict[int, str]:
         """New bookies by position, after which the ensemble complies; none if it does, or if no few of them make it so."""
-        if self.complies(striping, ensemble):
+        chooser, striping = self.of(metadata.properties), metadata.striping
+        if chooser._complies(striping, ensemble):
             return {}
         for moves in range(1, _MOST_MOVES + 1):
             for positions in itertools.combinations(range(len(ensemble)), moves):
-                chosen = self.replacements(ChooseBookies(positions, tuple(exclude)), striping)
+                chosen = self.replacements(ChooseBookies(positions, tuple(exclude), metadata))
                 if isinstance(chosen, BookiesChosen):
                     changed = [chosen.bookies.get(place, bookie) for place, bookie in enumerate(ensemble)]
-                    if self.complies(striping, changed):
+                    if chooser._complies(striping, changed):
                         return dict(chosen.bookies)
         return {}
 
     def breaks_placement(self, metadata: LedgerMetadata) -> bool:
         """Whether a fragment that no writer writes to breaks placement although a choice that complies exists."""
-        chooser, striping = self.of(metadata.properties), metadata.striping
         return any(
             fragment.last is not None
             and not fragment.empty
-            and bool(chooser.compliant_replacements(striping, fragment.bookies, fragment.bookies))
+            and bool(self.compliant_replacements(metadata, fragment.bookies, fragment.bookies))
             for fragment in metadata.fragments()
         )
 

@@ -169,19 +169,12 @@ class AutoRecovery:
 
     def figures(self) -> dict[str, int]:
         """For /metrics."""
-        figures = self._worker.figures
         return {
             "underreplicated_ledgers": self._work.queued_ledgers,
             "damage_reports": self._work.damaged_ledgers,
             "repairs_running": len(self._worker.repairing),
             "postponed_ledgers": self._work.postponed,
-            "repaired_ledgers_total": figures.repaired_ledgers,
-            "replaced_bookies_total": figures.replaced_bookies,
-            "recovered_ledgers_total": figures.recovered_ledgers,
-            "healed_entries_total": figures.healed_entries,
-            "lost_entries_total": figures.lost_entries,
-            "repairs_postponed_total": figures.postponements,
-            "repair_locks_taken_by_others_total": figures.locked_by_others,
+            **self._worker.figures,
             "repair_copied_entries_total": self._copier.copied_entries,
             "repair_copied_bytes_total": self._throttle.copied_bytes,
             "repair_sessions_lost_total": self._sessions_lost,

@@ -183,8 +183,7 @@ async def _of_stored_ledgers(
             group = metadata.properties.get(BOOKIE_GROUP_PROPERTY, "")
             key = (metadata.sizes, group, fragment.bookies)
             if key not in refusals:
-                ask = ChooseBookies(positions, tuple(fragment.bookies))
-                chosen = chooser.of(metadata.properties).replacements(ask, metadata.striping)
+                chosen = chooser.replacements(ChooseBookies(positions, tuple(fragment.bookies), metadata))
                 refusals[key] = chosen.reason if isinstance(chosen, NoBookies) else ""
             reason = refusals[key]
         if reason:

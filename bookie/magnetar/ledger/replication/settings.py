@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magnetar.ledger.settings import MAX_WAIT_S
+from magnetar.ledger.settings import MAX_WAIT_S, check_waits
 from magnetar.proto.errors import InvalidSetting
 
 
@@ -40,22 +40,11 @@ class RepairSettings:
     workers: bool = True
 
     def __post_init__(self) -> None:
-        for name in (
-            "full_check_interval_s",
-            "retry_backoff_s",
-            "queue_interval_s",
-            "session_timeout_s",
-        ):
-            if not 0 < getattr(self, name) <= MAX_WAIT_S:
-                raise InvalidSetting(
-                    f"{name}={getattr(self, name)} must be above 0 seconds and at most a year, e.g. "
-                    f"{name}={_default(name):g}"
-                )
-        for name in ("lost_bookie_delay_s", "open_ledger_grace_s"):
-            if not 0 <= getattr(self, name) <= MAX_WAIT_S:
-                raise InvalidSetting(
-                    f"{name}={getattr(self, name)} must be 0 or more seconds, at most a year, e.g. {name}={_default(name):g}"
-                )
+        check_waits(
+            self,
+            above_zero=("full_check_interval_s", "retry_backoff_s", "queue_interval_s", "session_timeout_s"),
+            or_zero=("lost_bookie_delay_s", "open_ledger_grace_s"),
+        )
         if not self.retry_backoff_s <= self.retry_backoff_max_s <= MAX_WAIT_S:
             raise InvalidSetting(
                 f"retry_backoff_max_s={self.retry_backoff_max_s} must not be below retry_backoff_s="
@@ -68,9 +57,3 @@ class RepairSettings:
         ):
             if getattr(self, name) < least:
                 raise InvalidSetting(f"{name}={getattr(self, name)} must be at least {least}")
-
-
-def _default(name: str) -> float:
-    default: object = RepairSettings.__dataclass_fields__[name].default
-    assert isinstance(default, int | float)
-    return default

@@ -65,19 +65,6 @@ _log = logging.getLogger(__name__)
 _MAX_REMEMBERED = 10_000
 
 
-class RepairFigures:
-    """Of all workers of a process; plain integers."""
-
-    def __init__(self) -> None:
-        self.repaired_ledgers = 0
-        self.replaced_bookies = 0
-        self.recovered_ledgers = 0
-        self.healed_entries = 0
-        self.lost_entries = 0  # every copy is bad; as found in the life of this process
-        self.postponements = 0
-        self.locked_by_others = 0
-
-
 class Worker:
     """Repairs what it is given; one for each process, for any number of repairs at a time."""
 
@@ -92,7 +79,19 @@ class Worker:
         settings: RepairSettings,
         owner: str,
     ) -> None:
-        self.figures = RepairFigures()
+        # For /metrics, of all repairs of the process. Lost entries are those of which every copy is bad, as found by it.
+        self.figures = dict.fromkeys(
+            (
+                "repaired_ledgers_total",
+                "replaced_bookies_total",
+                "recovered_ledgers_total",
+                "healed_entries_total",
+                "lost_entries_total",
+                "repairs_postponed_total",
+                "repair_locks_taken_by_others_total",
+            ),
+            0,
+        )
         self.repairing: dict[int, str] = {}  # ledger -> what is being done
         self._client = client
         self._components: LedgerComponents = client.components
@@ -117,7 +116,7 @@ class Worker:
         try:
             locked = await self._queue.lock(task.ledger_id, session, self._owner)
             if not locked:
-                self.figures.locked_by_others += 1
+                self.figures["repair_locks_taken_by_others_total"] += 1
                 self._work.postpone(task)
                 return
             if task.damaged:
@@ -168,13 +167,10 @@ class Worker:
                 return await c.find_metadata(ledger_id)
             case WriteMetadata(metadata, at_version):
                 return await c.write_metadata(ledger_id, metadata, at_version)
-            case ChooseBookies() | ChooseCompliant():
-                assert core.metadata is not None
-                chooser, striping = c.chooser.of(core.metadata.properties), core.metadata.striping
-                if isinstance(instruction, ChooseBookies):
-                    return chooser.replacements(instruction, striping)
-                wanted, exclude = instruction.bookies, instruction.exclude
-                return BookiesChosen(chooser.compliant_replacements(striping, wanted, exclude))
+            case ChooseBookies():
+                return c.chooser.replacements(instruction)
+            case ChooseCompliant(bookies, exclude, metadata):
+                return BookiesChosen(c.chooser.compliant_replacements(metadata, bookies, exclude))
             case CopyEntries():
                 return await self._copy(ledger_id, instruction)
             case CheckCopies(metadata, bookie):
@@ -187,14 +183,14 @@ class Worker:
                 await self._delete_copies(ledger_id, bookies)
             case Repaired():
                 self._graces.pop(ledger_id, None)
-                self.figures.replaced_bookies += core.replaced
+                self.figures["replaced_bookies_total"] += core.replaced
                 if await self._queue.remove(ledger_id, version):
-                    self.figures.repaired_ledgers += 1
+                    self.figures["repaired_ledgers_total"] += 1
                     _log.info("ledger %d is repaired (%d bookies replaced)", ledger_id, core.replaced)
                 self._work.done(task)
             case Postponed(reason, until_s):
-                self.figures.replaced_bookies += core.replaced
-                self.figures.postponements += 1
+                self.figures["replaced_bookies_total"] += core.replaced
+                self.figures["repairs_postponed_total"] += 1
                 if core.grace is not None and len(self._graces) < _MAX_REMEMBERED:
                     self._graces[ledger_id] = core.grace
                 self._work.postpone(task, until_s)
@@ -230,7 +226,7 @@ class Worker:
             return MetadataFailed(error)
         except MagnetarError as error:
             return RecoveryFailed(f"it could not be recovered: {error.message}")
-        self.figures.recovered_ledgers += 1
+        self.figures["recovered_ledgers_total"] += 1
         return await self._components.find_metadata(ledger_id)
 
     async def _delete_copies(self, ledger_id: int, bookies: Sequence[str]) -> None:
@@ -262,7 +258,7 @@ class Worker:
             )
         self._count(bookie, ledger_id, healed)
         if not healed.whole:
-            self.figures.postponements += 1
+            self.figures["repairs_postponed_total"] += 1
             self._work.postpone(task)
             return
         # More that was reported meanwhile changed the version: the node stays, and is looked at again.
@@ -271,7 +267,7 @@ class Worker:
         self._work.done(task)
 
     def _count(self, bookie: str, ledger_id: int, healed: Healed) -> None:
-        self.figures.healed_entries += healed.written
+        self.figures["healed_entries_total"] += healed.written
         if healed.written:
             _log.info(
                 "%d entries of ledger %d were written again at bookie %s", healed.written, ledger_id, bookie
@@ -287,7 +283,7 @@ class Worker:
             return
         if len(self._lost) < _MAX_REMEMBERED:
             self._lost.setdefault(ledger_id, {}).update(dict.fromkeys(new))
-        self.figures.lost_entries += len(new)
+        self.figures["lost_entries_total"] += len(new)
         _log.error(
             "ledger %d has %d entries of which no good copy is left, from entry %d on; they stay reported, and nothing is "
             "deleted: bring a bookie back that had them, or restore one from a backup",

@@ -120,6 +120,7 @@ class ChooseCompliant:
 
     bookies: tuple[str, ...]
     exclude: tuple[str, ...]
+    metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +314,8 @@ class RepairCore:
                 if self._request.placement and fragment.first not in self._compliant and not fragment.empty:
                     self._compliant[fragment.first] = None
                     self._fragment, self.state = fragment, RepairState.CHOOSING
-                    return [ChooseCompliant(fragment.bookies, (*fragment.bookies, *self._refused))]
+                    exclude = (*fragment.bookies, *self._refused)
+                    return [ChooseCompliant(fragment.bookies, exclude, metadata)]
         if self._to_check:
             bookie = self._to_check.pop(0)
             if bookie in view.registered:
@@ -339,9 +341,10 @@ class RepairCore:
     def _choose(
         self, fragment: Fragment, positions: tuple[int, ...], replaced: Mapping[str, Reason]
     ) -> list[Instruction]:
+        assert self.metadata is not None
         exclude = dict.fromkeys((*fragment.bookies, *replaced, *self._refused))
         self._fragment, self.state = fragment, RepairState.CHOOSING
-        return [ChooseBookies(positions, tuple(exclude))]
+        return [ChooseBookies(positions, tuple(exclude), self.metadata)]
 
     def _recover_or_wait(self, metadata: LedgerMetadata, lost: str, now: float) -> list[Instruction]:
         ensemble = metadata.last_ensemble
