@@ -13,6 +13,7 @@
 `magnetar.client.blocking` has the same names without `await`. Depends on magnetar.proto and magnetar.runtime only.
 """
 
+from magnetar.proto.compression import CompressionName
 from magnetar.proto.errors import (
     Action,
     AlreadyClosed,
@@ -62,7 +63,7 @@ from .client import Client, connect
 from .consumer import Consumer
 from .durations import Duration
 from .messages import Message, MessageBatch
-from .options import CompressionName, DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
+from .options import DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from magnetar.proto.compression import Compression
+from magnetar.proto.compression import Compression, CompressionName
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.proto.message_rules import check_message_count, checked_time_ms
@@ -31,7 +31,6 @@ R = TypeVar("R")
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
 SUBSCRIPTION_TYPES: tuple[SubscriptionType, ...] = get_args(SubscriptionType)
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
-CompressionName = Literal["none", "lz4", "zstd"]
 
 Start = Literal["earliest", "latest"] | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which

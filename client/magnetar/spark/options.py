@@ -49,6 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from magnetar.client.options import parse_start, time_in_ms
 from magnetar.client.service_url import parse_url
+from magnetar.proto.compression import COMPRESSION_NAMES
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
@@ -160,7 +161,6 @@ WRITE_OPTIONS: Final = (
     "staged_ttl_s", "key_batches",
     "checkpointlocation", "queryname",  # Spark's own, which it hands on
 )  # fmt: skip
-COMPRESSIONS: Final = ("none", "lz4", "zstd")
 ROUTED_TTL_S: Final = 24 * 3600.0  # more than the broker grants by default
 REPEATED_BATCH: Final = ("compare", "done")
 
@@ -193,7 +193,7 @@ class WriteOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
         given = translated(options)
         _check_names(given, WRITE_OPTIONS)
-        compression = _one_of("compression", given.get("compression", "none"), COMPRESSIONS)
+        compression = _one_of("compression", given.get("compression", "none"), COMPRESSION_NAMES)
         routed = not given.get("topic") and not given.get("path")
         return cls(
             service_url=_service(given.get("service_url", "")),

@@ -1,15 +1,22 @@
-"""Compression of batch columns: none, lz4, zstd. A compressed column is `u32 raw size | codec's bytes`."""
+"""Compression of batch columns: none, lz4, zstd. A compressed column is `u32 raw size | codec's bytes`.
+
+This is where a codec is added: its number and name, and a row of `_CODECS`.
+"""
 
 from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from .errors import InvalidArgument, MalformedFrame
 
 _SIZE = struct.Struct(">I")
 # A column never inflates past this: 16 times the default message limit, so that a length bomb stays harmless.
 MAX_RAW_COLUMN_BYTES = 80 * 1024 * 1024
+
+CompressionName = Literal["none", "lz4", "zstd"]
 
 
 class Compression(enum.IntEnum):
@@ -21,54 +28,75 @@ class Compression(enum.IntEnum):
 
     @classmethod
     def parse(cls, name: str) -> Compression:
-        """From the name that users write: "none", "lz4", "zstd"."""
+        """From the name that users write, one of CompressionName. Raises InvalidArgument."""
         try:
             return cls[name.upper()]
         except (KeyError, AttributeError):
-            names = ", ".join(member.name.lower() for member in cls)
-            raise InvalidArgument(f"unknown compression {name!r} (one of {names})") from None
+            raise InvalidArgument(
+                f"unknown compression {name!r} (one of {', '.join(COMPRESSION_NAMES)})"
+            ) from None
+
+
+COMPRESSION_NAMES = tuple(member.name.lower() for member in Compression)
+
+
+class _Codec(NamedTuple):
+    compress: Callable[[bytes], bytes]
+    # Gets the raw size as well, and raises whatever it does for damage.
+    decompress: Callable[[bytes | memoryview, int], bytes]
+
+
+def _lz4(data: bytes) -> bytes:
+    import lz4.block
+
+    packed: bytes = lz4.block.compress(data, store_size=False)
+    return packed
+
+
+def _un_lz4(data: bytes | memoryview, raw_size: int) -> bytes:
+    import lz4.block
+
+    raw: bytes = lz4.block.decompress(data, uncompressed_size=raw_size)
+    return raw
+
+
+def _zstd(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=3).compress(data)
+
+
+def _un_zstd(data: bytes | memoryview, raw_size: int) -> bytes:
+    import zstandard
+
+    if zstandard.frame_content_size(data) not in (raw_size, -1):
+        raise ValueError("it has another size than it says")
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(raw_size, 1))
+
+
+_CODECS = {Compression.LZ4: _Codec(_lz4, _un_lz4), Compression.ZSTD: _Codec(_zstd, _un_zstd)}
 
 
 def compress(codec: Compression, data: bytes) -> bytes:
     """`data` as a compressed column."""
-    if codec is Compression.LZ4:
-        import lz4.block
-
-        packed: bytes = lz4.block.compress(data, store_size=False)
-    elif codec is Compression.ZSTD:
-        import zstandard
-
-        packed = zstandard.ZstdCompressor(level=3).compress(data)
-    else:
+    if codec is Compression.NONE:
         return data
-    return _SIZE.pack(len(data)) + packed
+    return _SIZE.pack(len(data)) + _CODECS[codec].compress(data)
 
 
 def decompress(codec: int, data: bytes | memoryview) -> bytes:
     """Inverse of `compress`. Raises MalformedFrame for damaged or oversized columns and unknown codecs."""
     if codec == Compression.NONE:
         return bytes(data)
-    if len(data) < 4:
+    if codec not in _CODECS:
+        raise MalformedFrame(f"compression codec {codec} is not known here")
+    if len(data) < _SIZE.size:
         raise MalformedFrame("a compressed column is too short")
     (raw_size,) = _SIZE.unpack_from(data)
     if raw_size > MAX_RAW_COLUMN_BYTES:
         raise MalformedFrame(f"a column inflates to {raw_size} bytes, more than {MAX_RAW_COLUMN_BYTES}")
-    body = data[4:]
     try:
-        if codec == Compression.LZ4:
-            import lz4.block
-
-            raw: bytes = lz4.block.decompress(body, uncompressed_size=raw_size)
-        elif codec == Compression.ZSTD:
-            import zstandard
-
-            if zstandard.frame_content_size(body) not in (raw_size, -1):
-                raise MalformedFrame("a compressed column has another size than it says")
-            raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=max(raw_size, 1))
-        else:
-            raise MalformedFrame(f"compression codec {codec} is not known here")
-    except MalformedFrame:
-        raise
+        raw = _CODECS[Compression(codec)].decompress(data[_SIZE.size :], raw_size)
     except Exception as error:
         raise MalformedFrame(f"a compressed column is damaged: {error}") from error
     if len(raw) != raw_size:

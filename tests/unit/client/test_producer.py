@@ -17,8 +17,8 @@ from magnetar.client import (
     TopicNotFound,
     connect,
 )
-from magnetar.client.options import CompressionName
 from magnetar.proto.commands import CreateProducer
+from magnetar.proto.compression import CompressionName
 from magnetar.proto.errors import NotEnoughBookies, ServiceNotReady, StorageFailed
 from magnetar.runtime.connection import Connection
 from support.client_kit import until

@@ -13,13 +13,12 @@ from magnetar.client import (
     MessageTooLarge,
     RedeliveryBackoff,
 )
-from magnetar.client.options import CompressionName
 from magnetar.client.topic import columns
 from magnetar.proto import batch
 from magnetar.proto import commands as c
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
-from magnetar.proto.compression import Compression
+from magnetar.proto.compression import Compression, CompressionName
 from magnetar.proto.errors import FrameTooLarge
 from support.broker_kit import FakeClient, running_broker, settle
 from support.served_broker import connect_to, serving, take
