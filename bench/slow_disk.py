@@ -217,7 +217,7 @@ async def work(directory: Path, ledgers: int) -> None:
         await step("fences", service.fence(ledgers))
         await step("more ledgers", service.fill(SOME))
         await step("deletions", service.delete(ledgers))
-        await step("garbage collection", service.bookie.collect_garbage())
+        await step("garbage collection", service.bookie.collector.collect())
 
 
 def slowed(directory: Path, slow_ms: int) -> dict[str, str]:

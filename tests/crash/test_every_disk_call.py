@@ -211,7 +211,7 @@ def test_the_same_last_confirmed_twice_is_answered_when_it_is_durable() -> None:
     async def twice(session: Session) -> None:
         first = asyncio.ensure_future(session.bookie.write_last_confirmed(1, 5))
         second = asyncio.ensure_future(session.bookie.write_last_confirmed(1, 5))
-        device = session.bookie.journals.all[0]._device
+        device = session.bookie.journals.all[0].device
         before = device.durable_offset
         await second
         assert device.durable_offset > before

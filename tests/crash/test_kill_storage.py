@@ -129,7 +129,7 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
         bookie = await open_loaded_bookie(str(tmp_path), "sync", DeletedLedgers([*everything.deleted]))
         try:
             found = await check(bookie, everything)
-            await bookie.collect_garbage()
+            await bookie.collector.collect()
             await check(bookie, everything)
             assert not bookie.damage.ledgers()
         finally:

@@ -42,7 +42,8 @@ async def _make(target: Path) -> None:
                 assert not any(await add_all(bookie, [entry(ledger, number) for number in range(20)]))
             await bookie.fence(3)
             await bookie.write_last_confirmed(1, 19)
-            await bookie.mark_unknown([5])
+            await bookie.fencing.mark_unknown([5])
+            await bookie.checkpoint()
             for ledger in (1, 2):
                 assert not any(await add_all(bookie, [entry(ledger, number) for number in range(20, 30)]))
             await bookie.fence(2)

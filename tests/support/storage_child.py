@@ -47,7 +47,7 @@ async def main(settings: BookieSettings) -> int:
     server = await BookieServer.start(bookie, "127.0.0.1", 0, ConnectionOptions("bookie"))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    device = bookie.journals.all[0]._device
+    device = bookie.journals.all[0].device
     sys.stdout.write(f"ready {server.addresses[0][1]} {device.writer_pid}\n")  # type: ignore[attr-defined]
     sys.stdout.flush()
     await stop.wait()

@@ -122,7 +122,7 @@ async def main(directory: str, mode: str, first: int) -> None:
 
     bookie.on_failure = failed
     load = Load(bookie, deleted)
-    writers = [journal._device.writer_pid for journal in bookie.journals.all]  # type: ignore[attr-defined]
+    writers = [journal.device.writer_pid for journal in bookie.journals.all]  # type: ignore[attr-defined]
     load.lines.write(f"writers {' '.join(map(str, writers))}\n")
     await load.run(first)
 

@@ -155,7 +155,7 @@ class Session:
             ledger_id for ledger_id in self.machine.existing.deleted if ledger_id not in promises.by_name
         ]
         try:
-            await self.bookie.collect_garbage()
+            await self.bookie.collector.collect()
             for ledger_id in deleted:
                 if await self.is_deleted(ledger_id) and self.machine.failure is None:
                     promises.deleted[ledger_id] = None

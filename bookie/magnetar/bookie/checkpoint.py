@@ -22,7 +22,7 @@ from .entry_log.entry_logs import EntryLogs
 from .entry_log.records import STATE_ENTRY
 from .index import BATCH_ENTRIES, LedgerRecord, LocationIndex
 from .layout import DataLayout
-from .ledgers import DirtyLedgers
+from .ledgers import DirtyLedgers, LedgerDescriptors
 from .mark import Mark, encode_mark, mark_moves_forward
 from .metrics import Histogram
 from .write_cache import ENTRY_OVERHEAD_BYTES, MemTable, WriteCache
@@ -48,8 +48,7 @@ class FlushFigures:
 class Checkpointer:
     """Runs one checkpoint at a time, in a task of its own: a caller that is cancelled does not cut one short.
 
-    (A sync whose outcome nobody hears would have to be taken for failed, rule 4.) `take_ledgers` returns the ledger states
-    that changed since its last call; `ledgers_saved` is called once the index has them.
+    (A sync whose outcome nobody hears would have to be taken for failed, rule 4.)
     """
 
     def __init__(
@@ -60,8 +59,7 @@ class Checkpointer:
         worker: DiskWorker,
         layout: DataLayout,
         mark: Mark,
-        take_ledgers: Callable[[], DirtyLedgers],
-        ledgers_saved: Callable[[], None],
+        ledgers: LedgerDescriptors,
         kept_bytes: int,
     ) -> None:
         """`kept_bytes`: what the flushes of a replay leave free for the rest of the start, and for fences (rule 39)."""
@@ -70,8 +68,7 @@ class Checkpointer:
         self._index = index
         self._worker = worker
         self._layout = layout
-        self._take_ledgers = take_ledgers
-        self._ledgers_saved = ledgers_saved
+        self._ledgers = ledgers
         self._kept_bytes = kept_bytes
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Mark | None] | None = None
@@ -119,7 +116,7 @@ class Checkpointer:
             moved = await self._work(self._unfinished)
         # No await between taking the mark, the memtable and the ledgers: they describe the same moment.
         mark = take_mark() if take_mark is not None else None
-        work = _Work(mark, self._cache.swap(), self._take_ledgers())
+        work = _Work(mark, self._cache.swap(), self._ledgers.take_dirty())
         return await self._work(work) or moved
 
     async def _work(self, work: _Work) -> Mark | None:
@@ -132,7 +129,7 @@ class Checkpointer:
             raise
         self._unfinished = None
         self.stopped_by_full_disk = False
-        self._ledgers_saved()
+        self._ledgers.note_saved()
         self.finished += 1
         await work.memtable.release()
         return moved

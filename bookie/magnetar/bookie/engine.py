@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import (
@@ -39,7 +39,7 @@ from .disk_space import DiskSpace, clear_read_only, set_read_only
 from .entry_log.entry_logs import EntryLogs
 from .fencing import Fencing
 from .gc.assignments import Leftovers, UnknownLedgers
-from .gc.collector import Collected, Collector
+from .gc.collector import Collector
 from .gc.compactor import Compactor
 from .gc.survey import Survey
 from .index import LocationIndex
@@ -55,7 +55,6 @@ from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
-from .stored_entries import StoredEntries
 from .write_cache import WriteCache
 
 _log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class Bookie:
         self.failure: MagnetarError | None = None
         self.replayed_records = 0
         self.lock = lock
-        self._index = index
+        self.index = index
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
@@ -106,37 +105,36 @@ class Bookie:
             worker,
             layout,
             mark,
-            self.ledgers.take_dirty,
-            self.ledgers.note_saved,
+            self.ledgers,
             settings.disk_recovery_bytes // 2,
         )
         self._flush_wanted = asyncio.Event()
         self._tasks = TaskSet("bookie")
         self._closing = False
-        self._make_request_paths(index)
-        self._make_maintenance(index)
+        self._make_request_paths()
+        self._make_maintenance()
         self.load = LoadMeter(self._load)
 
     def _load(self) -> tuple[int, int, int, int]:
         cache, reads = self.cache, self.reads
         return cache.entries_added, cache.bytes_added, reads.entries_read, reads.bytes_read
 
-    def _make_request_paths(self, index: LocationIndex) -> None:
+    def _make_request_paths(self) -> None:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
-        journals = self.journals
-        stored = StoredEntries(cache, read_cache, index, self.logs, self.damage, settings)
+        index, journals = self.index, self.journals
         self.adds = Adds(settings, ledgers, journals, cache, read_cache, self._flush_wanted.set, self.fail)
         # Bound here, so that an add costs one call less (see `Adds.add`).
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
         self.fencing = Fencing(ledgers, journals, cache, read_cache, self.damage, self.components.clock)
-        self.reads = Reads(settings, ledgers, cache, read_cache, stored, self.damage, self.waiters)
+        self.reads = Reads(settings, ledgers, cache, read_cache, index, self.logs, self.damage, self.waiters)
         self.listing = Listing(ledgers, index, cache)
 
-    def _make_maintenance(self, index: LocationIndex) -> None:
+    def _make_maintenance(self) -> None:
         components, settings, logs, ledgers = self.components, self.settings, self.logs, self.ledgers
         files, worker, clock = components.files, components.disk_worker, components.clock
+        index = self.index
         checkpointer, damage, assignments = self.checkpointer, self.damage, components.assignments
         leftovers = unknown = None
         if assignments is not None:
@@ -299,18 +297,6 @@ class Bookie:
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
         self._check_alive()
 
-    async def mark_unknown(self, ledger_ids: Sequence[int]) -> None:
-        """These ledgers may have lost entries here: fenced, and what is missing is UnknownLedgerState (rule 9). Durable."""
-        self._check_alive()
-        await self.fencing.mark_unknown(ledger_ids)
-        await self.checkpoint()
-
-    async def mark_repaired(self, ledger_ids: Sequence[int]) -> None:
-        """Undoes `mark_unknown`: all that this bookie should have of them is here. Durable when it returns."""
-        self._check_alive()
-        await self.fencing.mark_repaired(ledger_ids)
-        await self.checkpoint()
-
     async def delete_ledger(self, ledger_id: int) -> None:
         """Nothing of the ledger is served any more, and no add brings it back (rule 7). Durable when it returns.
 
@@ -321,22 +307,12 @@ class Bookie:
         await self.fencing.delete([ledger_id])
         self.adds.admit_waiting()
 
-    async def collect_garbage(self) -> Collected:
-        """A round of garbage collection now, with a major compaction. ServiceNotReady, StorageFailed when it was stopped."""
-        self._check_alive()
-        return await self.collector.collect()
-
     # --- state and maintenance ------------------------------------------------------------------------------------------
 
     @property
     def cookie(self) -> Cookie:
         """Whose data it is, and on which directories."""
         return self.introductions.cookie
-
-    @property
-    def index(self) -> LocationIndex:
-        """Where each entry is, for the tools that look at it."""
-        return self._index
 
     def introduce(self, expected: BookieIdentity | None) -> BookieIdentity:
         """Who this bookie is, for a ledger client that expects `expected`. WrongBookie: the peer means another one."""
@@ -462,6 +438,7 @@ class Bookie:
         self._update_refusal()
         self.waiters.fail_all(ServiceNotReady("this bookie is stopping"))
         self._tasks.cancel()
+        self.collector.stop()  # its task may not have begun
         try:
             async with asyncio.timeout(self.settings.close_timeout_s):
                 await self._finish()
@@ -505,7 +482,7 @@ class Bookie:
     def release(self) -> None:
         """Closes index and files without writing."""
         self.logs.abandon()
-        self._index.close()
+        self.index.close()
 
 
 def _log_failure(error: MagnetarError) -> None:

@@ -119,7 +119,7 @@ def mark_is_taken_after_the_flush() -> None:
     """Rule 2: the mark is ahead by what was added during the flush."""
 
     async def run(self: Any, take_mark: Any) -> Any:
-        await self._work(_Work(None, self._cache.swap(), self._take_ledgers()))
+        await self._work(_Work(None, self._cache.swap(), self._ledgers.take_dirty()))
         return await self.move_mark(take_mark()) if take_mark is not None else None
 
     _checkpointer._run = run

@@ -215,7 +215,7 @@ class Machine:
         if bookie is None:
             return
         for journal in bookie.journals.all:
-            device: Any = journal._device
+            device: Any = journal.device
             self.loop.call_outside(seconds, setattr, device, "_wait_s", device._wait_s)
             device._wait_s = wait_s
 

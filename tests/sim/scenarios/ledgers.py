@@ -248,7 +248,7 @@ async def check_everything(cluster: Cluster, last: Writer) -> None:
     assert history.recoveries == before + len(ledgers)
     for machine in cluster.machines:
         if machine.bookie is not None and cluster.loop.rng.random() < 0.3:
-            await machine.bookie.collect_garbage()
+            await machine.bookie.collector.collect()
     for ledger in ledgers:
         await check_replicas(cluster, ledger)
     for ledger in history.ledgers.values():

@@ -89,15 +89,15 @@ async def anext_entered(bookie: Bookie) -> int:
 
 async def test_rule_04_a_failure_that_nobody_heard_is_not_tried_again(bookie: Bookie) -> None:
     wanted, go = asyncio.Event(), asyncio.Event()
-    real = bookie._index.flush_locations
+    real = bookie.index.flush_locations
 
     async def fails_once() -> None:
-        bookie._index.flush_locations = real  # type: ignore[method-assign]
+        bookie.index.flush_locations = real  # type: ignore[method-assign]
         wanted.set()
         await go.wait()
         raise StorageFailed("the index could not be synced")
 
-    bookie._index.flush_locations = fails_once  # type: ignore[method-assign]
+    bookie.index.flush_locations = fails_once  # type: ignore[method-assign]
     await add(bookie, entry(1, 0))
     caller = asyncio.ensure_future(bookie.checkpointer.run(None))
     await wanted.wait()
@@ -128,7 +128,7 @@ async def test_what_no_entry_tells_is_in_the_entry_logs_once(bookie: Bookie) -> 
                 if record.entry_id == STATE_ENTRY and record.data is not None
             ]
     assert found == [(50, LedgerRecord(True)), (1, LedgerRecord(False, 7))]
-    assert bookie._index.get(1, STATE_ENTRY) is None
+    assert bookie.index.get(1, STATE_ENTRY) is None
     figures = bookie.checkpointer.figures
     assert (figures.flushes, figures.entries) == (3, 2)
     assert figures.seconds.count == 3

@@ -70,7 +70,7 @@ class Answers:
 
 
 def syncs(bookie: Bookie, journal: int = 0) -> int:
-    return bookie.journals.all[journal].sync_seconds.count
+    return bookie.journals.all[journal].device.sync_seconds.count
 
 
 async def turns(count: int = 5) -> None:
@@ -101,7 +101,9 @@ async def test_a_deferred_add_is_accepted_and_brings_no_sync(bookie: Bookie) -> 
     assert syncs(bookie) == before
     journal = bookie.journals.all[0]
     durable = journal.durable_position().offset
-    assert durable == journal.requested_offset < journal.end_offset, "nothing is on its way: no disk hangs"
+    assert durable == journal.device.requested_offset < journal.device.end_offset, (
+        "nothing is on its way: no disk hangs"
+    )
     assert bookie.journals.stalled()[0] == 0
 
 
@@ -229,7 +231,7 @@ async def test_rule_01_the_mark_does_not_pass_what_is_deferred(bookie: Bookie) -
     await bookie.checkpoint()
     journal = bookie.journals.all[0]
     (position,) = bookie.checkpointer.mark.values()
-    assert position.offset <= journal.durable_position().offset < journal.end_offset
+    assert position.offset <= journal.durable_position().offset < journal.device.end_offset
     assert adds.durable == [], "in an entry log is not in the journal: the answer waits for that"
     assert (await bookie.read(1, 0, 1))[0] == [entry(1, 0), entry(1, 1)]
 

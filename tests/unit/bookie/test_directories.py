@@ -89,7 +89,7 @@ async def test_rule_05_every_journal_is_replayed(machine: Machine) -> None:
     assert not any(await add_all(bookie, some(5, 10)))
     await bookie.fence(2)
     await bookie.fence(3)
-    assert [journal.end_offset > 1000 for journal in bookie.journals.all] == [True, True]
+    assert [journal.device.end_offset > 1000 for journal in bookie.journals.all] == [True, True]
     crash(bookie)
     bookie = await machine.open()
     assert bookie.replayed_records == 22
@@ -352,7 +352,8 @@ async def test_rule_09_a_replaced_bookie_denies_nothing_that_was_there_before_it
         crash(bookie)
         bookie = await machine.open()
     assert await add(bookie, entry(7, 0), recovery=True) == 0
-    await bookie.mark_repaired([7])
+    await bookie.fencing.mark_repaired([7])
+    await bookie.checkpoint()
     assert (await bookie.read(7, 0, 5))[0] == [entry(7, 0)]
     assert (await bookie.read_last_confirmed(7))[1] == 0
     await bookie.close()
@@ -398,7 +399,7 @@ async def test_real_processes_on_several_directories(tmp_path: Path) -> None:
         "index_directory": str(tmp_path / "deep" / "index"),
     }
     bookie = await open_real(str(tmp_path / "data"), **changes)
-    writers = {journal._device.writer_pid for journal in bookie.journals.all}  # type: ignore[attr-defined]
+    writers = {journal.device.writer_pid for journal in bookie.journals.all}  # type: ignore[attr-defined]
     assert len(writers) == 2
     assert not any(await add_all(bookie, some(0, 5)))
     await bookie.close()

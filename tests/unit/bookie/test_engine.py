@@ -130,10 +130,10 @@ async def test_rule_02_checkpoint_order(reopen: Opener) -> None:
     record("swap", bookie.cache, "swap")
     record("append", bookie.logs, "append")
     record("sync logs", bookie.logs, "sync")
-    record("index locations", bookie._index, "put_locations")
-    record("sync locations", bookie._index, "flush_locations")
-    record("index ledgers", bookie._index, "put_ledgers")
-    record("sync ledgers", bookie._index, "flush_ledgers")
+    record("index locations", bookie.index, "put_locations")
+    record("sync locations", bookie.index, "flush_locations")
+    record("index ledgers", bookie.index, "put_ledgers")
+    record("sync ledgers", bookie.index, "flush_ledgers")
     record("mark persisted", bookie.checkpointer, "move_mark")
     record("journals released", bookie.journals, "release")
     await add(bookie, entry(1, 0))
@@ -253,7 +253,7 @@ async def test_rule_06_a_fence_is_answered_only_once_it_is_durable_and_fencers_s
 ) -> None:
     bookie = await reopen(journal_file_bytes=1 << 20)
     await add(bookie, entry(1, 0))
-    device = bookie.journals.all[0]._device
+    device = bookie.journals.all[0].device
     before = device.durable_offset
     fencers = [asyncio.ensure_future(bookie.read_last_confirmed(4, fence=True)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -461,7 +461,7 @@ async def test_rule_04_after_a_failed_sync_nothing_is_acknowledged(reopen: Opene
     failures: list[MagnetarError] = []
     bookie.on_failure = failures.append
     assert await add(bookie, entry(1, 0)) == 0
-    file = bookie.journals.all[0]._device._file  # type: ignore[attr-defined]
+    file = bookie.journals.all[0].device._file  # type: ignore[attr-defined]
     real_sync = type(file).sync
 
     def failing(self: object) -> None:
@@ -564,7 +564,7 @@ async def test_a_journal_that_never_comes_back_leaves_nobody_waiting_when_the_bo
 ) -> None:
     bookie = await reopen(close_timeout_s=0.05)
     assert await add(bookie, entry(1, 0)) == 0
-    device = bookie.journals.all[0]._device
+    device = bookie.journals.all[0].device
     monkeypatch.setattr(device, "_write_groups", lambda: None)
     waiting = asyncio.ensure_future(add(bookie, entry(1, 1)))
     fencing = asyncio.ensure_future(bookie.fence(2))

@@ -310,8 +310,10 @@ async def test_what_a_rebuilt_index_alone_knows_is_told_to_the_logs(tmp_path: Pa
 async def test_a_repaired_ledger_stays_so_if_the_old_index_can_tell(tmp_path: Path) -> None:
     await fill(tmp_path)
     bookie = await open_real(str(tmp_path))
-    await bookie.mark_unknown([1, 3])
-    await bookie.mark_repaired([1])
+    await bookie.fencing.mark_unknown([1, 3])
+    await bookie.checkpoint()
+    await bookie.fencing.mark_repaired([1])
+    await bookie.checkpoint()
     await bookie.close()
     assert (await rebuild(tmp_path)).unknown_ledgers == [3]
     shutil.rmtree(tmp_path / "index")

@@ -26,7 +26,7 @@ async def test_a_journal_that_hangs_is_told_while_adds_wait_and_no_longer(tmp_pa
     try:
         assert await add(bookie, entry(1, 0)) == 0
         assert bookie_info(bookie)["journal_stalled_s"] == 0
-        pid = writer_pid(bookie.journals.all[0]._device)
+        pid = writer_pid(bookie.journals.all[0].device)
         os.kill(pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(0.25)
@@ -54,7 +54,7 @@ async def test_a_journal_that_is_slow_and_goes_on_does_not_hang(tmp_path: Path) 
     bookie = await open_inline(str(tmp_path), ModelStorage())
     journal = bookie.journals.all[0]
     await until(lambda: not journal.queued[0])
-    device = journal._device
+    device = journal.device
     assert isinstance(device, InlineJournalDevice)
     now = 0.0
     journal._now = lambda: now

@@ -93,8 +93,8 @@ async def test_rule_05_damage_at_the_very_end_of_a_quiet_journal_is_told_from_a_
     for number in range(3):
         assert await add(bookie, entry(1, number)) == 0
     journal = bookie.journals.all[0]
-    end = journal.end_offset
-    await until(lambda: journal.end_offset > end and not journal.queued[1])
+    end = journal.device.end_offset
+    await until(lambda: journal.device.end_offset > end and not journal.queued[1])
     path = journal_path(bookie)
     assert records(bookie, str(path)) == [RecordType.BEGIN, *[RecordType.ADD] * 3, RecordType.SYNCED]
     crash(bookie)
@@ -115,13 +115,13 @@ def test_a_record_now_and_then_costs_one_sync() -> None:
         bookie = await open_sim(disk, storage, journal_file_bytes=1 << 20)
         journal = bookie.journals.all[0]
         await asyncio.sleep(10.0)
-        before = journal.sync_seconds.count
+        before = journal.device.sync_seconds.count
         for number in range(20):
             assert await add(bookie, entry(1, number)) == 0
             await asyncio.sleep(0.5)
-        assert journal.sync_seconds.count - before == 20
+        assert journal.device.sync_seconds.count - before == 20
         await asyncio.sleep(10.0)
-        assert journal.sync_seconds.count - before == 21
+        assert journal.device.sync_seconds.count - before == 21
         await bookie.close()
 
     simulate(main)
@@ -132,17 +132,17 @@ def test_a_quiet_journal_says_so_once() -> None:
         bookie = await open_sim(disk, storage, journal_file_bytes=1 << 20)
         journal = bookie.journals.all[0]
         await asyncio.sleep(1.0)
-        begun = journal.end_offset  # BEGIN alone has nothing to say
+        begun = journal.device.end_offset  # BEGIN alone has nothing to say
         for number in range(20):  # busy enough never to fall quiet
             assert await add(bookie, entry(1, number)) == 0
             await asyncio.sleep(0.05)
-        busy = journal.end_offset - begun
+        busy = journal.device.end_offset - begun
         assert busy == sum(40 + len(entry(1, number)) for number in range(20))
         await asyncio.sleep(10.0)
-        assert journal.end_offset - begun == busy + 40
+        assert journal.device.end_offset - begun == busy + 40
         await bookie.checkpoint()
         await asyncio.sleep(10.0)
-        assert journal.end_offset - begun == busy + 40
+        assert journal.device.end_offset - begun == busy + 40
         await bookie.close()
 
     simulate(main)
@@ -377,11 +377,11 @@ async def test_figures_of_the_journal(tmp_path: Path) -> None:
     journal = bookie.journals.all[0]
     stats = bookie.journals.stats()
     assert stats["journal_records"] == 10
-    assert stats["journal_groups"] == stats["journal_syncs"] == journal.sync_seconds.count >= 1
-    assert stats["journal_bytes"] == journal.end_offset - journal._files[0].base
+    assert stats["journal_groups"] == stats["journal_syncs"] == journal.device.sync_seconds.count >= 1
+    assert stats["journal_bytes"] == journal.device.end_offset - journal._files[0].base
     assert (stats["journal_queue_records"], stats["journal_queue_bytes"]) == (0, 0)
     assert journal.group_records.total == 10
-    assert 0 < journal.sync_seconds.total < 30
+    assert 0 < journal.device.sync_seconds.total < 30
     await bookie.close()
 
 
@@ -402,7 +402,7 @@ async def test_a_stop_does_not_wait_for_a_journal_that_hangs_with_a_full_ring(
     )
     assert await add(bookie, entry(1, 0)) == 0
     journal = bookie.journals.all[0]
-    os.kill(journal._device.writer_pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+    os.kill(journal.device.writer_pid, signal.SIGSTOP)  # type: ignore[attr-defined]
     waiting = asyncio.ensure_future(
         add_all(bookie, [entry(1, number, bytes(30 * KIB)) for number in range(1, 60)])
     )

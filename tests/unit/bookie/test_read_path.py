@@ -60,7 +60,7 @@ async def store(bookie: Bookie, ledger_id: int, numbers: Sequence[int], size: in
 
 def damage(bookie: Bookie, ledger_id: int, entry_id: int) -> None:
     """Flips a bit of the entry in its log."""
-    location = bookie._index.get(ledger_id, entry_id)
+    location = bookie.index.get(ledger_id, entry_id)
     assert location is not None
     path = bookie.logs.path_of(location.log_id)
     assert path is not None
@@ -165,10 +165,10 @@ async def test_rule_08_a_ledger_of_which_entries_may_be_lost_has_no_missing_entr
 
 async def test_an_entry_whose_log_a_compaction_took_away_is_looked_up_again(bookie: Bookie) -> None:
     entries = await store(bookie, 1, range(20))
-    moved = [bookie._index.get(1, number) for number in range(20)]
+    moved = [bookie.index.get(1, number) for number in range(20)]
     # The index names a log that is gone, until the first read has met that.
     for number in range(20):
-        bookie._index.put_locations([(1, number, Location(0xDEAD, 64 + number, 10))])
+        bookie.index.put_locations([(1, number, Location(0xDEAD, 64 + number, 10))])
     reads, real_read = [], bookie.logs.reader.read
 
     async def read(
@@ -180,7 +180,7 @@ async def test_an_entry_whose_log_a_compaction_took_away_is_looked_up_again(book
         finally:
             for number, location in enumerate(moved):
                 assert location is not None
-                bookie._index.put_locations([(1, number, location)])
+                bookie.index.put_locations([(1, number, location)])
 
     bookie.logs.reader.read = read  # type: ignore[method-assign]
     assert (await bookie.read(1, 3, 3))[0] == [entries[3]]
@@ -191,7 +191,7 @@ async def test_an_entry_whose_log_a_compaction_took_away_is_looked_up_again(book
 
 async def test_an_entry_whose_log_is_missing_for_good_is_damaged(bookie: Bookie) -> None:
     await store(bookie, 1, range(3))
-    bookie._index.put_locations([(1, 1, Location(0xDEAD, 64, 10))])
+    bookie.index.put_locations([(1, 1, Location(0xDEAD, 64, 10))])
     with pytest.raises(EntryDamaged):
         await bookie.read(1, 1, 1)
     assert bookie.damage.covers(1, 1)
@@ -408,7 +408,7 @@ async def test_rule_41_a_directory_that_hangs_takes_nothing_from_the_reads_of_ot
         str(tmp_path / "data"), ModelStorage(), ledger_directories=directories, read_budget_bytes=10 * KIB
     )
     stored = {ledger: await store(bookie, ledger, range(10), 2000) for ledger in (2, 3)}
-    location = bookie._index.get(3, 0)
+    location = bookie.index.get(3, 0)
     assert location is not None
     hung = directories[bookie.logs.directory_of(location.log_id) or 0]
     answers = asyncio.get_running_loop().create_future()

@@ -551,7 +551,7 @@ async def test_a_failing_index_does_not_end_the_scrub(
     def fail(*_: Any) -> Any:
         raise StorageFailed(f"the index failed: Corruption; {REBUILD}")
 
-    monkeypatch.setattr(bookie._index, "walk", fail)
+    monkeypatch.setattr(bookie.index, "walk", fail)
     await bookie.scrubber.verify_everything()
     assert ["index rebuild" in reason for reason in bookie.damage.files().values()] == [True]
     await bookie.close()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie import Bookie, stored_entries
+from magnetar.bookie import Bookie, reads
 from magnetar.bookie.entry_log.records import RECORD_HEADER_BYTES
 from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadGrant
@@ -66,7 +66,7 @@ async def store(bookie: Bookie, numbers: Sequence[int], size: int = 100) -> dict
 
 def damage(bookie: Bookie, entry_id: int) -> None:
     """Flips a bit of the entry in its log."""
-    location = bookie._index.get(1, entry_id)
+    location = bookie.index.get(1, entry_id)
     assert location is not None
     path = bookie.logs.path_of(location.log_id)
     assert path is not None
@@ -246,4 +246,4 @@ async def test_a_stripe_of_a_long_range_is_bounded(bookie: Bookie, monkeypatch: 
     for stripe in (Stripe(3, 0b011), Stripe(3, 0b001)):
         got, _ = await bookie.read(1, 0, MAX_ENTRY_ID, stripe=stripe)
         assert got == [data for number, data in enumerate(entries) if stripe.holds(number)][:50]
-    assert stored_entries._MAX_GAP_BYTES < 64 * KIB
+    assert reads._MAX_GAP_BYTES < 64 * KIB

@@ -98,7 +98,7 @@ async def test_a_bookie_is_ready_while_it_is_registered_and_its_journal_syncs(
         assert not registered.standing
         await until(lambda: registered.standing)
         assert await add(bookie, entry(1, 0)) == 0
-        pid: int = bookie.journals.all[0]._device.writer_pid  # type: ignore[attr-defined]
+        pid: int = bookie.journals.all[0].device.writer_pid  # type: ignore[attr-defined]
         os.kill(pid, signal.SIGSTOP)
         try:
             waiting = asyncio.create_task(add_all(bookie, [entry(1, number) for number in range(1, 10)]))

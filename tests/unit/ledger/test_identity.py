@@ -327,7 +327,7 @@ async def test_rule_36_the_highest_ledger_id_outlives_its_ledger(fleet: Fleet) -
         await bookie.delete_ledger(ledger_id)
     await fleet.restart("b1")
     bookie = fleet.bookies["b1"]
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.ledgers.next_ledger_id == last + 1
     assert await StoredLedgers(fleet.metadata).next_id() == last + 1
 

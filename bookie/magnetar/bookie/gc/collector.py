@@ -152,11 +152,16 @@ class Collector:
         except IndexFailed as failed:
             self._fail(failed.error)
         finally:
-            self._ended = True
-            for waiting in asked + self._asked:
-                if not waiting.done():
-                    waiting.set_exception(ServiceNotReady("this bookie is stopping"))
-                    waiting.exception()
+            self._asked += asked
+            self.stop()
+
+    def stop(self) -> None:
+        """No further round begins: who has asked for one, or will, gets ServiceNotReady."""
+        self._ended = True
+        for waiting in self._asked:
+            if not waiting.done():
+                waiting.set_exception(ServiceNotReady("this bookie is stopping"))
+                waiting.exception()
 
     async def _wait(self) -> None:
         interval = self._settings.gc_interval_s

@@ -75,12 +75,12 @@ class Journal:
     ) -> None:
         """`take_sequence` serves all journals of the bookie: no two files ever have the same sequence."""
         self.directory = directory
+        self.device = device
         self.on_failure: Callable[[MagnetarError], None] | None = None
         # `no_space` changed.
         self.on_space: Callable[[], None] = ignore
         self.records = self.groups = self.rolls = 0
         self.group_records = Histogram(SIZE_BOUNDS)
-        self._device = device
         self._worker = worker
         self._settings = settings
         self._instance = instance
@@ -126,11 +126,11 @@ class Journal:
         """
         self._files += [JournalFile(sequence, 0, size) for sequence, size in needed]
         self._now = asyncio.get_running_loop().time
-        self._device.on_durable = self._durable
-        self._device.on_failure = self._device_failed
-        self._device.on_space = self._space_changed
+        self.device.on_durable = self._durable
+        self.device.on_failure = self._device_failed
+        self.device.on_space = self._space_changed
         self._released.extend(released)
-        await self._device.start(position.sequence, position.offset)
+        await self.device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
         self._wanted.set()
         self._preparing = begin(self._prepare_files(), "journal files", self._preparing_ended)
@@ -146,41 +146,21 @@ class Journal:
 
         Nothing but fences and the like should be added then: what is prepared of the current file is for them (rule 12).
         """
-        return self._device.full or self._cannot_prepare
-
-    @property
-    def sync_seconds(self) -> Histogram:
-        """How long each sync took."""
-        return self._device.sync_seconds
-
-    @property
-    def group_bytes(self) -> Histogram:
-        """What each sync made durable."""
-        return self._device.group_bytes
+        return self.device.full or self._cannot_prepare
 
     @property
     def queued(self) -> tuple[int, int]:
         """(records, bytes) that are on their way to the disk."""
-        on_the_way = self._device.end_offset - self._device.durable_offset
+        on_the_way = self.device.end_offset - self.device.durable_offset
         return len(self._pending) + len(self._waiting), on_the_way
 
     @property
     def stalled_s(self) -> float:
         """How long records have waited without any becoming durable; 0 while none waits."""
-        device = self._device
+        device = self.device
         if not self._waiting and (not self._pending or device.durable_offset == device.requested_offset):
             return 0.0  # deferred adds wait for no disk
         return self._now() - self._progress_at
-
-    @property
-    def end_offset(self) -> int:
-        """Offset after the last record that was handed to the device."""
-        return self._device.end_offset
-
-    @property
-    def requested_offset(self) -> int:
-        """Offset up to which the disk was asked for a sync; what follows is deferred."""
-        return self._device.requested_offset
 
     @property
     def files(self) -> list[int]:
@@ -189,7 +169,7 @@ class Journal:
 
     def durable_position(self) -> JournalPosition:
         """Everything before it is durable, and was in the write cache before it was written here (rule 1)."""
-        durable = self._device.durable_offset
+        durable = self.device.durable_offset
         for file in reversed(self._files):
             if file.base <= durable:
                 return JournalPosition(file.sequence, durable, file.base)
@@ -197,7 +177,7 @@ class Journal:
 
     def add(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
         """Appends a ledger entry; `done` is called once, never from in here. About 3 us and the copy."""
-        device = self._device
+        device = self.device
         if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
             self._append_later(ADD, entry, done, ledger_id, entry_id)
             return
@@ -212,7 +192,7 @@ class Journal:
 
     def add_deferred(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
         """The same without asking for a sync: the next sync covers it, within `journal_deferred_sync_s`."""
-        device = self._device
+        device = self.device
         if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
             self._append_later(ADD, entry, done, ledger_id, entry_id)
             return
@@ -232,13 +212,13 @@ class Journal:
     def sync(self) -> None:
         """Sends deferred records to the disk now, in one group with all others."""
         if self.failure is None:
-            if self._device.durable_offset == self._device.requested_offset:
+            if self.device.durable_offset == self.device.requested_offset:
                 self._progress_at = self._now()
-            self._device.sync()
+            self.device.sync()
 
     def force(self, ledger_id: int, done: DurableCallback) -> None:
         """`done` is called when everything appended before is durable. Forces of one turn of the loop share a sync."""
-        device = self._device
+        device = self.device
         if self.failure is not None or self._waiting:
             # A position behind the records that wait for the ring.
             self._append_later(RecordType.SYNCED, b"", done, ledger_id, -1)
@@ -291,13 +271,13 @@ class Journal:
             self._preparing = None
         wait = False
         try:
-            if self._waiting and self.failure is None and not self._device.full:
+            if self._waiting and self.failure is None and not self.device.full:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await self._emptied
             wait = True
         finally:  # also when the bookie gives up waiting
             try:
-                await self._device.close(wait=wait)
+                await self.device.close(wait=wait)
                 await asyncio.sleep(0)  # what the device has to say
             finally:
                 self._refuse_all(ServiceNotReady("this bookie is stopping"))
@@ -311,10 +291,10 @@ class Journal:
         if not self._pending and not self._waiting:
             self._progress_at = self._now()
         self._waiting.append((record_type, payload, done, ledger_id, number))
-        self._device.sync()  # what fills the ring may be deferred
+        self.device.sync()  # what fills the ring may be deferred
 
     def _drain_waiting(self) -> None:
-        device, waiting = self._device, self._waiting
+        device, waiting = self.device, self._waiting
         while waiting:
             record_type, payload, done, ledger_id, number = waiting[0]
             if device.free_bytes < len(payload) + 2 * RECORD_HEADER_BYTES:
@@ -344,27 +324,27 @@ class Journal:
             self._drain_waiting()
             self._notify_emptied()
         file = self._files[-1]
-        position = self._device.file_position
+        position = self.device.file_position
         if offset > file.base and position >= file.prepared_bytes:
             if self._spares:
                 sequence, prepared = self._spares.popleft()
-                self._device.roll(sequence)
+                self.device.roll(sequence)
                 self._begin(sequence, prepared)
                 self.rolls += 1
                 self._wanted.set()
             else:
                 self._outran = True
-        if self._idle is None and self._synced_record_end != offset == self._device.end_offset:
+        if self._idle is None and self._synced_record_end != offset == self.device.end_offset:
             self._schedule_synced_record()
 
     def _schedule_synced_record(self) -> None:
-        self._quiet_at = self._device.end_offset
+        self._quiet_at = self.device.end_offset
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._append_synced_record)
 
     def _append_synced_record(self) -> None:
         """Appends a SYNCED record if nothing was written meanwhile. Its own durability does not matter."""
         self._idle = None
-        device = self._device
+        device = self.device
         end = device.end_offset
         if (
             self.failure is not None
@@ -380,7 +360,7 @@ class Journal:
         self._synced_record_end = device.end_offset
 
     def _begin(self, sequence: int, prepared_bytes: int) -> None:
-        device = self._device
+        device = self.device
         base = device.end_offset
         self._incarnation = incarnation_of(self._instance, sequence)
         payload = encode_begin(self._instance, sequence)
@@ -414,7 +394,7 @@ class Journal:
         return True
 
     def _space_changed(self) -> None:
-        if self._closing and self._device.full and self._emptied is not None and not self._emptied.done():
+        if self._closing and self.device.full and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
         self.on_space()
 

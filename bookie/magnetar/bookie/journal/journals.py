@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from magnetar.proto.errors import MagnetarError
 
 from ..mark import JournalPosition, Mark
-from ..metrics import Distribution
+from ..metrics import Distribution, Histogram
 from .journal import Journal
 
 
@@ -31,11 +31,6 @@ class Journals:
     def of(self, ledger_id: int) -> Journal:
         """Where this ledger's records go, as long as this process lives. 0.1 us."""
         return self.all[ledger_id % self._count]
-
-    @property
-    def waiting(self) -> bool:
-        """True while a ring is full and records wait for room."""
-        return any(journal.waiting for journal in self.all)
 
     def on_failure(self, callback: Callable[[MagnetarError], None]) -> None:
         """The first failure of any journal ends the bookie; each calls back once. Now, if it has failed already."""
@@ -73,11 +68,11 @@ class Journals:
         return {
             "journals": self._count,
             "journal_files": sum(len(journal.files) for journal in self.all),
-            "journal_end_offset": sum(journal.end_offset for journal in self.all),
+            "journal_end_offset": sum(journal.device.end_offset for journal in self.all),
             "journal_records": sum(journal.records for journal in self.all),
             "journal_groups": sum(journal.groups for journal in self.all),
-            "journal_bytes": int(sum(journal.group_bytes.total for journal in self.all)),
-            "journal_syncs": sum(journal.sync_seconds.count for journal in self.all),
+            "journal_bytes": int(sum(journal.device.group_bytes.total for journal in self.all)),
+            "journal_syncs": sum(journal.device.sync_seconds.count for journal in self.all),
             "journal_rolls": sum(journal.rolls for journal in self.all),
             "journal_queue_records": sum(records for records, _ in queued),
             "journal_queue_bytes": sum(size for _, size in queued),
@@ -87,26 +82,22 @@ class Journals:
 
     def histograms(self) -> list[Distribution]:
         """By directory: how long syncs take, and how much one makes durable."""
-        journals = self.by_name.items()
-        return [
-            Distribution(
-                "journal_sync_seconds",
-                "syncs of a journal",
-                "journal",
-                {name: journal.sync_seconds for name, journal in journals},
-            ),
-            Distribution(
+        shown: tuple[tuple[str, str, Callable[[Journal], Histogram]], ...] = (
+            ("journal_sync_seconds", "syncs of a journal", lambda journal: journal.device.sync_seconds),
+            (
                 "journal_group_entries",
                 "records that one sync made durable",
-                "journal",
-                {name: journal.group_records for name, journal in journals},
+                lambda journal: journal.group_records,
             ),
-            Distribution(
+            (
                 "journal_group_bytes",
                 "bytes that one sync made durable",
-                "journal",
-                {name: journal.group_bytes for name, journal in journals},
+                lambda journal: journal.device.group_bytes,
             ),
+        )
+        return [
+            Distribution(name, text, "journal", {key: of(journal) for key, journal in self.by_name.items()})
+            for name, text, of in shown
         ]
 
     def stop(self, error: MagnetarError) -> None:

@@ -27,12 +27,12 @@ async def test_rule_37_a_store_that_gives_a_local_id_again_deletes_nothing(
     assert gc.existing is not None
     gc.existing.ledgers.clear()
     gc.existing.next_id = 60
-    collected = await gc.bookie.collect_garbage()
+    collected = await gc.bookie.collector.collect()
     assert collected.skipped
     assert collected.deleted_ledgers == 0
     assert "ids below 61 were used" in caplog.text
     gc.existing.next_id = 61
-    assert (await gc.bookie.collect_garbage()).deleted_ledgers == 10
+    assert (await gc.bookie.collector.collect()).deleted_ledgers == 10
     await gc.close()
 
 
@@ -45,7 +45,7 @@ async def test_rule_37_a_round_deletes_a_share_of_all_ledgers_at_most(
         del gc.existing.ledgers[ledger_id]
     bookie = await gc.reopen(gc_max_deleted_ratio=0.3)
     with caplog.at_level(logging.WARNING):
-        deleted = [(await bookie.collect_garbage()).deleted_ledgers for _ in range(5)]
+        deleted = [(await bookie.collector.collect()).deleted_ledgers for _ in range(5)]
     assert deleted == [18, 12, 10, 0, 0]
     assert "does not list 40 of the 60 ledgers" in caplog.text
     assert "gc_max_deleted_ratio=0.3" in caplog.text

@@ -38,7 +38,7 @@ async def test_ledgers_that_metadata_no_longer_has_go_and_so_do_their_logs(gc: C
     assert gc.existing is not None
     del gc.existing.ledgers[1]
     logs, size = len(gc.names()), gc.log_bytes()
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.deleted_ledgers == 1
     assert collected.deleted_logs >= 2
     assert not collected.skipped
@@ -62,7 +62,7 @@ async def test_everything_can_go(gc: Collected) -> None:
     bookie = await gc.reopen()
     assert gc.existing is not None
     gc.existing.ledgers.clear()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert gc.names() == []
     assert gc.storage.locations == {}
     bookie = await gc.crash_and_open()
@@ -77,7 +77,7 @@ async def test_rule_10_a_metadata_error_or_timeout_is_not_a_deletion(gc: Collect
     assert gc.existing is not None
     gc.existing.ledgers.clear()
     gc.existing.error = error  # type: ignore[assignment]
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.skipped
     assert collected[:4] == (0, 0, 0, 0)
     assert bookie_figures(bookie)["gc_rounds_without_metadata"] == 1
@@ -99,7 +99,7 @@ async def test_rule_10_local_ledgers_are_listed_before_metadata_is_read(gc: Coll
             return [ledger_id for ledger_id in ledger_ids if ledger_id not in answer]
 
     bookie.collector.existing = Late()
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.deleted_ledgers == 0
     await gc.check(2, range(5))
 
@@ -111,10 +111,10 @@ async def test_rule_10_with_a_real_store(gc: Collected) -> None:
     await StoredLedgers(store).new_ids(3)
     await store.create(ledger_path(1), b"")
     bookie.collector.existing = MetadataLedgers(store, timeout_s=5)
-    assert (await bookie.collect_garbage()).deleted_ledgers == 1
+    assert (await bookie.collector.collect()).deleted_ledgers == 1
     await gc.check(1, range(5))
     await store.close()
-    assert (await bookie.collect_garbage()).skipped
+    assert (await bookie.collector.collect()).skipped
     await gc.check(1, range(5))
 
 
@@ -138,7 +138,7 @@ async def test_rule_11_a_log_that_a_flush_has_closed_and_not_indexed_yet_is_left
     flush = asyncio.create_task(bookie.checkpoint())
     await entered.wait()
     closed = sum(not info.current for info in bookie.logs.logs())
-    collecting = asyncio.create_task(bookie.collect_garbage())
+    collecting = asyncio.create_task(bookie.collector.collect())
     for _ in range(100):
         await asyncio.sleep(0)
     waited = not collecting.done()
@@ -157,13 +157,13 @@ async def test_a_ledger_that_was_only_fenced_here_lives_until_metadata_says_othe
     await gc.write([1], range(2))
     await bookie.fence(5)
     await bookie.checkpoint()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     bookie = await gc.crash_and_open()
     assert await add(bookie, entry(5, 0)) == LedgerFenced.code
     assert await add(bookie, entry(5, 0), recovery=True) == 0
     await bookie.checkpoint()
     del gc.existing.ledgers[5]
-    assert (await bookie.collect_garbage()).deleted_ledgers == 1
+    assert (await bookie.collector.collect()).deleted_ledgers == 1
     assert await add(bookie, entry(5, 1), recovery=True) == LedgerFenced.code
 
 
@@ -176,7 +176,7 @@ async def test_defect_4668_a_copy_that_metadata_does_not_ask_this_bookie_for_is_
     await bookie.fence(1)
     assert await add(bookie, data(1, 0), recovery=True) == 0
     await bookie.checkpoint()
-    assert (await bookie.collect_garbage()).deleted_ledgers == 0
+    assert (await bookie.collector.collect()).deleted_ledgers == 0
     await gc.check(1, range(1))
 
 
@@ -188,13 +188,13 @@ async def test_defect_4607_a_damaged_header_or_footer_never_makes_a_log_look_emp
         for offset in (*range(0, 64, 8), info.bytes - 1, info.bytes - 20, info.bytes - 30, info.bytes - 50):
             flip(info.path, offset)
     bookie = await gc.reopen()
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert (collected.deleted_logs, collected.reclaimed_bytes) == (0, 0)
     await gc.check(1, range(60))
     # And once the ledger is gone they can go: nothing in them is needed.
     assert gc.existing is not None
     del gc.existing.ledgers[1]
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert gc.names() == []
 
 
@@ -237,9 +237,9 @@ async def test_who_waits_for_a_round_is_told_that_the_bookie_stops(gc: Collected
             return []
 
     bookie.collector.existing = Silent()
-    waiting = [asyncio.create_task(bookie.collect_garbage()) for _ in range(2)]
+    waiting = [asyncio.create_task(bookie.collector.collect()) for _ in range(2)]
     await held.wait()
-    later = asyncio.create_task(bookie.collect_garbage())
+    later = asyncio.create_task(bookie.collector.collect())
     await asyncio.sleep(0)
     await bookie.close()
     results = await asyncio.gather(*waiting, later, return_exceptions=True)
@@ -258,9 +258,9 @@ async def test_an_index_that_cannot_be_read_deletes_nothing_and_stops_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(bookie.index, "list_ledgers", broken)
         with pytest.raises(StorageFailed):
-            await bookie.collect_garbage()
+            await bookie.collector.collect()
     assert bookie.failure is None
-    assert not (await bookie.collect_garbage()).deleted_logs
+    assert not (await bookie.collector.collect()).deleted_logs
     await gc.check(1, range(20))
 
 
@@ -286,10 +286,10 @@ async def test_rule_39_an_index_without_space_ends_a_round_and_not_the_bookie(
 
     monkeypatch.setattr(bookie.index, full, no_space)
     with pytest.raises(DiskFull):
-        await bookie.collect_garbage()
+        await bookie.collector.collect()
     assert refused
     assert bookie.failure is None
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.collector.stats()["gc_deleted_ledgers"] == 2
     assert not bookie.index.list_locations(1)
     assert not bookie.index.list_locations(2)
@@ -312,7 +312,7 @@ async def test_an_index_that_cannot_be_written_stops_the_bookie(
     monkeypatch.setattr(bookie.index, "flush_locations", broken)
     names = gc.names()
     with pytest.raises(Exception, match="stop"):
-        await bookie.collect_garbage()
+        await bookie.collector.collect()
     assert len(failures) == 1
     assert gc.names() == names
     await bookie.close()

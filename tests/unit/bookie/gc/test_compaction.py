@@ -49,7 +49,7 @@ async def sparse(gc: Collected, **changes: object) -> Bookie:
 async def test_what_is_alive_is_copied_and_the_rest_is_space(gc: Collected) -> None:
     bookie = await sparse(gc)
     size, logs = gc.log_bytes(), len(gc.names())
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.compacted_logs == logs
     assert len(gc.names()) == 2  # several sources, one copy each time it is full
     assert gc.log_bytes() < size / 3
@@ -77,7 +77,7 @@ async def test_fence_and_explicit_lac_travel_with_the_ledger(gc: Collected) -> N
     assert gc.existing is not None
     for ledger_id in (1, 2, 3):
         del gc.existing.ledgers[ledger_id]
-    assert (await bookie.collect_garbage()).compacted_logs
+    assert (await bookie.collector.collect()).compacted_logs
     states = [
         (record.ledger_id, record.data)
         for info in bookie.logs.logs()
@@ -103,7 +103,7 @@ async def test_entries_written_anew_meanwhile_keep_their_newer_place(
         return await finish(self, log_id)
 
     monkeypatch.setattr(Compactor, "finish", late)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert (await bookie.read(4, 3, 3))[0] == [newer]
     await gc.crash_and_open()
     assert gc.bookie is not None
@@ -129,7 +129,7 @@ async def test_a_read_that_races_a_compaction_asks_the_index_again(
     monkeypatch.setattr(bookie.logs.reader, "read", slow)
     reading = asyncio.create_task(bookie.read(4, 5, 5))
     await entered.wait()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     go_on.set()
     assert (await reading)[0] == [data(4, 5)]
     assert bookie.damage.ledgers() == {}
@@ -149,7 +149,7 @@ async def test_defect_1534_no_log_goes_before_the_index_is_durable_without_it(
         await delete(log_id)
 
     monkeypatch.setattr(bookie.logs, "delete", checked)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert len(deleted) >= 3
     assert bookie.failure is None
     await gc.crash_and_open()
@@ -200,7 +200,7 @@ async def test_a_crash_at_each_step_is_finished_by_the_next_start(
     monkeypatch.setattr(worker, "rename", rename_or_stop)
     monkeypatch.setattr(worker, "delete", delete_or_stop)
     monkeypatch.setattr(bookie.index, "flush_locations", flush_or_stop)
-    collecting = asyncio.create_task(bookie.collect_garbage())
+    collecting = asyncio.create_task(bookie.collector.collect())
     await reached.wait()
     crash(bookie)
     collecting.cancel()
@@ -209,14 +209,14 @@ async def test_a_crash_at_each_step_is_finished_by_the_next_start(
     await gc.check(4, range(20))
     await until(lambda: not any(name.endswith(".replaces") for name in gc.names()))
     assert all(name.endswith(".log") for name in gc.names())
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     await gc.check(4, range(20))
     assert gc.log_bytes() < 60_000 / 2
 
 
 async def test_a_stop_in_the_middle_leaves_nothing_that_counts(gc: Collected) -> None:
     bookie = await sparse(gc, compaction_bytes_per_s=20_000)
-    collecting = asyncio.create_task(bookie.collect_garbage())
+    collecting = asyncio.create_task(bookie.collector.collect())
     await until(lambda: any(name.endswith(".compacting") for name in gc.names()))
     await bookie.close()
     await asyncio.gather(collecting, return_exceptions=True)
@@ -230,7 +230,7 @@ async def test_the_throttle_bounds_what_is_read(gc: Collected) -> None:
     size = gc.log_bytes()
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert loop.time() - begun > size / 400_000 * 0.5
 
 
@@ -248,12 +248,12 @@ async def test_a_full_disk_gives_the_copy_up_and_the_next_round_tries_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(worker, "write", full)
-        assert (await bookie.collect_garbage()).compacted_logs == 0
+        assert (await bookie.collector.collect()).compacted_logs == 0
     assert gc.names() == names
     assert bookie.failure is None
     await gc.check(4, range(20))
     assert bookie_figures(bookie)["compaction_given_up"] >= 1
-    assert (await bookie.collect_garbage()).compacted_logs == len(names)
+    assert (await bookie.collector.collect()).compacted_logs == len(names)
     await gc.check(4, range(20))
 
 
@@ -261,7 +261,7 @@ async def test_no_copy_is_begun_that_would_not_fit(gc: Collected, monkeypatch: p
     bookie = await sparse(gc)
     names = gc.names()
     monkeypatch.setattr(gc.files, "free_bytes", lambda path: (1 << 20, 1 << 40))
-    assert (await bookie.collect_garbage()).compacted_logs == 0
+    assert (await bookie.collector.collect()).compacted_logs == 0
     assert gc.names() == names
 
 
@@ -274,7 +274,7 @@ async def test_logs_that_do_not_fit_together_are_copied_one_by_one(
     room = (2 << 20) + 256 * 1024 + 6000
     monkeypatch.setattr(gc.files, "free_bytes", lambda path: (room, 1 << 30))
     bookie.collector.note_space([0])  # the smaller reserve: half of the write cache
-    assert (await bookie.collect_garbage()).compacted_logs == logs
+    assert (await bookie.collector.collect()).compacted_logs == logs
     assert len(gc.names()) == logs
     await gc.check(4, range(20))
 
@@ -294,7 +294,7 @@ async def test_a_directory_that_cannot_take_the_copy_is_given_up(
         await sync(path)
 
     monkeypatch.setattr(worker, "sync", broken)
-    await asyncio.gather(bookie.collect_garbage(), return_exceptions=True)
+    await asyncio.gather(bookie.collector.collect(), return_exceptions=True)
     assert len(failures) == 1  # it was the only directory
     crash(bookie)
     monkeypatch.undo()
@@ -308,7 +308,7 @@ async def test_a_log_with_a_damaged_live_entry_is_reported_and_kept(gc: Collecte
     path = bookie.logs.path_of(place.log_id)
     assert path is not None
     flip(path, place.offset + RECORD_HEADER_BYTES + 100)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.logs.path_of(place.log_id) == path
     assert list(bookie.damage.ledgers()) == [4]
     with pytest.raises(EntryDamaged):  # rule 8: never "no such entry"
@@ -319,7 +319,7 @@ async def test_a_log_with_a_damaged_live_entry_is_reported_and_kept(gc: Collecte
     # A repair writes the entry again: now the log can go.
     assert await add(bookie, data(4, 5), recovery=True) == 0
     await bookie.checkpoint()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.logs.path_of(place.log_id) is None
     await gc.check(4, range(20))
 
@@ -339,12 +339,12 @@ async def test_rule_45_a_log_on_a_disk_that_does_not_answer_is_not_damaged_and_c
         return scan(log_id, **options)
 
     monkeypatch.setattr(bookie.logs, "scan", hanging)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.logs.path_of(silent) is not None
     figures = bookie_figures(bookie)
     assert (figures["compaction_damaged_logs"], figures["compaction_given_up"], failures) == (0, 1, [])
     monkeypatch.undo()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.logs.path_of(silent) is None
     await gc.check(4, range(20))
 
@@ -357,7 +357,7 @@ async def test_a_directory_that_failed_does_not_keep_the_others_from_being_colle
     first = next(info for info in bookie.logs.logs() if info.directory == 0)
     bookie.collector._unfinished_compactions.append(first.log_id)  # named, and then its disk failed
     bookie.logs.fail_directory(0, StorageFailed("unlink: input/output error"))
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.deleted_logs + collected.compacted_logs > 0
     assert bookie.logs.path_of(first.log_id) is not None
     await gc.check(4, range(20))
@@ -369,7 +369,7 @@ async def test_damage_that_nobody_needs_does_not_keep_a_log(gc: Collected) -> No
     path = bookie.logs.path_of(place.log_id)
     assert path is not None
     flip(path, place.offset + RECORD_HEADER_BYTES + 100)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.logs.path_of(place.log_id) is None
     assert bookie.damage.ledgers() == {}
     await gc.check(4, range(20))
@@ -386,7 +386,7 @@ async def test_a_log_whose_live_records_are_all_superseded_goes_without_a_copy(g
     old, new = sorted(info.log_id for info in bookie.logs.logs())[0], gc.storage.locations[(1, 0)].log_id
     assert old != new
     bookie.collector.survey.measured_live_bytes = lambda log_id: 0 if log_id == old else None
-    collected = await bookie.collect_garbage()
+    collected = await bookie.collector.collect()
     assert collected.compacted_logs == 1
     assert bookie.logs.path_of(old) is None
     await gc.check(1, range(16))
@@ -399,7 +399,7 @@ async def test_each_ledger_directory_is_compacted_by_itself(gc: Collected, tmp_p
     await gc.write([5], range(5))
     assert gc.existing is not None
     before = {info.directory for info in bookie.logs.logs()}
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert before == {0, 1}
     await gc.check(4, range(20))
     await gc.check(5, range(5))
@@ -420,7 +420,7 @@ async def test_with_the_real_processes_and_rocksdb(tmp_path: Path) -> None:
     bookie = await open_real(directory, **changes)
     try:
         before = sum(info.bytes for info in bookie.logs.logs())
-        collected = await bookie.collect_garbage()
+        collected = await bookie.collector.collect()
         assert collected.compacted_logs >= 8
         assert sum(info.bytes for info in bookie.logs.logs()) < before / 3
         for attempt in range(2):

@@ -66,7 +66,7 @@ async def test_rule_07_journals_that_hold_adds_of_a_deleted_ledger_are_replayed_
     bookie = await gc.crash_and_open()
     await refuses(bookie, 1)
     assert bookie.cache.get(1, 0) is None
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert gc.storage.locations.keys() == {(2, 0)}
 
 
@@ -83,7 +83,7 @@ async def test_defect_4462_a_stale_writer_does_not_bring_a_deleted_ledger_back(g
     await bookie.fence(1)
     assert gc.existing is not None
     del gc.existing.ledgers[1]
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     await refuses(bookie, 1)
     await refuses(await gc.reopen(), 1)
     await refuses(await gc.crash_and_open(), 1)
@@ -149,7 +149,7 @@ async def test_a_bookie_without_metadata_collects_what_was_deleted_by_name(gc: C
     await gc.reopen()
     before = gc.log_bytes()
     assert gc.bookie is not None
-    collected = await gc.bookie.collect_garbage()
+    collected = await gc.bookie.collector.collect()
     assert collected.deleted_ledgers == 0  # that was before the restart
     assert gc.log_bytes() < before * 0.6
     await gc.check(2, range(40))
@@ -161,13 +161,13 @@ async def test_a_tombstone_is_forgotten_after_its_time_and_not_before(gc: Collec
     await gc.write([1, 2], range(20))
     await bookie.delete_ledger(1)
     await bookie.checkpoint()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     gc.clock.now += 7 * DAY_MS - 1
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     await refuses(bookie, 1)
     await bookie.checkpoint()  # a log that held the tombstone went, so it is written again
     gc.clock.now += 1
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.collector.figures["gc_forgotten_tombstones"] == 1
     assert list(gc.storage.ledgers) == [2]
     with pytest.raises(LedgerNotFound):
@@ -182,11 +182,11 @@ async def test_a_tombstone_is_not_forgotten_while_a_journal_could_bring_its_ledg
     await gc.write([2], range(1))
     await add(bookie, entry(1, 0))
     await bookie.delete_ledger(1)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.collector.figures["gc_forgotten_tombstones"] == 0
     bookie = await gc.crash_and_open(tombstone_retention_s=0.0)
     await refuses(bookie, 1)
-    await bookie.collect_garbage()  # the start has flushed, and its mark stands behind the adds
+    await bookie.collector.collect()  # the start has flushed, and its mark stands behind the adds
     assert bookie.collector.figures["gc_forgotten_tombstones"] == 1
 
 
@@ -200,7 +200,7 @@ async def test_the_logs_keep_saying_that_a_ledger_was_deleted(gc: Collected) -> 
     # The log with the tombstone goes: only ledger 3, deleted too, fills it up.
     await gc.write([3], range(20))
     await bookie.delete_ledger(3)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     await bookie.checkpoint()
     assert bookie.logs.path_of(current.log_id) is None or current.log_id in [
         info.log_id for info in bookie.logs.logs()
@@ -229,4 +229,4 @@ async def test_a_stopping_bookie_deletes_nothing(gc: Collected) -> None:
     with pytest.raises(ServiceNotReady):
         await bookie.delete_ledger(1)
     with pytest.raises(ServiceNotReady):
-        await bookie.collect_garbage()
+        await bookie.collector.collect()

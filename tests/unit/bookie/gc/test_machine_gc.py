@@ -197,7 +197,7 @@ class GarbageMachine(RuleBasedStateMachine):
             if ledger in self.metadata.deleted and index.get_ledger(ledger) is not None
         ]
         try:
-            result = await session.bookie.collect_garbage()
+            result = await session.bookie.collector.collect()
         except MagnetarError:
             return
         if not result.skipped and failure is None and self.machine.failure is None:

@@ -102,7 +102,7 @@ async def test_rule_9_what_is_complete_is_denied_again_and_all_else_is_not(node:
     for ledger_id in (1, 2, 3, 4, 5):
         with pytest.raises(UnknownLedgerState):
             await bookie.read(ledger_id, 20, 20)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     for turn in range(2):
         with pytest.raises(EntryNotFound):
             await bookie.read(1, 20, 20)
@@ -120,7 +120,7 @@ async def test_rule_9_what_is_complete_is_denied_again_and_all_else_is_not(node:
     await again(bookie, 3, own(2))
     await node.record(3, 2)
     await bookie.checkpoint()
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     for ledger_id in (2, 3):
         with pytest.raises(EntryNotFound):
             await bookie.read(ledger_id, 20, 20)
@@ -131,11 +131,11 @@ async def test_without_all_records_nothing_is_believed(node: Node) -> None:
     await node.record(1, -1)
     await node.record(2, -1)
     node.assignments.error = StorageFailed("no luck")
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     with pytest.raises(UnknownLedgerState):
         await bookie.read(1, 0, 0)
     node.assignments.error = None
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     with pytest.raises((LedgerNotFound, EntryNotFound)):
         await bookie.read(1, 0, 0)
 
@@ -143,7 +143,7 @@ async def test_without_all_records_nothing_is_believed(node: Node) -> None:
 async def test_a_damaged_record_may_be_of_an_open_ledger(node: Node) -> None:
     bookie = await node.lost()
     await node.ledgers.create(1, b"b1 is in here, and nothing that can be read")
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     with pytest.raises(UnknownLedgerState):
         await bookie.read(1, 0, 0)
 
@@ -154,7 +154,7 @@ async def test_a_known_damaged_entry_is_missing(node: Node) -> None:
     await again(bookie, 1, own(1))
     await bookie.checkpoint()
     bookie.damage.report(1, 0, where="here", reason="a test says so")
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     with pytest.raises(UnknownLedgerState):
         await bookie.read(1, 20, 20)
 
@@ -162,7 +162,7 @@ async def test_a_known_damaged_entry_is_missing(node: Node) -> None:
 async def test_before_a_client_has_said_which_ids_are_new_nothing_is_looked_at(node: Node) -> None:
     bookie = await node.lost(ALL_LEDGERS)
     await node.record(1, -1)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     with pytest.raises(UnknownLedgerState):
         await bookie.read(1, 0, 0)
 
@@ -178,6 +178,6 @@ async def test_a_crash_before_the_marks_are_durable_loses_no_watermark(
 
     assert bookie.collector._unknown is not None
     monkeypatch.setattr(bookie.collector._unknown, "_checkpoint", fails)
-    await bookie.collect_garbage()
+    await bookie.collector.collect()
     assert bookie.ledgers.incomplete_below == BELOW
     assert bookie.ledgers._index.incomplete_below() == BELOW

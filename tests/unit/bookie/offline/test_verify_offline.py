@@ -52,8 +52,10 @@ def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest
 def test_a_bookie_that_was_repaired_is_sound(stopped: Path) -> None:
     async def repair() -> None:
         bookie = await open_real(str(stopped))
-        await bookie.mark_unknown([1])
-        await bookie.mark_repaired([1])
+        await bookie.fencing.mark_unknown([1])
+        await bookie.checkpoint()
+        await bookie.fencing.mark_repaired([1])
+        await bookie.checkpoint()
         await bookie.close()
 
     asyncio.run(repair())
@@ -229,7 +231,7 @@ def test_garbage_collection_leaves_it_sound(stopped: Path, tmp_path: Path) -> No
             keep("deleted")
             await bookie.checkpoint()
             keep("flushed")
-            await bookie.collect_garbage()
+            await bookie.collector.collect()
             keep("collected")
             assert await add(bookie, entry(8, 0)) == 0
         finally:

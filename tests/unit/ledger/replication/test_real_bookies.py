@@ -185,7 +185,7 @@ async def test_what_a_bookie_had_before_it_came_back_too_late_is_dropped(tmp_pat
         client, 2000, 1, ensemble_size=4, write_quorum=4
     )  # fills logs: the older ones are closed
     await cluster.bookies["b1"].checkpoint()
-    await cluster.bookies["b1"].collect_garbage()
+    await cluster.bookies["b1"].collector.collect()
     assert had
     for ledger_id in had:
         assert not await cluster.has("b1", ledger_id, 0)
