@@ -66,7 +66,7 @@ class Site:
         """All that the metadata have."""
         assert self.standalone.broker is not None
         found: list[int] = []
-        async for page in StoredLedgers(self.standalone.broker._metadata).pages():
+        async for page in StoredLedgers(self.standalone.broker.metadata).pages():
             found += page
         return found
 

@@ -114,7 +114,7 @@ async def test_by_setting_what_is_lost_is_skipped_and_counted_and_stays_skipped(
         assert len([record for record in caplog.records if "skips entry" in record.message]) == 2
         await client.ack(*[message.row() for message in client.messages])
         assert topic_of(broker).subscriptions["billing"].cursor.state.mark_delete[1] == 4
-        metadata = broker._metadata
+        metadata = broker.metadata
     damage.entries.clear()
     async with running_broker(ledgers, metadata, **FAST) as broker:
         client = FakeClient(broker)

@@ -15,6 +15,7 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..log.records import staged_path
+from ..log.topic_names import list_topics
 from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
@@ -34,9 +35,6 @@ class ExportedTopic(Protocol):
 class Topics(Protocol):
     """The registry of topics."""
 
-    async def list_topics(self, namespace: str, *, after: str, count: int) -> list[str]:
-        """At most `count` full names behind `after`; "": of all namespaces."""
-
     def serves(self, name: TopicName) -> bool:
         """False: another broker's business."""
 
@@ -47,7 +45,7 @@ class Topics(Protocol):
 async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
     after = ""
-    while page := await topics.list_topics("", after=after, count=_TOPICS_PER_PAGE):
+    while page := await list_topics(metadata, "", after=after, count=_TOPICS_PER_PAGE):
         for number, after in enumerate(page, 1):
             if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)

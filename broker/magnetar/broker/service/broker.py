@@ -12,6 +12,7 @@ from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
 from ..log.positions import Start, check_start
+from ..log.topic_names import list_topics
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
@@ -140,7 +141,7 @@ class BrokerService:
         if count < 0:
             raise InvalidArgument(f"a page of {count} topics is not possible")
         most = min(count or MAX_TOPICS_PER_PAGE, MAX_TOPICS_PER_PAGE)
-        names = await self._broker.list_topics(namespace, after=after, count=most + 1)
+        names = await list_topics(self._broker.metadata, namespace, after=after, count=most + 1)
         return TopicPage(names[:most], len(names) > most)
 
     @on_namespace("list_topics")

@@ -27,8 +27,6 @@ from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
-    InvalidArgument,
-    InvalidTopicName,
     MagnetarError,
     ServiceNotReady,
     TopicBusy,
@@ -43,7 +41,7 @@ from magnetar.runtime.tasks import Jobs, LongTask, begin
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
 from ..log.reading import ArchiveReader, NoArchives
-from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
+from ..log.records import TopicRecord, topic_path
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
@@ -123,7 +121,7 @@ class Broker:
         """
         self.settings = settings
         self.ownership: Ownership = ownership or SoleBroker(settings.name, settings.service_url)
-        self._metadata = metadata
+        self.metadata = metadata
         self.ledgers = ledgers
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
@@ -150,7 +148,7 @@ class Broker:
 
     async def start(self) -> None:
         """Claims a prefix for generated names and begins the maintenance rounds."""
-        number = await self._metadata.next_id("broker-starts")
+        number = await self.metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
         await self.ownership.start(self)
         self._rounds = [
@@ -214,10 +212,8 @@ class Broker:
             _log.exception("loading topic %s failed", held.name)
             held.error = ServiceNotReady(f"loading topic {held.name} failed here: {error!r}")
         held.work = None
-        if isinstance(
-            held.error, TopicNotFound
-        ):  # it may be made in the next moment: finding that out costs one look
-            self._forget(held)
+        if isinstance(held.error, TopicNotFound):
+            self._forget(held)  # it may be made in the next moment, and finding that out costs one look
         elif held.error is not None:
             held.state = State.FAILED
             asyncio.get_running_loop().call_later(_FAILURE_MEMORY_S, self._forget, held)
@@ -355,50 +351,8 @@ class Broker:
         held = self._held.get(str(name))
         if held is not None and held.topic is not None:
             return True
-        stored = await self._metadata.get(topic_path(name))
+        stored = await self.metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
-
-    async def list_topics(self, namespace: str, *, after: str = "", count: int) -> list[str]:
-        """At most `count` full names behind `after`, ordered by tenant, namespace, domain and name.
-
-        `namespace`: `tenant/namespace`, or all if empty. A node whose name no topic can have is left out.
-        """
-        parts = namespace.split("/") if namespace else []
-        if namespace and (len(parts) != 2 or not all(parts)):
-            raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
-        behind: list[str] = []
-        if after:
-            domain, tenant, its_namespace, name = TopicName.parse(after)
-            behind = [tenant, its_namespace, domain, name][len(parts) :]
-        root = "/".join([TOPICS_ROOT, *parts])
-        names: list[str] = []
-        more = True
-        while more and len(names) < count:
-            wanted = count - len(names)
-            paths = await self._list(root, 4 - len(parts), behind, wanted)
-            for path in paths:
-                tenant, space, domain, name = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
-                try:
-                    names.append(str(TopicName.parse(f"{domain}://{tenant}/{space}/{name}")))
-                except InvalidTopicName as error:
-                    _log.warning("%s is left out of the list of topics: %s", path, error)
-            if more := len(paths) == wanted:
-                behind = paths[-1].removeprefix(f"{root}/").split("/")
-        return names
-
-    async def _list(self, path: str, levels: int, after: list[str], count: int) -> list[str]:
-        """At most `count` nodes that stand `levels` below a path, behind the one whose names below it are `after`."""
-        first = after[0] if after else ""
-        if levels == 1:
-            return [
-                f"{path}/{name}" for name in await self._metadata.children(path, after=first, limit=count)
-            ]
-        found = await self._list(f"{path}/{first}", levels - 1, after[1:], count) if first else []
-        for name in await self._metadata.children(path, after=first):
-            if len(found) == count:
-                break
-            found += await self._list(f"{path}/{name}", levels - 1, [], count - len(found))
-        return found
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicInUse."""
@@ -438,14 +392,22 @@ class Broker:
             # Both may have to wait, for topics that cannot be loaded or for bookies; the rounds do not.
             if loop.time() >= look_at:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
-                self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self._metadata))
+                self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self.metadata))
             if idle := await self._round():
                 self._jobs.begin("unloading idle topics", partial(self._unload_idle, idle))
 
     async def _round(self) -> list[Held]:
         """Every topic has its round. Returns those that nobody uses."""
-        await self._for_all_topics("maintenance", lambda topic: topic.maintain())
-        return [held for held in self._held.values() if self._is_idle(held)]
+        idle: list[Held] = []
+
+        def maintain(topic: Topic) -> None:
+            topic.maintain()
+            held = self._held.get(str(topic.name))
+            if held is not None and self._is_idle(held):
+                idle.append(held)
+
+        await self._for_all_topics("maintenance", maintain)
+        return idle
 
     async def _expire(self) -> None:
         while True:
