@@ -266,7 +266,7 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         await publish(client, 4)
         assert (await stripings(bookies, broker))[3:] == ["3/3/2"]
         found = await client.ask(c.GetPolicies, "orders")
-        rows = {row[0]: row[2:] for row in found["in_force"]}
+        rows = {row[0]: tuple(row[2:]) for row in found["in_force"]}
         assert rows["ensemble_size"] == (3, "namespace")
         assert rows["flush"] == ("async", "namespace")
         assert rows["minimum_write_quorum"] == (0, "broker")

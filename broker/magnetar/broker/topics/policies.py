@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
@@ -45,8 +45,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SINGLE = ("minimum_write_quorum", "flush", "bookie_group")  # in the order of Durability
-_BROKERS = ("broker_group", "broker_zone")
 ABSENT = -1  # version of a namespace's policies that were never set
 
 
@@ -72,8 +70,14 @@ class Resolved:
     @cached_property
     def durability(self) -> Durability:
         """Of the next ledger."""
-        values = [self._first(attrgetter(policy))[0] for policy in ("quorums", *_SINGLE)]
-        return Durability(*values[0], *values[1:])
+        return Durability(*(self.value(policy)[0] for policy in Durability._fields))
+
+    def value(self, policy: str) -> tuple[Any, str]:
+        """Of a field of `Policies`, but for `subscription_ttl_ms`; and whose policy that is."""
+        if policy in ("retention_ms", "retention_bytes"):
+            retention_ms, retention_bytes, source = self.retention
+            return retention_ms if policy == "retention_ms" else retention_bytes, source
+        return self._first(attrgetter(policy))
 
     def _first(self, of: Callable[[Policies], T | None]) -> tuple[T, str]:
         """At the first level that has it, and whose policy that is."""
@@ -93,41 +97,22 @@ class Resolved:
 
     def rows(self) -> list[PolicyInForce]:
         """For people and tools."""
-        retention_ms, retention_bytes, source = self.retention
         names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
-        sizes, sized_by = self._first(attrgetter("quorums"))
-        return [
-            PolicyInForce("retention_ms", "", retention_ms, source),
-            PolicyInForce("retention_bytes", "", retention_bytes, source),
-            PolicyInForce("message_ttl_ms", "", *self.ttl_ms("")),  # no subscription has this name
-            *(PolicyInForce("subscription_ttl_ms", name, *self.ttl_ms(name)) for name in names),
-            *(
-                PolicyInForce(policy, "", size, sized_by)
-                for policy, size in zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True)
-            ),
-            *(
-                PolicyInForce(policy, "", *self._first(attrgetter(policy)))
-                for policy in (*_SINGLE, *_BROKERS)
-            ),
-        ]
+        rows = []
+        for policy in Policies.__struct_fields__:
+            if policy == "subscription_ttl_ms":
+                rows += [PolicyInForce(policy, name, *self.ttl_ms(name)) for name in names]
+            else:
+                rows.append(PolicyInForce(policy, "", *self.value(policy)))
+        return rows
 
 
 @lru_cache(maxsize=1)
 def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
-    """The last level."""
-    return "broker", Policies(
-        retention_ms=settings.retention_ms,
-        retention_bytes=settings.retention_bytes,
-        message_ttl_ms=settings.message_ttl_ms,
-        ensemble_size=settings.ensemble_size,
-        write_quorum=settings.write_quorum,
-        ack_quorum=settings.ack_quorum,
-        minimum_write_quorum=settings.minimum_write_quorum,
-        flush=settings.flush,
-        bookie_group=settings.bookie_group,
-        broker_group="",
-        broker_zone="",
-    )
+    """The last level: the settings that are called as policies; what is no setting, such as broker_group, is "", any."""
+    names = (name for name in Policies.__struct_fields__ if name != "subscription_ttl_ms")
+    values: dict[str, Any] = {name: getattr(settings, name, "") for name in names}
+    return "broker", Policies(**values)
 
 
 class TopicPolicies:
