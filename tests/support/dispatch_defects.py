@@ -64,9 +64,9 @@ def plant_replay_survives_a_seek(patch: pytest.MonkeyPatch) -> None:
 
 def plant_redelivery_count_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a consumer leaves behind comes with the count it had."""
-    add_replay = tracker.add_replay
+    add_replays = tracker.add_replays
     patch.setattr(
-        tracker, "add_replay", lambda self, k, a, b, count: add_replay(self, k, a, b, max(count - 1, 0))
+        tracker, "add_replays", lambda self, k, a, b, count: add_replays(self, k, a, b, max(count - 1, 0))
     )
 
 

@@ -35,33 +35,17 @@ class RangeBlocks:
 
     def add(self, first: int, last: int) -> int:
         """Adds first..last and returns how many of them were not there before."""
-        blocks, ends = self._blocks, self._ends
-        at = bisect_left(ends, first - 1)  # the first block that is not wholly before `first`, with a gap
-        if at == len(blocks):
-            if not blocks or len(blocks[-1]) >= BLOCK_RANGES:
-                blocks.append(RangeSet())
-                ends.append(last)
-            at = len(blocks) - 1
-        elif at + 1 < len(blocks) and blocks[at + 1].starts[0] <= last + 1:
+        at = self._block_before(first)
+        if at + 1 < len(self._blocks) and self._blocks[at + 1].starts[0] <= last + 1:
             self._join(at, last)
-        block = blocks[at]
+        block = self._blocks[at]
         before = len(block)
-        added = block.add(first, last)
-        self.count += len(block) - before
-        ends[at] = block.ends[-1]
-        if len(block) > 2 * BLOCK_RANGES:
-            self._split(at)
-        return added
+        return self._added(at, before, block.add(first, last))
 
     def add_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> int:
         """`add` for many ranges, sorted and disjoint."""
         blocks, last = self._blocks, lasts[-1]
-        at = bisect_left(self._ends, firsts[0] - 1)
-        if at == len(blocks):
-            if not blocks or len(blocks[-1]) >= BLOCK_RANGES:
-                blocks.append(RangeSet())
-                self._ends.append(last)
-            at = len(blocks) - 1
+        at = self._block_before(firsts[0])
         following = at + 1
         while following < len(blocks) and blocks[following].starts[0] <= last + 1:
             following += 1
@@ -69,10 +53,23 @@ class RangeBlocks:
             return sum(map(self.add, firsts, lasts))
         if following > at + 1:
             self._join(at, last)
-        block = blocks[at]
-        before = len(block)
-        added = block.add_all(firsts, lasts)
-        self.count += len(block) - before
+        before = len(blocks[at])
+        return self._added(at, before, blocks[at].add_all(firsts, lasts))
+
+    def _block_before(self, first: int) -> int:
+        """The block to which a range that begins there belongs: the first one that is not wholly before it, with a gap."""
+        blocks, ends = self._blocks, self._ends
+        at = bisect_left(ends, first - 1)
+        if at == len(blocks):
+            if not blocks or len(blocks[-1]) >= BLOCK_RANGES:
+                blocks.append(RangeSet())
+                ends.append(first)
+            at = len(blocks) - 1
+        return at
+
+    def _added(self, at: int, ranges_before: int, added: int) -> int:
+        block = self._blocks[at]
+        self.count += len(block) - ranges_before
         self._ends[at] = block.ends[-1]
         if len(block) > 2 * BLOCK_RANGES:
             self._split(at)

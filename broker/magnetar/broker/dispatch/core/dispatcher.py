@@ -302,7 +302,7 @@ class DispatchCore:
                     if counted:
                         tracker.add_redelivery(key, start, end, count + 1)
                     else:
-                        tracker.add_replay(key, start, end, count)
+                        tracker.add_replays(key, (start,), (end,), count)
                 continue
             # What was never delivered cannot be delivered again.
             last = min(last, (self.message_counts.get(key) or MAX_MESSAGES_PER_ENTRY) - 1)

@@ -224,14 +224,10 @@ class RedeliveryTracker:
     def add_redelivery(self, key: EntryKey, first: int, last: int, count: int) -> None:
         """Messages that were delivered `count` times are to be delivered again."""
         self.counts.set(key, first, last, count)
-        self.add_replay(key, first, last, count)
-
-    def add_replay(self, key: EntryKey, first: int, last: int, count: int) -> None:
-        """Messages to be delivered again, or (`count` 0) not with those around them; `delay` afterwards, if not at once."""
         self.add_replays(key, (first,), (last,), count)
 
     def add_replays(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int], count: int) -> None:
-        """`add_replay` for ranges that are sorted and disjoint."""
+        """Sorted, disjoint ranges are to be delivered again, or not with those around them; at once, without `delay`."""
         ranges = self.replay.get(key)
         if ranges is None:
             ranges = self.replay[key] = DeliveredRanges()
