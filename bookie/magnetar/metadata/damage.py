@@ -11,19 +11,21 @@ the copy again first. One of a ledger that was deleted means nothing.
 
 from __future__ import annotations
 
-import msgpack
+from magnetar.proto.errors import AlreadyExists, NotFoundInStore, VersionConflict
 
-from magnetar.proto.errors import AlreadyExists, DataDirectoryError, NotFoundInStore, VersionConflict
-
+from .record import Record
 from .store import MetadataStore
 
 DAMAGED_PATH = "/damaged"
-_FORMAT = 1
 _MAX_RANGES = 500
 # Another writer was faster each time: a node is written a few times in the life of a damage.
 _MAX_CONFLICTS = 100
 
 Ranges = list[tuple[int, int, str]]
+
+
+class _Damaged(Record):
+    ranges: Ranges
 
 
 def damaged_path(bookie_id: str, ledger_id: int) -> str:
@@ -56,21 +58,12 @@ async def add_ranges(metadata: MetadataStore, bookie_id: str, ledger_id: int, ra
 
 def encode_ranges(ranges: Ranges) -> bytes:
     """The value of a node."""
-    value: bytes = msgpack.packb({"format": _FORMAT, "ranges": ranges})
-    return value
+    return _Damaged(ranges).encode()
 
 
 def decode_ranges(value: bytes, path: str = DAMAGED_PATH) -> Ranges:
-    """What the node at `path` says. Raises DataDirectoryError for a value of a later format, or one that is none."""
-    try:
-        fields = msgpack.unpackb(value)
-        if fields["format"] != _FORMAT:
-            raise DataDirectoryError(f"{path} has format {fields['format']}; upgrade magnetar")
-        return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise DataDirectoryError(
-            f"{path} cannot be read ({error!r}); delete it: what is damaged is found again"
-        ) from error
+    """What the node at `path` says. Raises DataDirectoryError."""
+    return _Damaged.decode(value, path, "delete it: what is damaged is found again").ranges
 
 
 def merge_ranges(ranges: Ranges) -> Ranges:

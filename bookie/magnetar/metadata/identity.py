@@ -14,19 +14,24 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-import msgpack
-
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.errors import (
     AlreadyExists,
-    DataDirectoryError,
     NotFoundInStore,
     VersionConflict,
     WrongBookie,
 )
 
 from .paths import COOKIES_PATH, INSTANCE_PATH, cookie_path
+from .record import Record
 from .store import MetadataStore
+
+
+class _Cookie(Record):
+    bookie_id: str
+    instance: int
+    start: int
+    incarnation: int
 
 
 class RegisteredCookie(NamedTuple):
@@ -53,18 +58,13 @@ async def registered_cookie(store: MetadataStore, bookie: str) -> RegisteredCook
     node = await store.get(cookie_path(bookie))
     if node is None:
         return RegisteredCookie(NOT_KNOWN, None)
-    try:
-        fields = msgpack.unpackb(node.value)
-        identity = BookieIdentity(
-            bookie_id=str(fields["bookie_id"]),
-            instance=int(fields["instance"]),
-            start=int(fields["start"]),
-            incarnation=int(fields["incarnation"]),
-        )
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise DataDirectoryError(
-            f"the metadata node {cookie_path(bookie)} is no bookie's cookie ({error}); restore the metadata store"
-        ) from error
+    cookie = _Cookie.decode(node.value, cookie_path(bookie), "restore the metadata store")
+    identity = BookieIdentity(
+        bookie_id=cookie.bookie_id,
+        instance=cookie.instance,
+        start=cookie.start,
+        incarnation=cookie.incarnation,
+    )
     return RegisteredCookie(identity, node.version)
 
 
@@ -81,15 +81,7 @@ async def register_cookie(
         return True
     if not known.identity.is_same_start(expected):
         return False
-    value: bytes = msgpack.packb(
-        {
-            "format": 1,
-            "bookie_id": found.bookie_id,
-            "instance": found.instance,
-            "start": found.start,
-            "incarnation": found.incarnation,
-        }
-    )
+    value = _Cookie(found.bookie_id, found.instance, found.start, found.incarnation).encode()
     try:
         if known.version is None:
             await _check_new(store, bookie, found)

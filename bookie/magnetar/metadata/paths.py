@@ -5,8 +5,9 @@ from __future__ import annotations
 # A cluster is what shares one metadata store: its instance, 64 random bits, is made once.
 INSTANCE_PATH = "/instance"
 COOKIES_PATH = "/cookies"
-# Its children are the bookies that an operator drains.
+# Its children are the bookies, the brokers that an operator drains (`drains`).
 DRAINING_BOOKIES_PATH = "/draining"
+DRAINING_BROKERS_PATH = "/draining-brokers"
 # Ephemeral: the name of the process that audits the ledgers.
 AUDITOR_PATH = "/auditor"
 # Its children are the brokers that registered and did not stop since: who is not registered any more was killed.

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from magnetar.broker.ownership.bundle_ownership import State
 from magnetar.broker.ownership.core.bundles import Bounds, Bundle
 from magnetar.broker.ownership.records import (
-    DRAINING_PATH,
     OWNERS_PATH,
     TRANSFERS_PATH,
     BoundsRecord,
@@ -23,6 +22,7 @@ from magnetar.broker.ownership.records import (
     owners_path,
 )
 from magnetar.metadata.local import _NODE_FIELDS, _node_key
+from magnetar.metadata.paths import DRAINING_BROKERS_PATH
 from magnetar.proto.ids import TopicName
 from sim.cluster.brokers import BrokerMachine
 from sim.cluster.metadata import ClusterMetadata
@@ -163,7 +163,7 @@ class Rules:
         """What is not at rest: each of these topics has an owner that runs, and nothing is under way."""
         found = [
             f"{path} has {names}"
-            for path in (TRANSFERS_PATH, DRAINING_PATH)
+            for path in (TRANSFERS_PATH, DRAINING_BROKERS_PATH)
             if (names := self.children(path))
         ]
         sessions = {

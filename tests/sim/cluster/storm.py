@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from magnetar.broker.ownership.bundle_ownership import State
-from magnetar.broker.ownership.records import DRAINING_PATH
+from magnetar.metadata.paths import DRAINING_BROKERS_PATH
 from magnetar.proto.errors import MagnetarError
 from sim.cluster.brokers import BrokerMachine
 from sim.cluster.metadata import SESSION_S, ClusterMetadata
@@ -219,7 +219,7 @@ class Cluster:
         `has_ended`: nobody was about to drain it any more at the last look, before the longest way of a request.
         """
         ready = [one for one in self.brokers if one.ownership is not None and one.process is not None]
-        if name not in self.rules.children(DRAINING_PATH):
+        if name not in self.rules.children(DRAINING_BROKERS_PATH):
             under_way = asked.alive and not wish.done()
             if under_way or not has_ended:
                 self.loop.call_outside(0.6, self._undo_drain, name, asked, wish, not under_way)

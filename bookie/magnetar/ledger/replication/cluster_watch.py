@@ -1,6 +1,6 @@
 """Which bookies are registered, known and drained now; and a directory that leaves the drained ones out of placement.
 
-/draining/<bookie id>    an operator wants its ledgers on other bookies; it serves them until then. The value is its zone
+/draining/<bookie id>    an operator wants its ledgers on other bookies; it serves them until then (`metadata.drains`)
 """
 
 from __future__ import annotations
@@ -9,39 +9,18 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import msgpack
-
 from magnetar.ledger.directory import BOOKIES_PATH, BookieDirectory
 from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
-from magnetar.proto.errors import DataDirectoryError
 from magnetar.runtime.tasks import LongTask, on_change
 
 from .core.repair import ClusterView
 
-_FORMAT = 1
 _RETRY_MAX_S = 4.0
 # Without a change that the store reports: a watch that was lost with a connection is made up for.
 _POLL_S = 30.0
 _PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_BOOKIES_PATH)
-
-
-def encode_drain(zone: str) -> bytes:
-    """The value of the mark of a bookie or a broker that is drained (FORMATS.md)."""
-    data: bytes = msgpack.packb({"format": _FORMAT, "zone": zone})
-    return data
-
-
-def zone_of_drain(value: bytes, path: str) -> str:
-    """The zone of who is drained; "" if that was not known. DataDirectoryError."""
-    try:
-        found = msgpack.unpackb(value)
-        if found["format"] == _FORMAT and isinstance(found["zone"], str):
-            return str(found["zone"])
-    except (ValueError, LookupError, TypeError, msgpack.UnpackException):
-        pass
-    raise DataDirectoryError(f"the metadata of {path} is damaged or of another release than format {_FORMAT}")
 
 
 class ClusterWatch:

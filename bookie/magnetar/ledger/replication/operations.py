@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from magnetar.ledger.core.events import ChooseBookies, NoBookies
 from magnetar.ledger.core.quorum import Striping
-from magnetar.ledger.directory import BOOKIES_PATH, RegisteredBookies
+from magnetar.ledger.directory import RegisteredBookies
 from magnetar.ledger.health import BookieHealth
 from magnetar.ledger.placement.chooser import BOOKIE_GROUP_PROPERTY, BookieChooser
 from magnetar.ledger.placement.policy import Placement
@@ -23,11 +23,11 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import DRAINING_BOOKIES_PATH, cookie_path
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.timed import TimedStore
-from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
+from magnetar.proto.errors import InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
 from .auditor import LedgerAudit
-from .cluster_watch import ClusterWatch, PlacedBookies, encode_drain
+from .cluster_watch import ClusterWatch, PlacedBookies
 from .core.request import Reason
 from .queue import UnderreplicatedLedgers
 from .records import records_naming
@@ -42,31 +42,6 @@ class DrainProgress:
     ledgers: int  # whose record names one of the bookies, or cannot be read
     open_ledgers: int  # of these: open ones, which wait for their writers
     notes: dict[int, str]  # of these: why the last attempt did not succeed; the first hundred
-
-
-async def begin_drain(store: MetadataStore, bookie: str, zone: str = "") -> bool:
-    """Marks the bookie; the auditor queues its ledgers. False if it was marked before. InvalidArgument: never registered.
-
-    `zone`: its own, by which it is found while it is not registered.
-    """
-    if await store.get(cookie_path(bookie)) is None and await store.get(f"{BOOKIES_PATH}/{bookie}") is None:
-        raise InvalidArgument(
-            f"no bookie {bookie!r} was ever registered; `magnetar cluster status` shows their names"
-        )
-    try:
-        await store.create(f"{DRAINING_BOOKIES_PATH}/{bookie}", encode_drain(zone))
-    except AlreadyExists:
-        return False
-    return True
-
-
-async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
-    """Ledgers that are still there stay, and new ones come. False if it was not drained."""
-    try:
-        await store.delete(f"{DRAINING_BOOKIES_PATH}/{bookie}")
-    except NotFoundInStore:
-        return False
-    return True
 
 
 async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: Clock) -> DrainProgress:

@@ -12,14 +12,15 @@ import contextlib
 import msgspec
 
 from magnetar.metadata import MetadataStore
+from magnetar.metadata.record import Record
 from magnetar.proto.errors import DataDirectoryError, VersionConflict
 
-from ..log.records import FORMAT, Record, replace
+from ..log.records import replace
 
 NO_LEDGER = -1
 
 
-class PointerRecord(Record, tag_field="format", tag=FORMAT):
+class PointerRecord(Record):
     """What the node says (FORMATS.md)."""
 
     ledger_id: int  # that has the state; NO_LEDGER: `snapshot` has it

@@ -6,22 +6,20 @@ the broker works with.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.metadata.record import Record
+from magnetar.proto.errors import MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
 from ..cursors.core.acks import Position
 
-FORMAT = 1
 TOPICS_ROOT = "/topics"
 NAMESPACES_ROOT = "/namespaces"
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 def topic_path(name: TopicName) -> str:
@@ -62,31 +60,6 @@ def staged_ledger_path(name: TopicName, stored_id: int) -> str:
 def namespace_path(namespace: str) -> str:
     """Metadata path of what is laid down for a namespace, `tenant/namespace`."""
     return f"{NAMESPACES_ROOT}/{namespace}"
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-class Record(msgspec.Struct):
-    """A value in metadata. Every key is stored, and required when it is read."""
-
-    def encode(self) -> bytes:
-        """The metadata value."""
-        return _encode(self)
-
-    @classmethod
-    def decode(cls, value: bytes, path: str) -> Self:
-        """Raises DataDirectoryError."""
-        try:
-            found = msgspec.msgpack.decode(value, type=_Format).format
-            if found == FORMAT:
-                return msgspec.msgpack.decode(value, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from error
-        raise DataDirectoryError(
-            f"the metadata of {path} has format {found}, and this release reads {FORMAT}: upgrade it"
-        )
 
 
 class LedgerInfo(msgspec.Struct, array_like=True, gc=False):
@@ -166,7 +139,7 @@ class CompactedLedger(msgspec.Struct, array_like=True, frozen=True):
     compacted_ms: int  # when it was done
 
 
-class TopicRecord(Record, tag_field="format", tag=FORMAT):
+class TopicRecord(Record):
     """The head of the ledger list (`ledger_list` says how segments, trimmed ranges and archives belong together)."""
 
     ledgers: list[LedgerInfo]  # the last of the list; those before them are in `segments`
@@ -214,19 +187,19 @@ class TopicRecord(Record, tag_field="format", tag=FORMAT):
         return self.attached.get(query)
 
 
-class SegmentRecord(Record, tag_field="format", tag=FORMAT):
+class SegmentRecord(Record):
     """A sealed segment. It is written once, before a head names it, and deleted after none does."""
 
     ledgers: list[LedgerInfo]
 
 
-class NamespaceRecord(Record, tag_field="format", tag=FORMAT):
+class NamespaceRecord(Record):
     """A namespace's node."""
 
     policies: Policies
 
 
-class StagedRecord(Record, tag_field="format", tag=FORMAT):
+class StagedRecord(Record):
     """A staged ledger's node: for whom it was made, and for how long it is kept unless it is heard of."""
 
     transaction: str

@@ -14,6 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from magnetar.metadata import MetadataStore
+from magnetar.metadata.paths import DRAINING_BROKERS_PATH
 from magnetar.metadata.store import Create, Operation, Put, Versioned
 from magnetar.metadata.watched import Watched, WatchedByName
 from magnetar.proto.errors import DataDirectoryError, InvalidArgument
@@ -26,7 +27,6 @@ from .ownership import BrokerRow
 from .records import (
     BROKERS_PATH,
     DRAINING,
-    DRAINING_PATH,
     OWNERS_PATH,
     TRANSFERS_PATH,
     BoundsRecord,
@@ -76,7 +76,9 @@ class ClusterView:
         self._on_change = on_change
         # Those that run, by name.
         self.brokers = self._watched(BROKERS_PATH, lambda: cluster_brokers(metadata))
-        self.draining = self._watched(DRAINING_PATH, lambda: metadata.children(DRAINING_PATH))  # names
+        self.draining = self._watched(
+            DRAINING_BROKERS_PATH, lambda: metadata.children(DRAINING_BROKERS_PATH)
+        )  # names
         self.transfers = self._watched(TRANSFERS_PATH, self._read_transfers)  # what owners are asked to do
         # By namespace: as many as have bounds. Anybody can look up a topic of a namespace that does not exist, so nothing
         # is kept of others.

@@ -10,7 +10,6 @@ its member: the zone is found by it while the member is stopped.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,18 +17,24 @@ from typing import NamedTuple
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
-from magnetar.ledger.replication.cluster_watch import encode_drain, zone_of_drain
 from magnetar.ledger.replication.operations import (
     NewLedgers,
-    begin_drain,
-    cancel_drain,
     drain_progress,
     obstacles_to_drain,
 )
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.paths import COOKIES_PATH, DRAINING_BOOKIES_PATH
-from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument, NotFoundInStore
+from magnetar.metadata.drains import (
+    BOOKIE,
+    BROKER,
+    DRAIN_PATHS,
+    KINDS,
+    DrainMark,
+    mark_drained,
+    unmark_drained,
+)
+from magnetar.metadata.paths import COOKIES_PATH
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument
 from magnetar.runtime.clock import Clock
 
 from ..log.records import NAMESPACES_ROOT, NamespaceRecord, namespace_path
@@ -38,12 +43,10 @@ from .balance.core.survey import NEVER, tier_of
 from .balance.settings import BalanceSettings
 from .cluster_view import ClusterView, read_owners
 from .ownership import DrainState
-from .records import DRAINING_PATH, OWNERS_PATH, READY
+from .records import OWNERS_PATH, READY
 
 _log = logging.getLogger(__name__)
 
-BROKER, BOOKIE = KINDS = ("broker", "bookie")
-_MARKS = {BROKER: DRAINING_PATH, BOOKIE: DRAINING_BOOKIES_PATH}
 _MOST_NAMED = 5  # obstacles in an error
 
 
@@ -96,10 +99,10 @@ class Draining:
     async def _marks(self) -> dict[tuple[str, str], str]:
         """Zones of those that are drained, by kind and name."""
         found = {}
-        for kind, path in _MARKS.items():
+        for kind, path in DRAIN_PATHS.items():
             for name in await self._store.children(path):
                 if (node := await self._store.get(f"{path}/{name}")) is not None:
-                    found[kind, name] = _zone(zone_of_drain, node.value, f"{path}/{name}")
+                    found[kind, name] = _zone(_zone_of_mark, node.value, f"{path}/{name}")
         return found
 
     async def begin(self, chosen: Sequence[ClusterMember]) -> None:
@@ -112,7 +115,11 @@ class Draining:
             return
         seen = {*await self._marks(), *((member.kind, member.name) for member in added)}
         await self._require(added)
-        made = [member for member in reversed(added) if await self._mark(member)]
+        made = [
+            member
+            for member in reversed(added)
+            if await mark_drained(self._store, member.kind, member.name, member.zone)
+        ]
         self._view.draining.drop()
         if not seen.issuperset(await self._marks()):
             # Others were marked meanwhile, perhaps without a look at these: whoever marks last sees all marks.
@@ -129,19 +136,10 @@ class Draining:
             names = ", ".join(f"{member.kind} {member.name}" for member in added)
             raise InvalidArgument(f"{names} cannot be drained: {'; '.join(found[:_MOST_NAMED])}{more}")
 
-    async def _mark(self, member: ClusterMember) -> bool:
-        """False if it was marked before."""
-        if member.kind == BOOKIE:
-            return await begin_drain(self._store, member.name, member.zone)
-        return await mark_drained(self._store, member.name, member.zone)
-
     async def undo(self, chosen: Iterable[ClusterMember]) -> None:
         """They are not marked when this returns."""
         for member in chosen:
-            if member.kind == BOOKIE:
-                await cancel_drain(self._store, member.name)
-            else:
-                await unmark_drained(self._store, member.name)
+            await unmark_drained(self._store, member.kind, member.name)
         self._view.draining.drop()
 
     async def state(self, chosen: Sequence[ClusterMember]) -> DrainState:
@@ -212,21 +210,6 @@ class Draining:
         ]
 
 
-async def mark_drained(metadata: MetadataStore, broker: str, zone: str) -> bool:
-    """The broker, of this zone, hands over all it has and gets nothing. False if it was marked before."""
-    try:
-        await metadata.create(f"{DRAINING_PATH}/{broker}", encode_drain(zone))
-    except AlreadyExists:
-        return False
-    return True
-
-
-async def unmark_drained(metadata: MetadataStore, broker: str) -> None:
-    """It may have bundles again."""
-    with contextlib.suppress(NotFoundInStore):
-        await metadata.delete(f"{DRAINING_PATH}/{broker}")
-
-
 async def bundles_of(metadata: MetadataStore, brokers: Collection[str]) -> int:
     """How many bundles these brokers own."""
     found = 0
@@ -265,6 +248,10 @@ def choose(
     if name and len(found) > 1:
         raise InvalidArgument(f"{name!r} is the name of a broker and of a bookie: give the kind as well")
     return found
+
+
+def _zone_of_mark(value: bytes, path: str) -> str:
+    return DrainMark.decode(value, path).zone
 
 
 def _zone_of_bookie(value: bytes, name: str) -> str:

@@ -6,11 +6,11 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from ..log.records import FORMAT, Record
+from magnetar.metadata.record import Record
+
 from .core.bundles import Bundle
 
 BROKERS_PATH = "/brokers"
-DRAINING_PATH = "/draining-brokers"
 BALANCER_PATH = "/balancer"
 OWNERS_PATH = "/owners"
 TRANSFERS_PATH = "/transfers"
@@ -61,7 +61,7 @@ class BrokerLoad(msgspec.Struct, frozen=True):
     bytes_out: float = 0
 
 
-class BrokerRecord(Record, tag_field="format", tag=FORMAT):
+class BrokerRecord(Record):
     """A broker that runs."""
 
     url: str
@@ -74,13 +74,13 @@ class BrokerRecord(Record, tag_field="format", tag=FORMAT):
     problems: dict[str, str]  # what is wrong there, by what it is about
 
 
-class BoundsRecord(Record, tag_field="format", tag=FORMAT):
+class BoundsRecord(Record):
     """See `core.bundles.Bounds`."""
 
     bounds: list[int]
 
 
-class OwnerRecord(Record, tag_field="format", tag=FORMAT):
+class OwnerRecord(Record):
     """The owner of a bundle."""
 
     broker: str
@@ -90,7 +90,7 @@ class OwnerRecord(Record, tag_field="format", tag=FORMAT):
     moved_ms: int = 0  # when it came here because somebody asked for that; 0: for another reason
 
 
-class TransferRecord(Record, tag_field="format", tag=FORMAT):
+class TransferRecord(Record):
     """A request to the owner of a bundle. It is deleted when done (by the destination, if one is named) or impossible."""
 
     to: str  # name of a broker; "": one that placement chooses

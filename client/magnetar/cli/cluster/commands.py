@@ -135,9 +135,10 @@ async def remove(
     kind: Kind = "",
 ) -> None:
     """Forget a stopped bookie that no ledger names any more, or a broker that is lost."""
-    from magnetar.broker.ownership.draining import BOOKIE, BROKER, ClusterMember, choose
+    from magnetar.broker.ownership.draining import ClusterMember, choose
     from magnetar.broker.ownership.records import broker_path
     from magnetar.ledger.replication.operations import remove_bookie
+    from magnetar.metadata.drains import BOOKIE, BROKER
 
     async with open_store(metadata, 0.0) as store:
         known = [

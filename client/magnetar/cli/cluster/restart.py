@@ -113,16 +113,16 @@ async def restart(
 @asynccontextmanager
 async def _handed_over(store: MetadataStore, group: Group, timeout_s: float) -> AsyncIterator[None]:
     """The brokers of a group own nothing, and get nothing until the block is left. A daemon alone sees to it itself."""
-    from magnetar.broker.ownership.draining import mark_drained, unmark_drained
+    from magnetar.metadata.drains import BROKER, mark_drained, unmark_drained
 
-    brokers = [one for one in group.members if one.kind == "broker"] if len(group.members) > 1 else []
-    ours = [one.name for one in brokers if await mark_drained(store, one.name, one.zone)]
+    brokers = [one for one in group.members if one.kind == BROKER] if len(group.members) > 1 else []
+    ours = [one.name for one in brokers if await mark_drained(store, BROKER, one.name, one.zone)]
     try:
         names = [one.name for one in brokers]
         await _until_nothing_owned(store, names, timeout_s, f"{group} is not stopped")
         yield
     finally:
-        await asyncio.gather(*(unmark_drained(store, name) for name in ours))
+        await asyncio.gather(*(unmark_drained(store, BROKER, name) for name in ours))
 
 
 async def _until_nothing_owned(

@@ -183,7 +183,7 @@ async def test_rule_48_a_node_that_cannot_be_read_is_named_and_the_others_are_wr
     first, other = await holder(bookies, closed), await holder(bookies, second)
     path = damaged_path(first, closed)
     await bookies.metadata.create(path, b"\xc1")
-    with pytest.raises(DataDirectoryError, match=f"{path} cannot be read"):
+    with pytest.raises(DataDirectoryError, match=f"{path} is damaged"):
         await report(client, [closed, first, 1, 1, "missing"], [second, other, 0, 0, "differs"])
     node = await bookies.metadata.get(damaged_path(other, second))
     assert node is not None

@@ -22,7 +22,7 @@ from magnetar.broker.ownership.records import (
     transfer_path,
 )
 from magnetar.broker.service.broker import BrokerService
-from magnetar.ledger.replication.cluster_watch import encode_drain
+from magnetar.metadata.drains import BROKER, mark_drained
 from magnetar.proto import commands as c
 from magnetar.proto.errors import ConnectionLost, MagnetarError, ServiceNotReady, TopicNotServed
 from support.cluster_kit import Cluster, brokers
@@ -50,7 +50,7 @@ async def test_a_broker_that_cannot_write_what_it_says_of_itself_keeps_its_sessi
         topic = await (await owner(cluster, TOPICS[0])).broker.topic(TOPICS[0], create=True)
         session = one.ownership.session
         lost = fail_once(cluster, "put", broker_path("a"))
-        await cluster.metadata.create("/draining-brokers/a", encode_drain(""))
+        await mark_drained(cluster.metadata, BROKER, "a")
         await until(lambda: lost)
         await one.ownership.administration.drain("a", undo=True)
         await until(lambda: one.ownership.state == READY)

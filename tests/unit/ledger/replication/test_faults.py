@@ -10,10 +10,11 @@ import pytest
 from magnetar.ledger import LedgerSettings, LedgerState
 from magnetar.ledger.replication.copying import EntryCopier, Throttle
 from magnetar.ledger.replication.healing import Healer
-from magnetar.ledger.replication.operations import begin_drain, drain_progress, remove_bookie
+from magnetar.ledger.replication.operations import drain_progress, remove_bookie
 from magnetar.ledger.replication.queue import LOCKS_PATH
 from magnetar.ledger.replication.records import records_naming
 from magnetar.metadata.damage import add_ranges, damaged_path
+from magnetar.metadata.drains import BOOKIE, mark_drained
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, RequestTimeout, StorageFailed
 from support.bookies import Confirmations
@@ -334,10 +335,8 @@ async def test_a_drained_bookie_serves_as_a_source_and_gets_nothing_new() -> Non
     repair = await cluster.autorecovery()
     stored = StoredLedgers(cluster.metadata)
     assert [one async for one in records_naming(stored, ["b1"])]
-    with pytest.raises(InvalidArgument, match="was ever registered"):
-        await begin_drain(cluster.metadata, "b9")
-    assert await begin_drain(cluster.metadata, "b1")
-    assert not await begin_drain(cluster.metadata, "b1")
+    assert await mark_drained(cluster.metadata, BOOKIE, "b1")
+    assert not await mark_drained(cluster.metadata, BOOKIE, "b1")
     with pytest.raises(InvalidArgument, match="stop it first"):
         await remove_bookie(cluster.metadata, "b1")
 

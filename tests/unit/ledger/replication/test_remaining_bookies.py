@@ -10,11 +10,10 @@ from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
 from magnetar.ledger.replication.operations import (
     NewLedgers,
-    begin_drain,
-    cancel_drain,
     drain_progress,
     obstacles_to_drain,
 )
+from magnetar.metadata.drains import BOOKIE, mark_drained, unmark_drained
 from magnetar.metadata.ledgers import StoredLedgers
 from support.repair_kit import RepairCluster
 from unit.ledger.test_degrade import replaceable
@@ -33,9 +32,9 @@ async def test_ledgers_that_no_other_bookies_could_hold() -> None:
     refusals = "; ".join(await obstacles(cluster, "b1", "b2"))
     assert "0 of the 2 writable bookies are left to choose from" in refusals
     assert f"ledger {ledgers[0]} among them" in refusals
-    await begin_drain(cluster.metadata, "b1")
+    await mark_drained(cluster.metadata, BOOKIE, "b1")
     assert await obstacles(cluster, "b2"), "together with what is drained already"
-    await cancel_drain(cluster.metadata, "b1")
+    await unmark_drained(cluster.metadata, BOOKIE, "b1")
     await cluster.register("b4", read_only=True)
     assert await obstacles(cluster, "b1"), "a bookie that takes no entries is no place for copies"
     await cluster.close()
@@ -85,19 +84,19 @@ async def test_a_writer_leaves_a_drained_bookie_when_there_is_a_better_place() -
     drained, kept = writer.metadata.last_ensemble.bookies
     other = next(name for name in ("b1", "b2", "b3") if name not in (drained, kept))
     assert not replaceable(writer)
-    await begin_drain(cluster.metadata, other)
+    await mark_drained(cluster.metadata, BOOKIE, other)
     await asyncio.sleep(0)
     await watch.read()
-    await begin_drain(cluster.metadata, drained)
+    await mark_drained(cluster.metadata, BOOKIE, drained)
     await watch.read()
     assert placed.writable() == (kept,)
     assert not replaceable(writer), "there is no other place"
-    await cancel_drain(cluster.metadata, other)
+    await unmark_drained(cluster.metadata, BOOKIE, other)
     await watch.read()
     assert replaceable(writer)
     progress = await drain_progress(cluster.metadata, [drained], cluster.bookies.clock)
     assert (progress.ledgers, progress.open_ledgers) == (1, 1)
-    await cancel_drain(cluster.metadata, drained)
+    await unmark_drained(cluster.metadata, BOOKIE, drained)
     await watch.read()
     assert not replaceable(writer)
     await writer.close()

@@ -8,10 +8,11 @@ import pytest
 
 from magnetar.ledger.replication.auditor import LedgerAudit
 from magnetar.ledger.replication.core.request import Reason, RepairRequest
-from magnetar.ledger.replication.operations import begin_drain, drain_progress, remove_bookie
+from magnetar.ledger.replication.operations import drain_progress, remove_bookie
 from magnetar.ledger.replication.queue import UNDERREPLICATED_PATH, Task
 from magnetar.ledger.replication.worker import Worker
 from magnetar.metadata.damage import damaged_path, encode_ranges
+from magnetar.metadata.drains import BOOKIE, mark_drained
 from magnetar.metadata.ledgers import LEDGERS_PATH, StoredLedgers, ledger_path
 from magnetar.proto.errors import InvalidArgument
 from support.repair_kit import RepairCluster
@@ -43,7 +44,7 @@ async def test_a_request_that_cannot_be_read_does_not_stop_the_audit(
 async def test_rule_48_a_record_or_request_that_cannot_be_read_is_named_and_a_drain_sees_the_others() -> None:
     cluster = await RepairCluster.start("b1", "b2", "b3")
     ledgers = [await cluster.closed_ledger(entries=2) for _ in range(4)]
-    await begin_drain(cluster.metadata, "b1")
+    await mark_drained(cluster.metadata, BOOKIE, "b1")
     record, request = (
         ledger_path(ledgers[0]),
         UNDERREPLICATED_PATH + ledger_path(ledgers[1])[len(LEDGERS_PATH) :],
@@ -82,7 +83,7 @@ async def test_rule_48_a_node_of_damage_that_cannot_be_read_is_named_and_others_
 
     await cluster.until(healed)
     assert await cluster.metadata.get(bad) is not None
-    assert f"{bad} cannot be read" in caplog.text
+    assert f"{bad} is damaged" in caplog.text
     await cluster.close()
 
 

@@ -14,12 +14,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from magnetar.metadata.record import Record
 from magnetar.metadata.store import MAX_VALUE_BYTES, MetadataStore, Session
 from magnetar.proto.errors import (
     AlreadyExists,
-    DataDirectoryError,
     MagnetarError,
     NotFoundInStore,
     VersionConflict,
@@ -35,7 +33,6 @@ from .settings import BalanceSettings
 _log = logging.getLogger(__name__)
 
 BUNDLE_LOADS_PATH = "/bundle-loads"
-_FORMAT = 1
 # Topics, messages and bytes change by so much at least before it counts: idle bundles are never exactly idle.
 _LEAST_CHANGES = (1.0, 1.0, 1.0, 1_000.0, 1_000.0)
 
@@ -227,12 +224,8 @@ class LoadReporter:
             _log.warning("a former report of the bundles' loads stays for now: %s", error)
 
 
-class _BundleLoads(msgspec.Struct, tag_field="format", tag=_FORMAT):
+class _BundleLoads(Record):
     bundles: list[BundleLoad]
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_BundleLoads).decode
 
 
 def bundle_loads_path(broker: str) -> str:
@@ -243,16 +236,11 @@ def bundle_loads_path(broker: str) -> str:
 def encode_bundle_loads(rows: Sequence[BundleLoad]) -> bytes:
     """The value; with very long names, of the first rows that fit into a node."""
     rows = list(rows)
-    while len(value := _encode(_BundleLoads(rows))) > MAX_VALUE_BYTES:
+    while len(value := _BundleLoads(rows).encode()) > MAX_VALUE_BYTES:
         rows = rows[: len(rows) // 2]
     return value
 
 
 def decode_bundle_loads(value: bytes, path: str) -> list[BundleLoad]:
     """The rows. Raises DataDirectoryError."""
-    try:
-        return _decode(value).bundles
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataDirectoryError(
-            f"the metadata of {path} is damaged or of another release than format {_FORMAT}: {error}"
-        ) from error
+    return _BundleLoads.decode(value, path).bundles

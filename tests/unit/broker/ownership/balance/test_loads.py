@@ -185,7 +185,5 @@ def test_damage_is_one_clear_error(value: bytes) -> None:
 
 
 def test_another_format() -> None:
-    with pytest.raises(
-        DataDirectoryError, match="/bundle-loads/a is damaged or of another release than format 1"
-    ):
+    with pytest.raises(DataDirectoryError, match="/bundle-loads/a has format 2, and this release reads 1"):
         decode_bundle_loads(b"\x82\xa6format\x02\xa7bundles\x90", PATH)
