@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
+from magnetar.ledger.core.quorum import LastConfirmedQuorum
 from magnetar.ledger.core.recovery import _Recovered
 
 

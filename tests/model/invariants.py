@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import LastConfirmedQuorum
 from magnetar.proto.errors import BookieUnavailable
 
 from .keys import lac_of

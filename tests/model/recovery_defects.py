@@ -190,7 +190,7 @@ def recovery_adds_do_not_pass_the_fence(patch: Patch) -> None:
 
 def an_unreachable_bookie_counts_as_known(patch: Patch) -> None:
     """Rule 13: only "ok", "no such entry" and "no such ledger" are knowledge."""
-    patch.setattr("magnetar.ledger.core.last_confirmed._KNOWN_CODES", frozenset(range(200)))
+    patch.setattr("magnetar.ledger.core.quorum._KNOWN_CODES", frozenset(range(200)))
 
 
 def one_answer_covers_the_ensemble(patch: Patch) -> None:

@@ -25,8 +25,8 @@ from magnetar.proto.errors import EntryNotFound, InvalidArgument, LedgerNotFound
 from magnetar.runtime.tasks import awaited, end_all
 
 from .components import LedgerComponents
-from .core.last_confirmed import LastConfirmedQuorum
 from .core.metadata import LedgerMetadata
+from .core.quorum import LastConfirmedQuorum
 from .replicas import Replicas, verified
 from .transport import LongPollAnswer
 

@@ -11,7 +11,6 @@ import asyncio
 from dataclasses import replace
 
 from magnetar.proto.commands import BookieInfo, Command
-from magnetar.proto.errors import MalformedFrame
 from magnetar.runtime.connection import ConnectionOptions, Reply
 
 from .bookie_link import BookieChannel, Destination
@@ -114,7 +113,5 @@ def _cut(bookie: str, reply: Reply) -> list[bytes]:
     except TypeError:
         position = -1
     if position != len(reply.payload):
-        raise MalformedFrame(
-            f"bookie {bookie} answered with {len(reply.payload)} bytes that do not fit {reply.result!r:.100}"
-        )
+        raise Answer(reply.result, (reply.payload,)).misfit(bookie)
     return entries

@@ -79,6 +79,20 @@ class Answer(NamedTuple):
     result: Any
     parts: Sequence[bytes] = ()
 
+    def fields(self, bookie: str, *names: str) -> list[Any]:
+        """These fields of the result. MalformedFrame if they are not there."""
+        try:
+            return [self.result[name] for name in names]
+        except (TypeError, KeyError):
+            raise self.misfit(bookie) from None
+
+    def misfit(self, bookie: str) -> MalformedFrame:
+        """The error of an answer that is none to what was asked."""
+        size = sum(map(len, self.parts))
+        return MalformedFrame(
+            f"bookie {bookie} answered with {size} bytes that do not fit {self.result!r:.100}"
+        )
+
 
 class BookieTransport(Protocol):
     """Access to bookies by their ids.
@@ -139,19 +153,13 @@ class BookieTransport(Protocol):
         """
         answer = await self.ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence, *stripe))
         if not answer.parts:
-            raise _misfit(bookie, "ReadEntries", answer)
-        try:
-            return ReadResult(list(answer.parts), answer.result["last_add_confirmed"])
-        except (TypeError, KeyError):
-            raise _misfit(bookie, "ReadEntries", answer) from None
+            raise answer.misfit(bookie)
+        return ReadResult(list(answer.parts), *answer.fields(bookie, "last_add_confirmed"))
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
         """The end of the ledger as this bookie knows it; fences as `read` does. LedgerNotFound: it knows nothing."""
         answer = await self.ask(bookie, ReadLastConfirmed(0, ledger_id, fence))
-        try:
-            return LastConfirmed(answer.result["last_add_confirmed"], answer.result["last_entry"])
-        except (TypeError, KeyError):
-            raise _misfit(bookie, "ReadLastConfirmed", answer) from None
+        return LastConfirmed(*answer.fields(bookie, "last_add_confirmed", "last_entry"))
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
         """Writes an idle writer's LAC (explicit LAC)."""
@@ -175,11 +183,8 @@ class BookieTransport(Protocol):
         milliseconds = max(1, round(timeout_s * 1000))
         command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
         answer = await self.ask(bookie, command, timeout_s)
-        try:
-            confirmed, fenced = answer.result["last_add_confirmed"], answer.result["fenced"]
-            return LongPollAnswer(confirmed, fenced, list(answer.parts))
-        except (TypeError, KeyError):
-            raise _misfit(bookie, "WaitLastConfirmed", answer) from None
+        confirmed, fenced = answer.fields(bookie, "last_add_confirmed", "fenced")
+        return LongPollAnswer(confirmed, fenced, list(answer.parts))
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
         """The bookie may drop the ledger's entries, and never serves them again. Only after the metadata is deleted."""
@@ -188,49 +193,34 @@ class BookieTransport(Protocol):
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
         """The ledgers with ids above `after` that the bookie stores."""
         answer = await self.ask(bookie, ListLedgers(0, after, count))
-        try:
-            ledgers = [
-                ListedLedger(
-                    ledger_id,
-                    bool(flags & LEDGER_FENCED),
-                    bool(flags & LEDGER_DELETED),
-                    last_entry,
-                    confirmed,
-                )
-                for rows in answer.parts
-                for ledger_id, flags, last_entry, confirmed in decode_rows(LEDGER_ROW, rows)
-            ]
-            return LedgerPage(ledgers, answer.result["more"])
-        except (TypeError, KeyError):
-            raise _misfit(bookie, "ListLedgers", answer) from None
+        ledgers = [
+            ListedLedger(
+                ledger_id,
+                bool(flags & LEDGER_FENCED),
+                bool(flags & LEDGER_DELETED),
+                last_entry,
+                confirmed,
+            )
+            for rows in answer.parts
+            for ledger_id, flags, last_entry, confirmed in decode_rows(LEDGER_ROW, rows)
+        ]
+        return LedgerPage(ledgers, *answer.fields(bookie, "more"))
 
     async def list_entries(
         self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
     ) -> EntryPage:
         """Which entries the bookie stores of a ledger, from `first` on. LedgerNotFound."""
         answer = await self.ask(bookie, ListEntries(0, ledger_id, first, count))
-        try:
-            ranges = [
-                (begin, end) for rows in answer.parts for begin, end in decode_rows(ENTRY_RANGE_ROW, rows)
-            ]
-            return EntryPage(ranges, answer.result["next"])
-        except (TypeError, KeyError):
-            raise _misfit(bookie, "ListEntries", answer) from None
+        ranges = [(begin, end) for rows in answer.parts for begin, end in decode_rows(ENTRY_RANGE_ROW, rows)]
+        return EntryPage(ranges, *answer.fields(bookie, "next"))
 
     async def info(self, bookie: str) -> dict[str, Any]:
         """Identity, disks and load: the map of BookieInfo in WIRE.md. Tries to reach it, however recently that failed."""
         answer = await self.ask(bookie, BookieInfo(0))
         if not isinstance(answer.result, dict):
-            raise _misfit(bookie, "BookieInfo", answer)
+            raise answer.misfit(bookie)
         return answer.result
 
     async def close(self) -> None:
         """Drops the connections; outstanding adds and reads fail with ConnectionLost."""
         ...
-
-
-def _misfit(bookie: str, command: str, answer: Answer) -> MalformedFrame:
-    size = sum(map(len, answer.parts))
-    return MalformedFrame(
-        f"bookie {bookie} answered {command} with {size} bytes that do not fit {answer.result!r:.100}"
-    )

@@ -7,9 +7,8 @@ from typing import Any
 
 from magnetar.ledger.components import LedgerComponents
 from magnetar.ledger.core.events import EntryRead, MetadataFound, MetadataWritten
-from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerState
-from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.core.quorum import LastConfirmedQuorum, Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.recover import _Recovery
 from magnetar.ledger.tcp_transport import TcpTransport

@@ -5,9 +5,8 @@ from magnetar.ledger.core.events import (
     LastConfirmedRead,
     MetadataFound,
 )
-from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.core.quorum import LastConfirmedQuorum, Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.proto.errors import (
     ConnectionLost,

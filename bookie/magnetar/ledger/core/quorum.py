@@ -1,4 +1,4 @@
-"""Quorum arithmetic: which bookies hold an entry, when it is confirmed, when enough of them have answered.
+"""Quorum arithmetic: which bookies hold an entry, when it is confirmed, when enough have said how far a ledger goes.
 
 E bookies make the ensemble, an entry is written to Qw of them (its write set, round robin) and confirmed by Qa answers:
 
@@ -13,9 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.errors import EntryNotFound, InvalidSetting, LedgerNotFound, QuorumLost, error_name
+from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE, quorum_problem
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+
+# "I know, and I have nothing" is knowledge; every other failure leaves the bookie unknown.
+_KNOWN_CODES = frozenset((0, EntryNotFound.code, LedgerNotFound.code))
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
@@ -80,3 +84,57 @@ class Striping:
         Then every entry that was confirmed, or can still be, has been seen by a known one.
         """
         return all((mask & ~known).bit_count() < self.ack_quorum for mask in self.masks)
+
+
+class LastConfirmedQuorum:
+    """Collects what the last ensemble of an open ledger says of its last-add-confirmed (rule 13).
+
+    >>> quorum = LastConfirmedQuorum(Striping(3, 3, 2), ("a", "b", "c"))
+    >>> quorum.answered("b", 7, 0); quorum.covered
+    False
+    >>> quorum.answered("a", 5, 0); quorum.covered, quorum.last_add_confirmed
+    (True, 7)
+    """
+
+    def __init__(self, striping: Striping, bookies: tuple[str, ...]) -> None:
+        self._striping = striping
+        self._bookies = bookies
+        self._known = 0  # bits of positions
+        self._unknown: dict[str, int] = {}  # bookie -> error code
+        self.last_add_confirmed = NO_ENTRY  # highest one in the answers
+
+    def answered(self, bookie: str, last_add_confirmed: int, code: int) -> None:
+        """Takes one bookie's answer; of one that is not in the ensemble it is an answer to an earlier question."""
+        if bookie not in self._bookies:
+            return
+        if code not in _KNOWN_CODES:
+            self._unknown[bookie] = code
+            return
+        self._unknown.pop(bookie, None)
+        self._known |= 1 << self._bookies.index(bookie)
+        if code == 0:
+            self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    @property
+    def covered(self) -> bool:
+        """Whether enough have answered."""
+        return self._striping.covered(self._known)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have answered."""
+        return self._known.bit_count() + len(self._unknown) >= len(self._bookies)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Bookies that have not answered, or not with what they know."""
+        return tuple(b for position, b in enumerate(self._bookies) if not self._known & 1 << position)
+
+    def lost(self, ledger_id: int) -> QuorumLost:
+        """The error when all have answered and that does not cover the ensemble."""
+        failed = ", ".join(f"{bookie} ({error_name(code)})" for bookie, code in self._unknown.items())
+        return QuorumLost(
+            f"the end of ledger {ledger_id} is not known: too few of its bookies answered, {failed} did not; bring them "
+            f"back and try again; `magnetar cluster recover-ledger {ledger_id}` shows what is known",
+            ledger_id=ledger_id,
+        )

@@ -66,8 +66,8 @@ from .events import (
     SendAdds,
     WriteMetadata,
 )
-from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
+from .quorum import LastConfirmedQuorum
 from .shares import preferences, stripes_of
 
 # The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads. Most ledgers of

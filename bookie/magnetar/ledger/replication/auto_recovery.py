@@ -111,7 +111,7 @@ class AutoRecovery:
     async def start(self) -> None:
         """Reads which bookies there are, and goes to work. Raises what the store raises; nothing runs then."""
         await self._watch.start()
-        self._watch.on_change.append(self._cluster_changed)
+        self._watch.on_change.append(self._wake_workers)
         self._task = LongTask("the repair of ledgers", self._run)
 
     async def close(self) -> None:
@@ -187,9 +187,6 @@ class AutoRecovery:
     def _own_audit(self) -> LedgerAudit:
         c = self._client.components
         return LedgerAudit(StoredLedgers(self._store), UnderreplicatedLedgers(self._store), c.clock)
-
-    def _cluster_changed(self) -> None:
-        self._wake_workers()
 
     def _wake_workers(self) -> None:
         self._work.forget_postponed()
