@@ -14,8 +14,7 @@ from magnetar.broker.ownership.cluster_view import KnownOwner
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import DRAINED, DRAINING, READY, STOPPING, owner_path, transfer_path
 from magnetar.broker.ownership.transfers import Transfers
-from magnetar.broker.topics.registry import Broker
-from magnetar.broker.topics.registry import State as LoadState
+from magnetar.broker.topics.registry import Broker, TopicState
 from magnetar.broker.topics.topic import Topic
 from magnetar.client.connection.core.search import Search
 from magnetar.client.connection.lookups import Lookups
@@ -191,7 +190,7 @@ def ownership_is_not_checked_after_a_load() -> None:
 
     def once(self: Any, name: Any) -> None:
         held = self.host._held.get(str(name))
-        if held is None or held.state is not LoadState.LOADING:
+        if held is None or held.state is not TopicState.LOADING:
             check(self, name)
 
     ClusterOwnership.check = once  # type: ignore[method-assign]

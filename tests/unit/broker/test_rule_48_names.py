@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magnetar.broker.export.orphans import find_staged
+from magnetar.broker.export.topic_export import TopicExport
 from magnetar.broker.log.records import TOPICS_ROOT, staged_ledger_path
 from magnetar.broker.log.topic_names import list_topics
 from magnetar.proto.ids import TopicName
@@ -51,5 +52,9 @@ async def test_rule_48_names_that_nobody_knows_do_not_keep_staged_ledgers_from_b
         (topic,) = broker.topics.values()
         for path in (*BAD, staged_ledger_path(topic.name, 7), staged_ledger_path(topic.name, 7)[:-1] + "x"):
             await metadata.create(path, b"\xc1")
-        await find_staged(broker, metadata)
+
+        async def export_of(_: TopicName) -> TopicExport:
+            return topic.export
+
+        await find_staged(metadata, lambda _: True, export_of)
         assert 7 in topic.export.staging

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError
@@ -24,26 +24,15 @@ _TOPICS_PER_TURN = 100
 _TOPICS_PER_PAGE = 10_000
 
 
-class ExportedTopic(Protocol):
-    """A loaded topic."""
+async def find_staged(
+    metadata: MetadataStore,
+    serves: Callable[[TopicName], bool],
+    export_of: Callable[[TopicName], Awaitable[TopicExport]],
+) -> None:
+    """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know.
 
-    @property
-    def export(self) -> TopicExport:
-        """What it offers to those who write its ledgers."""
-
-
-class Topics(Protocol):
-    """The registry of topics."""
-
-    def serves(self, name: TopicName) -> bool:
-        """False: another broker's business."""
-
-    async def topic(self, name: TopicName, *, create: bool) -> ExportedTopic:
-        """The loaded topic."""
-
-
-async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
-    """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
+    `serves`: false for another broker's business. `export_of` loads a topic.
+    """
     after = ""
     while page := await list_topics(metadata, "", after=after, count=_TOPICS_PER_PAGE):
         for number, after in enumerate(page, 1):
@@ -51,8 +40,7 @@ async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
                 await asyncio.sleep(0)
             try:
                 name = TopicName.parse(after)
-                if topics.serves(name) and await metadata.children(staged_path(name), limit=1):
-                    topic = await topics.topic(name, create=False)
-                    await topic.export.staging.load()
+                if serves(name) and await metadata.children(staged_path(name), limit=1):
+                    await (await export_of(name)).staging.load()
             except MagnetarError as error:
                 _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", after, error)

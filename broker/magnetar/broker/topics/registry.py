@@ -40,6 +40,7 @@ from magnetar.runtime.tasks import Jobs, LongTask, begin
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
+from ..export.topic_export import TopicExport
 from ..log.reading import ArchiveReader, NoArchives
 from ..log.records import TopicRecord, topic_path
 from ..log.shared_reads import SharedReads
@@ -64,7 +65,7 @@ _TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
 _FAILURE_MEMORY_S = 0.1
 
 
-class State(enum.Enum):
+class TopicState(enum.Enum):
     """Of a topic name at this broker; see the module docstring."""
 
     LOADING = "loading"
@@ -75,14 +76,14 @@ class State(enum.Enum):
     FENCED = "fenced"
 
 
-class Held:
+class HeldTopic:
     """A topic name at this broker."""
 
     __slots__ = ("create", "error", "name", "state", "topic", "work")
 
     def __init__(self, name: TopicName, *, create: bool) -> None:
         self.name = name
-        self.state = State.LOADING
+        self.state = TopicState.LOADING
         self.create = create  # LOADING: the topic is made if it does not exist
         self.topic: Topic | None = None  # except LOADING and FAILED
         self.error: MagnetarError | None = None  # why it could not be loaded; FAILED only
@@ -91,10 +92,10 @@ class Held:
     @property
     def served(self) -> Topic | None:
         """The topic, if it is SERVED."""
-        return self.topic if self.state is State.SERVED else None
+        return self.topic if self.state is TopicState.SERVED else None
 
 
-async def _ends_of(held: Iterable[Held]) -> bool:
+async def _ends_of(held: Iterable[HeldTopic]) -> bool:
     """Returns when the state that each is in has ended, if it ends by itself: True if there was any such."""
     works = [one.work for one in held if one.work is not None]
     if works:
@@ -135,7 +136,7 @@ class Broker:
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
             asyncio.Semaphore(settings.max_compactions), self.ownership,
         )  # fmt: skip
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
@@ -191,21 +192,21 @@ class Broker:
                 # A copy for each who waited: raising an error adds a traceback to it.
                 raise type(held.error)(held.error.message, **held.error.details)
 
-    def _begin_load(self, name: TopicName, *, create: bool) -> Held:
+    def _begin_load(self, name: TopicName, *, create: bool) -> HeldTopic:
         if self._closing:
             raise TopicNotServed("the broker is stopping; look the topic up again")
         if name.domain != "persistent":
             raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
         self.ownership.check(name)
-        held = self._held[str(name)] = Held(name, create=create)
+        held = self._held[str(name)] = HeldTopic(name, create=create)
         held.work = begin(self._load(held), f"load of topic {name}")
         return held
 
-    async def _load(self, held: Held) -> None:
+    async def _load(self, held: HeldTopic) -> None:
         try:
             async with self._load_slots:
                 held.topic = await self._load_topic(held.name, create=held.create)
-            held.state = State.SERVED
+            held.state = TopicState.SERVED
         except MagnetarError as error:
             held.error = error
         except Exception as error:
@@ -215,7 +216,7 @@ class Broker:
         if isinstance(held.error, TopicNotFound):
             self._forget(held)  # it may be made in the next moment, and finding that out costs one look
         elif held.error is not None:
-            held.state = State.FAILED
+            held.state = TopicState.FAILED
             asyncio.get_running_loop().call_later(_FAILURE_MEMORY_S, self._forget, held)
 
     async def _load_topic(self, name: TopicName, *, create: bool) -> Topic:
@@ -231,7 +232,9 @@ class Broker:
             self.watches.changed(name, exists=True)
         return topic
 
-    def _end(self, held: Held, state: State, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _end(
+        self, held: HeldTopic, state: TopicState, ending: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
         """The one way out of SERVED: nothing of the topic is left here when `ending` is over, whatever became of it."""
 
         async def end() -> None:
@@ -244,19 +247,19 @@ class Broker:
         held.work = begin(end(), f"end of topic {held.name}, {state.value}")
         return held.work
 
-    def _unload(self, held: Held, error: MagnetarError | None = None, drain_s: float = 5.0) -> None:
+    def _unload(self, held: HeldTopic, error: MagnetarError | None = None, drain_s: float = 5.0) -> None:
         """Begins that if the topic is SERVED."""
         if (topic := held.served) is not None:
             error = error or TopicNotServed(f"topic {held.name} is being closed here; look it up again")
-            self._end(held, State.UNLOADING, topic.end(error, drain_s=drain_s))
+            self._end(held, TopicState.UNLOADING, topic.end(error, drain_s=drain_s))
 
     def _fenced(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
         held = self._held.get(str(topic.name))
         if held is not None and held.served is topic:
-            self._end(held, State.FENCED, topic.end())
+            self._end(held, TopicState.FENCED, topic.end())
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldTopic) -> None:
         if self._held.get(str(held.name)) is held:
             del self._held[str(held.name)]
 
@@ -294,18 +297,18 @@ class Broker:
     def loaded(self) -> list[TopicName]:
         """Those that end here, those that are served (whoever was used last comes last), those that are being loaded."""
 
-        def used_at(held: Held) -> float:
+        def used_at(held: HeldTopic) -> float:
             if held.served is not None:
                 return held.served.used_at
-            return math.inf if held.state is State.LOADING else -math.inf
+            return math.inf if held.state is TopicState.LOADING else -math.inf
 
-        held = [one for one in self._held.values() if one.state is not State.FAILED]
+        held = [one for one in self._held.values() if one.state is not TopicState.FAILED]
         return [one.name for one in sorted(held, key=used_at)]
 
     def has(self, name: TopicName) -> bool:
         """True for one of `loaded`."""
         held = self._held.get(str(name))
-        return held is not None and held.state is not State.FAILED
+        return held is not None and held.state is not TopicState.FAILED
 
     def in_use(self, name: TopicName) -> bool:
         """True for a topic with clients, or with work under way."""
@@ -329,7 +332,7 @@ class Broker:
         """Closes a topic: what is queued is confirmed, its users get `error`. Returns when nothing of it is left."""
         held = self._held.get(str(name))
         if held is not None:
-            if held.state is State.LOADING:
+            if held.state is TopicState.LOADING:
                 await _ends_of([held])
             self._unload(held, error)  # one that ends already ends by that
             await _ends_of([held])
@@ -339,10 +342,6 @@ class Broker:
         for held in list(self._held.values()):
             if held.topic is not None:
                 held.topic.fence(error)
-
-    def serves(self, name: TopicName) -> bool:
-        """True if the topic may be loaded here now."""
-        return self.ownership.serves(name)
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -370,7 +369,7 @@ class Broker:
             self.watches.changed(name, exists=False)
 
         # A task of its own: it goes on when the caller gives up.
-        await asyncio.shield(self._end(held, State.DELETING, delete()))
+        await asyncio.shield(self._end(held, TopicState.DELETING, delete()))
 
     async def find(self, name: TopicName) -> Topic:
         """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
@@ -392,13 +391,19 @@ class Broker:
             # Both may have to wait, for topics that cannot be loaded or for bookies; the rounds do not.
             if loop.time() >= look_at:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
-                self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self.metadata))
+                self._jobs.begin("looking for staged ledgers", self._find_staged)
             if idle := await self._round():
                 self._jobs.begin("unloading idle topics", partial(self._unload_idle, idle))
 
-    async def _round(self) -> list[Held]:
+    async def _find_staged(self) -> None:
+        async def export_of(name: TopicName) -> TopicExport:
+            return (await self.topic(name, create=False)).export
+
+        await find_staged(self.metadata, self.ownership.serves, export_of)
+
+    async def _round(self) -> list[HeldTopic]:
         """Every topic has its round. Returns those that nobody uses."""
-        idle: list[Held] = []
+        idle: list[HeldTopic] = []
 
         def maintain(topic: Topic) -> None:
             topic.maintain()
@@ -429,14 +434,14 @@ class Broker:
             if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _is_idle(self, held: Held) -> bool:
+    def _is_idle(self, held: HeldTopic) -> bool:
         limit_ms, topic = self.settings.topic_idle_unload_ms, held.served
         if topic is None or not limit_ms:
             return False
         idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
         return idle_ms >= limit_ms and not topic.in_use and not topic.maintenance.waits_for_time
 
-    async def _unload_idle(self, idle: list[Held]) -> None:
+    async def _unload_idle(self, idle: list[HeldTopic]) -> None:
         for first in range(0, len(idle), _UNLOADS_AT_ONCE):
             now = [held for held in idle[first : first + _UNLOADS_AT_ONCE] if self._is_idle(held)]
             for held in now:
