@@ -65,8 +65,8 @@ from .durations import Duration
 from .messages import Message, MessageBatch
 from .options import DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
 from .producer import Producer
-from .reader import Reader
 from .receipts import Receipt
+from .receiving import Reader
 from .service_url import AutoFailover
 from .table_view import TableView
 

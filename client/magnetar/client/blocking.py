@@ -37,8 +37,8 @@ from .consumer import Consumer as AsyncConsumer
 from .durations import Duration, in_seconds
 from .messages import Message, MessageBatch
 from .producer import Producer as AsyncProducer
-from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
+from .receiving import Reader as AsyncReader
 from .receiving import Receiving, check_max_messages
 from .table_view import TableView as AsyncTableView
 from .topic.open_delivery import ALL_HERE

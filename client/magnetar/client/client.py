@@ -39,13 +39,13 @@ from .options import (
     taken_by,
 )
 from .producer import Producer
-from .reader import Reader
-from .receiving import Receiving
+from .receiving import Reader, Receiving
 from .service_url import AutoFailover, parse_url
 from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
-from .topics_consumer import Discovery, TopicPattern, TopicsConsumer, checked_topics
+from .topic_pattern import PatternTopics, TopicPattern, checked_topics
+from .topics_consumer import TopicsConsumer
 from .topics_watch import TopicsWatch
 
 log = logging.getLogger("magnetar.client")
@@ -293,23 +293,9 @@ class Client:
         on_closed: OnClosed,
     ) -> TopicsConsumer:
         """The consumer of several topics, and of the retry topics of all of them."""
-        pattern = wanted if isinstance(wanted, TopicPattern) else None
 
-        def select(topics: list[str]) -> list[str]:
-            """Those that are wanted, with their retry topics."""
-            if pattern is not None:
-                topics = pattern.matches(topics)
-            if letters is None:
-                return topics
-            if pattern is not None:
-                topics = [topic for topic in topics if not letters.is_letter_topic(topic)]
-            with_retry = [letters.topics_of(topic, retry=options.retry) for topic in topics]
-            return list(dict.fromkeys(name for names in with_retry for name in names))
-
-        async def find_topics() -> list[str]:
-            return select(
-                wanted if isinstance(wanted, list) else await self.admin.list_topics(wanted.namespace)
-            )
+        def expand(topics: list[str]) -> list[str]:
+            return topics if letters is None else letters.with_retry_topics(topics, retry=options.retry)
 
         def new_consumer(
             topic: str, on_wake: Callable[[TopicConsumer], object], later: bool
@@ -327,24 +313,20 @@ class Client:
                 own,
                 own_options,
                 lambda: None,
-                create=letter_topic or pattern is None,
+                create=letter_topic or isinstance(wanted, list),
                 on_wake=on_wake,
                 screen=letters,
             )
 
-        discovery = None
-        if pattern is not None:
+        topics: list[str] | PatternTopics
+        if isinstance(wanted, list):
+            topics = wanted
+        else:
             self._last_id += 1
-            watch = TopicsWatch(self._pool, pattern.namespace, self._last_id)
-            discovery = Discovery(watch, select, options.discovery_interval)
-        return TopicsConsumer(
-            what,
-            self._pool,
-            find_topics,
-            new_consumer,
-            on_closed,
-            discovery=discovery,
-        )
+            watch = TopicsWatch(self._pool, wanted.namespace, self._last_id)
+            leaves_out = (lambda topic: False) if letters is None else letters.is_letter_topic
+            topics = PatternTopics(wanted, self.admin, watch, options.discovery_interval, leaves_out)
+        return TopicsConsumer(what, self._pool, topics, new_consumer, on_closed, expand=expand)
 
     def _letters(
         self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern

@@ -95,14 +95,15 @@ class Letters:
         self._in_flight: dict[tuple[str, MessageId], None] = {}
         self._last_warning_s = float("-inf")
 
-    def topics_of(self, topic: str, *, retry: bool) -> list[str]:
-        """What is to be consumed for a topic: itself, and its retry topic."""
-        self._topics[topic] = None
+    def with_retry_topics(self, topics: list[str], *, retry: bool) -> list[str]:
+        """What is to be consumed for these topics: themselves, and each one's retry topic."""
+        self._topics.update(dict.fromkeys(topics))
         if not retry:
-            return [topic]
-        retry_topic = self._policy.retry_letter_topic(topic, self._subscription)
-        self._origins[retry_topic] = topic
-        return [topic, retry_topic]
+            return topics
+        for topic in topics:
+            self._origins[self._policy.retry_letter_topic(topic, self._subscription)] = topic
+        pairs = ((topic, self._policy.retry_letter_topic(topic, self._subscription)) for topic in topics)
+        return list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def is_retry_topic(self, topic: str) -> bool:
         """True for the retry topic of one that is consumed."""

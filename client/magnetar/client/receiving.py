@@ -1,4 +1,4 @@
-"""What the facades `Consumer` and `Reader` share: taking messages and seeking."""
+"""Taking messages and seeking, which consumers and readers have in common; and Reader, which does nothing else."""
 
 from __future__ import annotations
 
@@ -134,6 +134,29 @@ class Receiving(Member):
         if not isinstance(error, EntryUnreadable):
             raise InvalidArgument(f"skip takes the EntryUnreadable that was raised, not {error!r}")
         await self._source.skip(error)
+
+
+class Reader(Receiving):
+    """Reads one topic from a position on, and acknowledges nothing. Made by `Client.create_reader`.
+
+    Its subscription is not durable: the broker deletes it when the reader leaves.
+    """
+
+    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
+        super().__init__(topic, consumer)
+        self._consumer = consumer
+
+    async def read_next(self, timeout: Duration | None = None) -> Message:
+        """As `receive`."""
+        return await self.receive(timeout)
+
+    async def has_message_available(self) -> bool:
+        """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet."""
+        if self._consumer.has_queued:
+            return True
+        last = await self._consumer.last_message_id()
+        self._consumer.open_delivery.note_handed_out()
+        return last is not None and self._consumer.position.is_behind(last)
 
 
 def check_max_messages(count: Any) -> None:

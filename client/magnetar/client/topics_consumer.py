@@ -5,9 +5,8 @@ gives one delivery in its turn, so that a busy topic does not keep the others wa
 
     delivery for topic b -> b wakes -> ready: a, b -> refill opens a delivery of a; a has more -> ready: b, a
 
-The topics are those that were named, or those that a pattern matches: the broker tells of topics that are made and deleted
-(`topics_watch`), and they are listed again and again as well; a topic that was deleted leaves. The receiver queue that the
-options ask for is shared evenly among the topics.
+The topics are those that were named, or a set that changes (`ChangingTopics`: those that a pattern matches): new ones join,
+and one that was deleted leaves. The receiver queue that the options ask for is shared evenly among the topics.
 
     open --a named topic cannot be opened--> closed, and its error is raised
     open --a topic fails for good--> it leaves; its error is raised once by whoever waits for messages; the others go on
@@ -16,13 +15,11 @@ options ask for is shared evenly among the topics.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -37,10 +34,9 @@ from magnetar.runtime.tasks import LongTask
 from .connection.pool import ConnectionPool
 from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget
-from .options import LETTER_ENDINGS
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
-from .topics_watch import TopicsWatch
+from .topics_watch import TopicChanges
 
 _log = logging.getLogger("magnetar.client")
 
@@ -50,49 +46,6 @@ TOPICS_AT_ONCE = 50
 MAX_NAMED = 10
 # What topics that left had of the receiver queue goes to the others so much later: many leave at a time.
 SHARE_OUT_S = 0.1
-
-
-class TopicPattern:
-    """A pattern of topic names, and the namespace in which it is looked for: the one that it begins with, if any."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        if not isinstance(pattern.pattern, str):
-            raise InvalidArgument(f"a pattern of topics is text, not {pattern.pattern!r}")
-        text = pattern.pattern.removeprefix("persistent://")
-        parts = text.split("/", 2)
-        if len(parts) == 2:
-            raise InvalidArgument(f"not a pattern of topics: {text!r} (want NAME or TENANT/NAMESPACE/NAME)")
-        self._names = re.compile(parts[-1], pattern.flags)
-        # Both are checked as those of a topic.
-        name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
-        self.namespace = name.full_namespace
-
-    @property
-    def of_letters(self) -> bool:
-        """True if it asks for letters of other subscriptions: it has one of their endings in it."""
-        return any(ending in self._names.pattern for ending in LETTER_ENDINGS)
-
-    def matches(self, topics: Iterable[str]) -> list[str]:
-        """Those full names whose last part matches as a whole; retry and dead-letter topics only if it asks for them."""
-        names = {topic: TopicName.parse(topic).name for topic in topics}
-        return [
-            topic
-            for topic, name in names.items()
-            if self._names.fullmatch(name) and (self.of_letters or not name.endswith(LETTER_ENDINGS))
-        ]
-
-    def __str__(self) -> str:
-        return f"topics {self.namespace}/{self._names.pattern}"
-
-
-def checked_topics(topics: str | Sequence[str]) -> list[str]:
-    """Full names, each once. Raises InvalidTopicName, InvalidArgument."""
-    if not isinstance(topics, Iterable):
-        raise InvalidArgument(f"a topic is named by a str, not {topics!r}; several by a sequence of them")
-    names = [topics] if isinstance(topics, str) else list(topics)
-    if not names:
-        raise InvalidArgument("a consumer needs a topic")
-    return list(dict.fromkeys(str(TopicName.parse(name)) for name in names))
 
 
 async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
@@ -117,12 +70,23 @@ async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
 NewConsumer = Callable[[str, Callable[[TopicConsumer], object], bool], TopicConsumer]
 
 
-class Discovery(NamedTuple):
-    """How the topics of a pattern are found: those of `select` among what the watch tells, and all every `interval` s."""
+class ChangingTopics(Protocol):
+    """Topics that come and go: those that a pattern matches. The partitions of a topic would be another such set."""
 
-    watch: TopicsWatch
-    select: Callable[[list[str]], list[str]]
-    interval: float
+    async def begin(self) -> None:
+        """Asks the service to tell of changes. Raises nothing: `all` finds them as well."""
+
+    async def all(self) -> list[str]:
+        """The full names of those that there are. Raises what the service answered."""
+
+    async def next(self) -> TopicChanges | None:
+        """Waits for changes; None: `all` is to be asked."""
+
+    def made_again(self, topic: str) -> None:
+        """Has `next` return that this topic was made."""
+
+    def close(self) -> None:
+        """Nothing is to be told any more."""
 
 
 class TopicsConsumer:
@@ -132,23 +96,24 @@ class TopicsConsumer:
         self,
         what: str,
         pool: ConnectionPool,
-        find_topics: Callable[[], Awaitable[list[str]]],
+        topics: list[str] | ChangingTopics,
         new_consumer: NewConsumer,
         on_closed: Callable[[], object],
         *,
-        discovery: Discovery | None,
+        expand: Callable[[list[str]], list[str]],
     ) -> None:
-        """`find_topics` says which topics there should be; None as `discovery`: they never change.
+        """`topics`: those that were named, or a set that changes. `expand` adds what is consumed with them: retry topics.
 
         `new_consumer` makes the consumer of a topic, which is to call what it gets whenever it wakes; it also learns whether
         the topic was found after the first ones.
         """
         self.what = what
         self._pool = pool
-        self._find_topics = find_topics
+        self._named = topics if isinstance(topics, list) else []
+        self._changing = None if isinstance(topics, list) else topics
+        self._expand = expand
         self._new_consumer = new_consumer
         self._on_closed = on_closed
-        self._rules = discovery
         self.consumers: dict[str, TopicConsumer] = {}  # by topic; those that are open or being opened
         self.acknowledger = TopicsAcknowledger(what, self.consumers)
         self._made = set[str]()  # again, perhaps, before their consumers have learned that they were deleted
@@ -203,10 +168,10 @@ class TopicsConsumer:
         self.arrived.set()
 
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
-        if self._rules is not None and isinstance(error, TopicNotFound):
+        if self._changing is not None and isinstance(error, TopicNotFound):
             _log.info("%s: topic %s is gone", self.what, consumer.topic)
             if consumer.topic in self._made:
-                self._rules.watch.note({consumer.topic: True})
+                self._changing.made_again(consumer.topic)
         else:
             self._failures.append(error)
         self._remove(consumer)
@@ -215,14 +180,15 @@ class TopicsConsumer:
 
     async def open(self) -> None:
         """Opens all topics. Raises the first error, except of a pattern's topic that was deleted just now."""
-        if self._rules is not None:
-            with contextlib.suppress(MagnetarError):  # it is tried again
-                await self._rules.watch.begin()
-        await self._open_topics(await self._find_topics())
-        if self._rules is not None:
-            self._discovery = LongTask(f"the topics of {self.what}", partial(self._discover, self._rules))
+        changing = self._changing
+        if changing is None:
+            await self._open_topics(self._named)
+            return
+        await changing.begin()
+        await self._open_topics(await changing.all())
+        self._discovery = LongTask(f"the topics of {self.what}", partial(self._discover, changing))
 
-    async def _open_topics(self, topics: Iterable[str]) -> None:
+    async def _open_topics(self, topics: list[str]) -> None:
         slots = asyncio.Semaphore(TOPICS_AT_ONCE)
 
         async def open_one(consumer: TopicConsumer) -> None:
@@ -231,11 +197,15 @@ class TopicsConsumer:
                     await consumer.open()
                 except BaseException as error:
                     self._remove(consumer)
-                    if self._rules is None or not isinstance(error, TopicNotFound):
+                    if self._changing is None or not isinstance(error, TopicNotFound):
                         raise
 
         later = self._discovery is not None
-        new = [self._new_consumer(one, self._woken, later) for one in topics if one not in self.consumers]
+        new = [
+            self._new_consumer(one, self._woken, later)
+            for one in self._expand(topics)
+            if one not in self.consumers
+        ]
         for consumer in new:
             self.consumers[consumer.topic] = consumer
             if self._paused:
@@ -260,18 +230,18 @@ class TopicsConsumer:
         for consumer in self.consumers.values():
             consumer.share_queue(len(self.consumers))
 
-    async def _discover(self, rules: Discovery) -> None:
-        """Topics that are new join, those that are gone leave: as the broker tells, and every `interval` seconds."""
+    async def _discover(self, changing: ChangingTopics) -> None:
+        """Topics that are new join, those that are gone leave."""
         while True:
-            changes = await rules.watch.next(rules.interval)
+            changes = await changing.next()
             try:
                 if changes is None:
-                    topics = await self._find_topics()
-                    there = set(topics)
+                    topics = await changing.all()
+                    there = set(self._expand(topics))
                     self._leave([topic for topic in self.consumers if topic not in there])
                 else:
-                    topics = rules.select(changes.made)
-                    self._made.update(topic for topic in topics if topic in self.consumers)
+                    topics = changes.made
+                    self._made.update(topic for topic in self._expand(topics) if topic in self.consumers)
                     self._leave([topic for topic in changes.deleted if topic in self.consumers])
                 await self._open_topics(topics)
             except MagnetarError as error:
@@ -368,8 +338,8 @@ class TopicsConsumer:
             consumer.stop()
         if self._sharing is not None:
             self._sharing.cancel()
-        if self._rules is not None:
-            self._rules.watch.close()
+        if self._changing is not None:
+            self._changing.close()
         if self._discovery is not None:
             self._pool.await_end(self._discovery.stop())
             self._discovery = None

@@ -1,0 +1,98 @@
+"""The topics of a consumer: those that it names, or those that a pattern matches, which come and go.
+
+The broker tells of topics that are made and deleted (`topics_watch`), and they are listed again and again as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.ids import TopicName
+
+from .administration import Admin
+from .options import LETTER_ENDINGS
+from .topics_watch import TopicChanges, TopicsWatch
+
+
+class TopicPattern:
+    """A pattern of topic names, and the namespace in which it is looked for: the one that it begins with, if any."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        if not isinstance(pattern.pattern, str):
+            raise InvalidArgument(f"a pattern of topics is text, not {pattern.pattern!r}")
+        text = pattern.pattern.removeprefix("persistent://")
+        parts = text.split("/", 2)
+        if len(parts) == 2:
+            raise InvalidArgument(f"not a pattern of topics: {text!r} (want NAME or TENANT/NAMESPACE/NAME)")
+        self._names = re.compile(parts[-1], pattern.flags)
+        # Both are checked as those of a topic.
+        name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
+        self.namespace = name.full_namespace
+
+    @property
+    def of_letters(self) -> bool:
+        """True if it asks for letters of other subscriptions: it has one of their endings in it."""
+        return any(ending in self._names.pattern for ending in LETTER_ENDINGS)
+
+    def matches(self, topics: Iterable[str]) -> list[str]:
+        """Those full names whose last part matches as a whole; retry and dead-letter topics only if it asks for them."""
+        names = {topic: TopicName.parse(topic).name for topic in topics}
+        return [
+            topic
+            for topic, name in names.items()
+            if self._names.fullmatch(name) and (self.of_letters or not name.endswith(LETTER_ENDINGS))
+        ]
+
+    def __str__(self) -> str:
+        return f"topics {self.namespace}/{self._names.pattern}"
+
+
+def checked_topics(topics: str | Sequence[str]) -> list[str]:
+    """Full names, each once. Raises InvalidTopicName, InvalidArgument."""
+    if not isinstance(topics, Iterable):
+        raise InvalidArgument(f"a topic is named by a str, not {topics!r}; several by a sequence of them")
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise InvalidArgument("a consumer needs a topic")
+    return list(dict.fromkeys(str(TopicName.parse(name)) for name in names))
+
+
+class PatternTopics:
+    """The ChangingTopics of a pattern, without those that `leaves_out` says; listed every `interval` seconds."""
+
+    def __init__(
+        self,
+        pattern: TopicPattern,
+        admin: Admin,
+        watch: TopicsWatch,
+        interval: float,
+        leaves_out: Callable[[str], bool],
+    ) -> None:
+        self._pattern = pattern
+        self._admin = admin
+        self._watch = watch
+        self._interval = interval
+        self._leaves_out = leaves_out
+
+    async def begin(self) -> None:
+        with contextlib.suppress(MagnetarError):  # it is tried again
+            await self._watch.begin()
+
+    async def all(self) -> list[str]:
+        return self._wanted(await self._admin.list_topics(self._pattern.namespace))
+
+    async def next(self) -> TopicChanges | None:
+        changes = await self._watch.next(self._interval)
+        return changes and TopicChanges(self._wanted(changes.made), changes.deleted)
+
+    def made_again(self, topic: str) -> None:
+        self._watch.note({topic: True})
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _wanted(self, topics: list[str]) -> list[str]:
+        return [topic for topic in self._pattern.matches(topics) if not self._leaves_out(topic)]
