@@ -388,7 +388,9 @@ async def test_a_topic_that_is_made_again_before_its_consumer_knows_of_its_end_i
         consumer = await client.subscribe(re.compile("orders-.*"), "s", type="shared", discovery_interval=1e6)
         members: Any = consumer._consumer
         old = members.consumers[full("orders-1")]
-        members._changing._watch.note({full("orders-1"): True})  # deleted and made again: the last word counts
+        members._changing._watch.note(
+            {full("orders-1"): True}
+        )  # deleted and made again: the last word counts
         await until(lambda: full("orders-1") in members._made)
         old._attachment.fail(TopicNotFound("orders-1 was deleted"))
         await until(lambda: members.consumers.get(full("orders-1")) not in (None, old))
