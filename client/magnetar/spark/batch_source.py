@@ -27,7 +27,7 @@ from magnetar.runtime.tasks import awaited
 from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
 from .columns import OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset_rows
-from .doors import doors
+from .error_boundary import short_errors
 from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .places import located, offsets_around, offsets_within
@@ -63,7 +63,7 @@ class OffsetsPiece(InputPartition):
     end: int
 
 
-@doors("partitions", "read")
+@short_errors("partitions", "read")
 class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 

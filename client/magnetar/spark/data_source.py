@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from .doors import doors
+from .error_boundary import short_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-@doors("schema", "reader", "streamReader", "writer", "streamWriter")
+@short_errors("schema", "reader", "streamReader", "writer", "streamWriter")
 class MagnetarDataSource(DataSource):
     """`spark.read.format("magnetar").option("service_url", ...).load("orders")`: see magnetar.spark.options."""
 

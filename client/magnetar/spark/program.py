@@ -103,14 +103,14 @@ def _archive(spark: SparkSession, url: str, named: dict[str, Any], _say: Say) ->
         "ledgers archived": len(result.archived),
         "messages": result.rows,
         "bytes of Parquet": result.bytes,
-        "archived before": result.passed_over,
+        "archived before": result.archived_before,
     }
     seldom = (
         ("in another archive", result.elsewhere, result.elsewhere),
         ("ledgers trimmed", len(trimmed), named["trim"]),
         ("ledgers moved", result.moved, named["moved"]),
         ("kept as they are", sum(one.ledgers for one in result.kept), named["trim"] or result.kept),
-        ("not in the topic any more", result.gone, result.gone),
+        ("not in the topic any more", result.not_in_topic, result.not_in_topic),
     )
     figures |= {name: figure for name, figure, shown in seldom if shown}
     notes = [

@@ -34,7 +34,7 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import awaited
 
-from .doors import doors
+from .error_boundary import short_errors
 from .options import WriteOptions
 from .packing import CONTENT_MODULUS, Packer, check_written
 from .service import asking, asking_once, connected
@@ -230,7 +230,7 @@ async def _discard(client: Client, topic: str, transaction: str) -> None:
         _log.warning("staged ledgers of %s are left to the sweep: %s", topic, error)
 
 
-@doors("write", "commit", "abort")
+@short_errors("write", "commit", "abort")
 class TopicWriter(DataSourceArrowWriter):
     """`df.write.format("magnetar")`, mode append. The options `query` and `batch` make it one that can be repeated."""
 
@@ -274,7 +274,7 @@ class TopicWriter(DataSourceArrowWriter):
         discard(self._options, self._transaction, messages)
 
 
-@doors("write", "commit", "abort")
+@short_errors("write", "commit", "abort")
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("magnetar")`. The query's id, which its checkpoint has, names its batches."""
 

@@ -40,7 +40,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MessageId
 
 from .batch_source import OffsetsPiece, TopicPiece, pieces_of, read_partition
-from .doors import doors
+from .error_boundary import short_errors
 from .leases import Keeper, keep, plan_of_topic
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
@@ -73,7 +73,9 @@ class Mark(NamedTuple):
 Marks = dict[str, Mark]
 
 
-@doors("initialOffset", "latestOffset", "prepareForTriggerAvailableNow", "partitions", "read", "commit")
+@short_errors(
+    "initialOffset", "latestOffset", "prepareForTriggerAvailableNow", "partitions", "read", "commit"
+)
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; copies of it read in the tasks."""
 

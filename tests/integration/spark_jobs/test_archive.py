@@ -90,7 +90,7 @@ def test_closed_ledgers_once_and_back_again(
     stray.write_bytes(b"half")
 
     result = archive(spark, url, ["archive-a", "archive-b"], path)
-    assert result.passed_over == 1
+    assert result.archived_before == 1
     assert first not in [one.ledger for one in result.archived if one.topic == FULL + "archive-a"]
     after = files_below(tmp_path)
     assert {name: after[name] for name in before} == before
@@ -114,7 +114,7 @@ def test_closed_ledgers_once_and_back_again(
     assert ends[FULL + "archive-a"] > 200
 
     again = archive(spark, url, ["archive-a", "archive-b"], path)
-    assert (again.archived, again.passed_over) == ((), len(manifests))
+    assert (again.archived, again.archived_before) == ((), len(manifests))
     assert files_below(tmp_path) == after
 
     # --- and back ---

@@ -151,7 +151,7 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
     archived = succeeded(run("archive", "a-orders", "--path", path, "--json")).json
     rows = sum(manifest["rows"] for manifest in archived["archived"])
     assert 100 < rows < 200
-    assert archived["passed_over"] == 0
+    assert archived["archived_before"] == 0
     replayed = succeeded(run("replay", "--to-topic", "a-again", "--archive", path, "--json")).json
     assert (replayed["messages"], replayed["sources"]) == (rows, [full("a-orders")])
     source = topics.rows("a-orders")

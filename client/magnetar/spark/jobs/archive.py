@@ -53,20 +53,21 @@ END_LEASE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before, trimmed or not.
+    """`archived`: manifests of this run. `archived_before`: ledgers that stood in the archive before, trimmed or not.
 
-    `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now, by
-    topic and position id. `moved`: those that were in another archive and are in this one now. `gone`: those that the broker
-    trimmed meanwhile: the archive has them, and the topic does not name them. `kept`: what was to be trimmed or moved and
-    stays as it is, and what a manifest of something else kept from being archived, for each topic where there is such.
+    `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now,
+    by topic and position id. `moved`: those that were in another archive and are in this one now. `not_in_topic`:
+    those that the broker trimmed meanwhile: the archive has them, and the topic does not name them. `kept`: what was
+    to be trimmed or moved and stays as it is, and what a manifest of something else kept from being archived, for
+    each topic where there is such.
     """
 
     archived: tuple[LedgerManifest, ...]
-    passed_over: int
+    archived_before: int
     elsewhere: int = 0
     trimmed: tuple[tuple[str, int], ...] = ()
     moved: int = 0
-    gone: int = 0
+    not_in_topic: int = 0
     kept: tuple[KeptLedgers, ...] = ()
 
     def __add__(self, other: ArchiveResult) -> ArchiveResult:
@@ -164,11 +165,11 @@ class Archiving:
             _end_lease(options, plan)
         return ArchiveResult(
             archived=tuple(written),
-            passed_over=len(closed) - len(wanted) - len(elsewhere),
+            archived_before=len(closed) - len(wanted) - len(elsewhere),
             elsewhere=len(elsewhere) - recorded.moved,
             trimmed=tuple((topic, ledger.position_id) for ledger in recorded.trimmed),
             moved=recorded.moved,
-            gone=recorded.gone,
+            not_in_topic=recorded.not_in_topic,
             kept=() if kept is None else (kept,),
         )
 

@@ -52,13 +52,13 @@ class KeptLedgers:
 
 @dataclass(slots=True)
 class TrimResult:
-    """Of one topic. `moved`: ledgers that were archived elsewhere before. `gone`: those that the broker trimmed before their
-    archive was recorded, as nobody needed them.
+    """Of one topic. `moved`: ledgers that were archived elsewhere before. `not_in_topic`: those that the broker trimmed
+    before their archive was recorded, as nobody needed them.
     """
 
     trimmed: list[TopicLedger] = field(default_factory=list)
     moved: int = 0
-    gone: int = 0
+    not_in_topic: int = 0
     kept: KeptLedgers | None = None
 
 
@@ -87,7 +87,7 @@ def trim_topic(
         stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result, with_backlog)
         if stopped is not None:
             first, reason, damaged = stopped
-            left = len(archived) - len(result.trimmed) - result.moved - result.gone
+            left = len(archived) - len(result.trimmed) - result.moved - result.not_in_topic
             result.kept = KeptLedgers(plan.topic, first, left, reason, damaged)
             break
     return result
@@ -177,7 +177,7 @@ def _trim(
         ledger for ledger, _ in archived if not ledger.archive and ledger.position_id not in gone
     ]
     result.moved += sum(bool(ledger.archive) for ledger, _ in archived)
-    result.gone += len(gone)
+    result.not_in_topic += len(gone)
     return stopped
 
 

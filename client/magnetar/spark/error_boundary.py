@@ -38,18 +38,18 @@ PLAIN: tuple[type[MagnetarError], ...] = (
 )  # fmt: skip
 
 
-def doors(*names: str) -> Callable[[C], C]:
+def short_errors(*names: str) -> Callable[[C], C]:
     """Decorates a class: those methods of it are what Spark calls. Iterators they return are covered as well."""
 
     def decorate(cls: C) -> C:
         for name in names:
-            setattr(cls, name, _door(vars(cls)[name]))
+            setattr(cls, name, _short(vars(cls)[name]))
         return cls
 
     return decorate
 
 
-def _door(method: Callable[..., Any]) -> Callable[..., Any]:
+def _short(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **named: Any) -> Any:
         try:

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from magnetar.proto.errors import ConnectionLost, EntryDamaged, InvalidArgument, MagnetarError, TopicNotFound
 from magnetar.spark.data_source import MagnetarDataSource
-from magnetar.spark.doors import doors
+from magnetar.spark.error_boundary import short_errors
 
 
 def deep(error: Exception) -> None:
@@ -21,7 +21,7 @@ def deep(error: Exception) -> None:
         raise error from cause
 
 
-@doors("ask", "read")
+@short_errors("ask", "read")
 class Asked:
     """Like a reader."""
 
