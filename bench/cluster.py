@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.service_process import ServiceProcess
-from magnetar.cli.wiring.components import broker_components
-from magnetar.cli.wiring.metadata import open_shared_metadata
+from magnetar.cli.wiring.metadata import open_shared_metadata, system_rng
 from magnetar.metadata.identity import cluster_instance
 
 SESSION_S = 4.0
@@ -52,9 +51,8 @@ async def started(ensemble: Any, directory: Path) -> AsyncIterator[Cluster]:
     """Three bookies that are ready."""
     cluster = Cluster(ensemble, directory)
     async with AsyncExitStack() as stops:
-        components = broker_components()
-        store = await open_shared_metadata(cluster.url, components.rng, stops, make_root=True)
-        await cluster_instance(store, components.rng)
+        store = await open_shared_metadata(cluster.url, system_rng(), stops, make_root=True)
+        await cluster_instance(store, system_rng())
         try:
             for number in range(1, 4):
                 await cluster.add_bookie(f"b{number}")

@@ -34,11 +34,12 @@ import uvloop
 from bench.arguments import OUT, console, parser_of
 from bench.services import drop_page_cache
 from magnetar.bookie import Bookie, open_bookie
+from magnetar.bookie.components import os_components
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.server.server import InProcessBookie
 from magnetar.bookie.settings import BookieSettings
-from magnetar.cli.wiring.bookie_identity import introduce_bookie
-from magnetar.cli.wiring.components import bookie_components
+from magnetar.cli.wiring.metadata import system_rng
+from magnetar.cli.wiring.service import introduce_bookie
 from magnetar.ledger import LedgerClient, LedgerSettings
 from magnetar.ledger.directory import StaticBookies
 from magnetar.ledger.local_transport import LocalTransport
@@ -170,7 +171,7 @@ async def opened(directory: Path) -> AsyncIterator[Service]:
     """The whole service; its stop is reported."""
     (directory / "metadata").mkdir(parents=True, exist_ok=True)
     store = EmbeddedMetadataStore(str(directory / "metadata"))
-    components = bookie_components()
+    components = os_components(system_rng())
     cluster = await cluster_instance(store, components.rng)
     ledgers = StoredLedgers(store)
     settings = BookieSettings(str(directory / "bookie"), bookie_id=BOOKIE, gc_interval_s=0.0)

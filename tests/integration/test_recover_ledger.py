@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from bench.service_process import ServiceProcess
 
-from magnetar.cli.wiring.components import broker_components
+from magnetar.cli.wiring.service import Service, system_components
 from magnetar.cli.wiring.settings import SettingSources, service_settings
-from magnetar.cli.wiring.shared_metadata import open_ledgers
 from magnetar.client import connect
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers
@@ -170,7 +169,8 @@ async def denial(cluster: Cluster, bookie: str, ledger_id: int) -> str:
         store = await open_store(cluster.url)
         stops.push_async_callback(store.close)
         settings = service_settings(SettingSources())
-        client = await open_ledgers(settings, broker_components(), store, stops)
+        service = await stops.enter_async_context(Service(settings, system_components()))
+        client = await service.operator_ledgers(store)
         try:
             await client.components.transport.read(bookie, ledger_id, 1000, 1000)
         except MagnetarError as error:

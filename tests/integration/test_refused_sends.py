@@ -10,9 +10,8 @@ import pytest
 from magnetar.bookie.settings import BookieSettings
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.balance import BalanceSettings
-from magnetar.cli.wiring.components import service_components
+from magnetar.cli.wiring.service import Service, system_components
 from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings
-from magnetar.cli.wiring.standalone import Standalone
 from magnetar.client import SendTimeout, connect
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings
@@ -40,7 +39,7 @@ class Site:
     def __init__(self, data: Path) -> None:
         port = held_port(self)
         self.url = f"magnetar://127.0.0.1:{port}"
-        self.standalone = Standalone(
+        self.service = Service(
             ServiceSettings(
                 DaemonSettings(data=str(data), port=port, bookie_port=held_port(self), drain_s=1.0),
                 BookieSettings(
@@ -59,14 +58,14 @@ class Site:
                 RepairSettings(),
                 BalanceSettings(),
             ),
-            service_components(),
+            system_components(),
         )
 
     async def ledgers(self) -> list[int]:
         """All that the metadata have."""
-        assert self.standalone.broker is not None
+        assert self.service.broker is not None
         found: list[int] = []
-        async for page in StoredLedgers(self.standalone.broker.metadata).pages():
+        async for page in StoredLedgers(self.service.broker.metadata).pages():
             found += page
         return found
 
@@ -76,8 +75,8 @@ async def test_a_full_disk_is_named_in_the_error_of_a_send_and_costs_no_ledgers(
 ) -> None:
     disk = Disk(monkeypatch)
     site = Site(tmp_path / "data")
-    await site.standalone.start()
-    bookie = site.standalone.bookie
+    await site.service.start_standalone()
+    bookie = site.service.bookie
     assert bookie is not None
     try:
         async with connect(site.url) as client:
@@ -103,4 +102,4 @@ async def test_a_full_disk_is_named_in_the_error_of_a_send_and_costs_no_ledgers(
                 "what the broker had taken is stored, as the error says it may be"
             )
     finally:
-        await site.standalone.close()
+        await site.service.close()

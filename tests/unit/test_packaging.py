@@ -80,7 +80,7 @@ async def open_store(*_):
     yield MemoryMetadataStore()
 
 cluster.open_store = open_store
-asyncio.run(cluster.status("zk://x", 0.0, 0, json=False))
+asyncio.run(cluster.status("zk://x", 0.0, 0)).print(as_json=False)
 print(*sys.modules)
 """
 

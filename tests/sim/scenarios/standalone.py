@@ -17,8 +17,8 @@ from magnetar.bookie import BookieSettings
 from magnetar.bookie.index import Location
 from magnetar.broker import BrokerSettings
 from magnetar.broker.ownership.balance import BalanceSettings
+from magnetar.cli.wiring.service import Components, Service
 from magnetar.cli.wiring.settings import DaemonSettings, ServiceSettings
-from magnetar.cli.wiring.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.replication.settings import RepairSettings
 from magnetar.metadata.local import KeyValue, LocalMetadataStore
@@ -190,15 +190,15 @@ class StandaloneBackend:
             if not ended.done():
                 ended.set_result(None)
 
-        components = ServiceComponents(
+        components = Components(
             files=files,
             clock=clock,
             rng=rng,
             open_metadata=lambda path: LocalMetadataStore(SyncedKeyValue(self._metadata.open(), files)),
             bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng, files)),
         )
-        service = Standalone(self._settings, components, on_failure=fail)
-        addresses = await service.start()
+        service = Service(self._settings, components, on_failure=fail)
+        addresses = await service.start_standalone()
         assert addresses.broker[1] == PORT
         self._loop.trace.record("ready")
         self._loop.add_signal_handler(signal.SIGTERM, stop)

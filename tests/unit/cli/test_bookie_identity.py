@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.directories import replace_cookie
 from magnetar.bookie.layout import DataLayout
-from magnetar.cli.wiring.bookie_identity import introduce_bookie, refuse_emptied
+from magnetar.cli.wiring.service import introduce_bookie, refuse_emptied
 from magnetar.metadata.identity import cluster_instance, registered_cookie
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState, WrongBookie

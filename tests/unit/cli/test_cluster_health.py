@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker.ownership.records import BrokerLoad, BrokerRecord, broker_path
-from magnetar.cli.cluster.commands import _print_status
+from magnetar.cli.cluster.commands import status_of
+from magnetar.cli.terminal.tables import show
 from magnetar.cli.wiring.cluster_facts import ClusterHealth, cluster_facts
 from magnetar.cli.wiring.health import HttpPages, Started
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
@@ -54,7 +55,7 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
 ) -> None:
     found = await cluster_facts(store)
     assert found["problems"] == {}
-    _print_status(found)
+    show(*status_of(found))
     assert capsys.readouterr().out.startswith("ok\n")
     await store.delete(f"{BOOKIES_PATH}/b1")
     await store.delete(f"{BOOKIES_PATH}/b2")
@@ -84,7 +85,7 @@ async def test_rule_54_what_is_wrong_is_named_with_its_reason_and_ok_means_ok(
         "auditor": "no process audits the ledgers: what a lost bookie had is not copied (repair.auditor)",
         "repair": "21 ledgers wait for repair; ledger 0: no other bookie takes its copies",
     }
-    _print_status(found)
+    show(*status_of(found))
     printed = capsys.readouterr().out
     assert printed.startswith("degraded:\n  bookie b1: it is lost")
     assert "\n  repair: 21 ledgers wait for repair; ledger 0: no other" in printed

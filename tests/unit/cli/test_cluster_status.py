@@ -39,7 +39,7 @@ async def test_too_few_bookies_fail_a_command_that_waits_for_them(
     store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        await cluster.status("zk://x", 0.01, 3, json=False)
+        (await cluster.status("zk://x", 0.01, 3)).print(as_json=False)
     assert ended.value.code == 1
     printed = capsys.readouterr()
     assert "bookie-1" in printed.out
@@ -49,7 +49,7 @@ async def test_too_few_bookies_fail_a_command_that_waits_for_them(
 async def test_without_waiting_the_status_is_shown_as_it_is(
     store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await cluster.status("zk://x", 0, 3, json=False)
+    (await cluster.status("zk://x", 0, 3)).print(as_json=False)
     printed = capsys.readouterr()
     assert "0 ledgers, 0 brokers, balancer none" in printed.out
     assert " 10.0.0.11:3181 " in printed.out
@@ -62,7 +62,7 @@ async def test_a_bookie_whose_registration_is_damaged_is_shown_and_named(
 ) -> None:
     """Regression: a traceback, also of `cluster drain --undo` and `rolling-restart`."""
     await store.create(f"{BOOKIES_PATH}/foreign", b"junk")
-    await cluster.status("zk://x", 0, 1, json=False)
+    (await cluster.status("zk://x", 0, 1)).print(as_json=False)
     printed = capsys.readouterr().out
     assert " 10.0.0.11:3181 " in printed
     assert " unreadable " in printed
@@ -103,10 +103,10 @@ async def test_remove_forgets_the_kind_that_is_meant(
     """Regression: a lost broker was forgotten where its operator meant the bookie of the same name."""
     await cluster_of_two_with_one_name(store)
     with pytest.raises(InvalidArgument, match="kind"):
-        await cluster.remove("zk://x", "one", "")
+        await cluster.remove(store, "one", "")
     assert await store.get(cookie_path("one")) is not None
     assert await store.get(known_broker_path("one")) is not None
-    await cluster.remove("zk://x", "one", kind)
+    await cluster.remove(store, "one", kind)
     found = [
         path for path in (cookie_path("one"), known_broker_path("one")) if await store.get(path) is not None
     ]
@@ -117,4 +117,4 @@ async def test_a_broker_that_runs_is_not_forgotten(store: MemoryMetadataStore) -
     await store.create(known_broker_path("one"), b"")
     await store.create(broker_path("one"), b"")
     with pytest.raises(InvalidArgument, match="stop it first"):
-        await cluster.remove("zk://x", "one", "")
+        await cluster.remove(store, "one", "")

@@ -116,7 +116,7 @@ async def test_closed_before_anybody_asked() -> None:
 
 @pytest.mark.real
 def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
-    wiring = ", ".join(f"magnetar.cli.wiring.{name}" for name in ("daemons", "components", "standalone"))
+    wiring = ", ".join(f"magnetar.cli.wiring.{name}" for name in ("daemons", "service", "starters"))
     code = f"import sys, {wiring}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

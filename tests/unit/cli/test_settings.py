@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.wiring.daemons import parse_bookies
-from magnetar.cli.wiring.settings import DaemonSettings, SettingSources, load_all, service_settings
+from magnetar.cli.wiring.settings import (
+    DaemonSettings,
+    SettingSources,
+    load_all,
+    parse_bookies,
+    service_settings,
+)
 from magnetar.proto.errors import InvalidSetting
 
 

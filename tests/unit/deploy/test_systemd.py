@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from bench.service_process import ServiceProcess
 
-from magnetar.cli.wiring.daemons import EXIT_USAGE
+from magnetar.cli.wiring.daemons import EXIT_USAGE, notify_supervisor
 from magnetar.cli.wiring.flags import FLAGS
 from magnetar.cli.wiring.settings import SettingSources, service_settings
-from magnetar.cli.wiring.supervisor import notify_supervisor
 from magnetar.runtime.lifecycle import EXIT_CONFIG, EXIT_FAILED
 from support.daemon_lines import daemon_settings
 

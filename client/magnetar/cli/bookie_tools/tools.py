@@ -28,7 +28,6 @@ from magnetar.proto.errors import DataDirectoryError, MagnetarError, ServiceNotR
 from magnetar.runtime.files import Files, OsFiles
 
 from ..terminal.session import fail
-from ..wiring.bookie_address import read_http_address
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -150,9 +149,9 @@ async def open_tool(settings: BookieSettings, address: str | None) -> AsyncItera
 
 def _running(files: Files, layout: DataLayout, locked: DataDirectoryError) -> RunningTool:
     """The bookie that runs on this directory, if it is certain that it is the one. Raises DataDirectoryError."""
-    address = read_http_address(files, layout)
-    if not address:
+    if not files.exists(layout.http_address):
         raise locked
+    address = files.read(layout.http_address).decode(errors="replace").strip()
     tool = RunningTool(address)
     cookie = read_cookie(files, layout)
     try:

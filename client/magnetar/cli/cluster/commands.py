@@ -7,7 +7,6 @@ look for it: marks of bookies that are drained, and the queue of repairs.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +15,13 @@ import typer
 from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
 from magnetar.proto.errors import InvalidArgument
 
-from ..terminal.command import command
-from ..terminal.options import Json, Yes
-from ..terminal.session import fail, print_json
-from ..terminal.tables import counted, print_table, text
+from ..terminal.command import Answer, command
+from ..terminal.tables import Table, counted, text
 from ..wiring.cluster_facts import bookie_facts, broker_facts, cluster_facts, ledgers_to_repair
 from ..wiring.metadata import open_store, system_rng
+from .drain import drain_app
+from .options import STORE, Kind, Metadata
+from .recover_ledger import recover_app
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
@@ -31,16 +31,8 @@ _POLL_S = 0.2
 cluster_app = typer.Typer(
     no_args_is_help=True, help="Make a cluster, see who belongs to it, repair and restart it."
 )
-
-Metadata = Annotated[
-    str,
-    typer.Option(
-        "--metadata",
-        envvar="MAGNETAR_DAEMON_METADATA",
-        help="The metadata that the cluster shares: zk://host:port,host:port/root.",
-        metavar="URL",
-    ),
-]
+cluster_app.add_typer(drain_app)
+cluster_app.add_typer(recover_app)
 
 
 @command(cluster_app, "init", json=None)
@@ -59,7 +51,7 @@ async def init(
     print(f"cluster {cluster:016x} at {metadata.rpartition('@')[2]}")
 
 
-@command(cluster_app, "status", json=None)
+@command(cluster_app, "status")
 async def status(
     metadata: Metadata,
     wait: Annotated[
@@ -74,8 +66,7 @@ async def status(
             "--bookies", min=0, help="With --wait: so many must take entries, or it fails.", metavar="N"
         ),
     ] = 1,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Show the brokers, the bookies and the figures of a cluster."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait
@@ -83,54 +74,13 @@ async def status(
         while (lacking := await _lacking(store, bookies)) and loop.time() < deadline:  # noqa: ASYNC110 - many nodes
             await asyncio.sleep(_POLL_S)
         found = await cluster_facts(store)
-    if json:
-        print_json(found)
-    else:
-        _print_status(found)
-    if lacking and wait:
-        fail(f"after {wait:g} s the cluster has {lacking}")
+    failure = f"after {wait:g} s the cluster has {lacking}" if lacking and wait else ""
+    return Answer(found, status_of(found), failure)
 
 
-Kind = Annotated[
-    str, typer.Option("--kind", help="broker or bookie, where one of each has the name.", metavar="KIND")
-]
-
-
-@command(cluster_app, "drain", json=None)
-async def drain(
-    metadata: Metadata,
-    name: Annotated[
-        str, typer.Argument(help="A broker or a bookie, as status shows it.", metavar="[NAME]")
-    ] = "",
-    zone: Annotated[
-        str, typer.Option("--zone", help="Instead: all brokers and bookies of a zone.", metavar="ZONE")
-    ] = "",
-    kind: Kind = "",
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Take it back; what was moved stays where it is.")
-    ] = False,
-    wait: Annotated[
-        float | None,
-        typer.Option(
-            "--wait", min=0, help="Return after so long; without it when all has moved.", metavar="SECONDS"
-        ),
-    ] = None,
-) -> None:
-    """Move all that a broker or a bookie has to the others, so that it can be stopped; it gets nothing new until --undo.
-
-    Ctrl-C ends the command alone: the same again follows what is under way, and --undo takes it back.
-    """
-    from . import drain as cluster_drain
-
-    await cluster_drain.drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait)
-
-
-Bookie = Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")]
-
-
-@command(cluster_app, "remove", json=None)
+@command(cluster_app, "remove", source=STORE, json=None)
 async def remove(
-    metadata: Metadata,
+    store: MetadataStore,
     name: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="NAME")],
     kind: Kind = "",
 ) -> None:
@@ -140,87 +90,35 @@ async def remove(
     from magnetar.ledger.replication.operations import remove_bookie
     from magnetar.metadata.drains import BOOKIE, BROKER
 
-    async with open_store(metadata, 0.0) as store:
-        known = [
-            ClusterMember(kind_of_these, one, "", False)
-            for kind_of_these, path in ((BROKER, KNOWN_BROKERS_PATH), (BOOKIE, COOKIES_PATH))
-            for one in await store.children(path)
-        ]
-        (member,) = choose(known, name, kind=kind)
-        if member.kind == BOOKIE:
-            await remove_bookie(store, name)
-            print(f"{name} is forgotten; another bookie may have its name")
-        elif await store.get(broker_path(name)) is not None:
-            raise InvalidArgument(f"broker {name!r} is registered; stop it first")
-        else:
-            await store.delete(known_broker_path(name))
-            print(f"broker {name} is forgotten")
+    known = [
+        ClusterMember(kind_of_these, one, "", False)
+        for kind_of_these, path in ((BROKER, KNOWN_BROKERS_PATH), (BOOKIE, COOKIES_PATH))
+        for one in await store.children(path)
+    ]
+    (member,) = choose(known, name, kind=kind)
+    if member.kind == BOOKIE:
+        await remove_bookie(store, name)
+        print(f"{name} is forgotten; another bookie may have its name")
+    elif await store.get(broker_path(name)) is not None:
+        raise InvalidArgument(f"broker {name!r} is registered; stop it first")
+    else:
+        await store.delete(known_broker_path(name))
+        print(f"broker {name} is forgotten")
 
 
-@command(cluster_app, "recover", json=None)
-async def recover(metadata: Metadata, bookie: Bookie) -> None:
-    """Queue the ledgers of a lost bookie now, without its delay; of one that is there, what it lacks."""
-    await _queue_repairs(metadata, bookie)
-
-
-@command(cluster_app, "recover-ledger")
-async def recover_ledger(
-    ledger: Annotated[int, typer.Argument(help="The id of a ledger.", metavar="LEDGER", min=0)],
-    metadata: Annotated[
-        str,
-        typer.Option(
-            "--metadata",
-            envvar="MAGNETAR_DAEMON_METADATA",
-            help="The metadata that a cluster shares.",
-            metavar="URL",
-        ),
-    ] = "",
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data",
-            help="Instead: data of a standalone service, or of a broker; it is stopped.",
-            metavar="DIR",
-        ),
-    ] = "",
-    bookies: Annotated[
-        str,
-        typer.Option(
-            "--bookies", help="With --data of a broker: its bookies, as it has them.", metavar="LIST"
-        ),
-    ] = "",
-    accept_loss: Annotated[
-        int | None,
-        typer.Option(
-            "--accept-loss",
-            min=-1,
-            help="Where the end cannot be proved: close it after this entry, the last one that is proved, and give up what "
-            "may have followed.",
-            metavar="ENTRY",
-        ),
-    ] = None,
-    config: Annotated[str | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="As a daemon takes it.", metavar="SECTION.NAME=VALUE")
-    ] = None,
-    yes: Yes = False,
-    as_json: bool = False,
+@command(cluster_app, "recover", source=STORE, json=None)
+async def recover(
+    store: MetadataStore,
+    bookie: Annotated[str, typer.Argument(help="Its name, as status shows it.", metavar="BOOKIE")],
 ) -> None:
-    """Close an open ledger now. Its writer, if there is one, is shut out.
-
-    When its end cannot be proved, this shows what each bookie knows of it, and how to accept the loss.
-    """
-    from .recover_ledger import Place, recover
-
-    listed = [one.strip() for one in bookies.split(",") if one.strip()]
-    place = Place(metadata, data, listed, config, assignments or [])
-    await recover(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json)
+    """Queue the ledgers of a lost bookie now, without its delay; of one that is there, what it lacks."""
+    await _queue_repairs(store, bookie)
 
 
-@command(cluster_app, "check", json=None)
-async def check(metadata: Metadata) -> None:
+@command(cluster_app, "check", source=STORE, json=None)
+async def check(store: MetadataStore) -> None:
     """Compare all ledgers with the bookies that there are, and queue what is to be repaired; runs weekly by itself."""
-    await _queue_repairs(metadata, None)
+    await _queue_repairs(store, None)
 
 
 @command(cluster_app, "rolling-restart", json=None)
@@ -276,7 +174,7 @@ async def rolling_restart(
             f"say how a daemon is restarted: --via {' or --via '.join(SUPERVISORS)}, or --command"
         )
     how = Commands(tuple(commands or SUPERVISORS[via]), ready)
-    async with open_store(metadata, 0.0) as store:
+    async with open_store(metadata) as store:
         members = await read_members(store)
         groups = plan(members, only or [], by)
         if dry_run:
@@ -289,14 +187,6 @@ async def rolling_restart(
         await restart(store, groups, how, timeout, partial(print, flush=True))
 
 
-async def _check_known(store: MetadataStore, bookie: str) -> None:
-    known = await store.children(COOKIES_PATH)
-    if bookie not in known:
-        raise InvalidArgument(
-            f"there is no bookie {bookie} in this cluster; it has {', '.join(known) or 'none'}"
-        )
-
-
 async def _lacking(store: MetadataStore, bookies: int) -> str:
     """What the cluster has too few of; "": of nothing."""
     writable = sum(bookie["state"] == "writable" for bookie in await bookie_facts(store))
@@ -306,60 +196,52 @@ async def _lacking(store: MetadataStore, bookies: int) -> str:
     return "" if running else "no broker"
 
 
-def _print_status(found: dict[str, Any]) -> None:
-    print("degraded:" if found["problems"] else "ok")
-    for subject, reason in found["problems"].items():
-        print(f"  {subject}: {reason}")
-    print(
-        f"cluster {found['cluster']}: {counted(found['ledgers'], 'ledger', 'ledgers')}, "
-        f"{counted(len(found['brokers']), 'broker', 'brokers')}, balancer {found['balancer'] or 'none'}"
-    )
+def status_of(found: dict[str, Any]) -> list[str | Table]:
+    """What `cluster_facts` found, for people."""
     waiting = counted(found["under_replicated_ledgers"], "ledger waits", "ledgers wait")
-    print(f"{waiting} for repair, auditor {found['auditor'] or 'none'}")
-    print_table(
-        "",
-        ("broker", "URL", "state", "zone", "bundles"),
-        [
-            (row["name"], row["url"], row["state"], row["zone"], text(row["load"]["bundles"]))
-            for row in found["brokers"]
-        ],
-        right=(4,),
-    )
-    rows = [
+    brokers = [
+        (row["name"], row["url"], row["state"], row["zone"], text(row["load"]["bundles"]))
+        for row in found["brokers"]
+    ]
+    bookies = [
         (
-            bookie["id"],
-            bookie["address"],
-            bookie["state"],
-            bookie["zone"],
-            bookie["rack"],
-            bookie["group"],
+            *(bookie[name] for name in ("id", "address", "state", "zone", "rack", "group")),
             f"{bookie['free_bytes'] / 1e9:,.0f} GB" if bookie["free_bytes"] else "",
             text(bookie["damaged_ledgers"]),
         )
         for bookie in found["bookies"]
     ]
-    print_table(
-        "",
-        ("bookie", "address", "state", "zone", "rack", "group", "free", "damaged"),
-        rows,
-        right=(6, 7),
-    )
+    there = f"{counted(found['ledgers'], 'ledger')}, {counted(len(brokers), 'broker')}"
+    return [
+        "degraded:" if found["problems"] else "ok",
+        *(f"  {subject}: {reason}" for subject, reason in found["problems"].items()),
+        f"cluster {found['cluster']}: {there}, balancer {found['balancer'] or 'none'}",
+        f"{waiting} for repair, auditor {found['auditor'] or 'none'}",
+        Table("", ("broker", "URL", "state", "zone", "bundles"), brokers, right=(4,)),
+        Table(
+            "",
+            ("bookie", "address", "state", "zone", "rack", "group", "free", "damaged"),
+            bookies,
+            right=(6, 7),
+        ),
+    ]
 
 
-async def _queue_repairs(metadata: str, bookie: str | None) -> None:
-    from ..wiring.components import broker_components
+async def _queue_repairs(store: MetadataStore, bookie: str | None) -> None:
+    from ..wiring.service import Service, system_components
     from ..wiring.settings import SettingSources, service_settings
-    from ..wiring.shared_metadata import open_repairs
 
-    async with open_store(metadata, 0.0) as store, AsyncExitStack() as stops:
-        settings = service_settings(SettingSources.of_process({}))
-        repairs = await open_repairs(settings, broker_components(), store, "magnetar cluster", stops)
+    settings = service_settings(SettingSources.of_process({}))
+    async with Service(settings, system_components()) as service:
+        repairs = await service.repairs(store, "magnetar cluster")
         if bookie is None:
             found = await repairs.full_check()
-        else:
-            await _check_known(store, bookie)
+        elif bookie in (known := await store.children(COOKIES_PATH)):
             found = await repairs.recover_bookie(bookie)
-    print(f"{counted(found.ledgers, 'ledger', 'ledgers')} looked at, {found.queued:,} queued for repair")
+        else:
+            there = ", ".join(known) or "none"
+            raise InvalidArgument(f"there is no bookie {bookie} in this cluster; it has {there}")
+    print(f"{counted(found.ledgers, 'ledger')} looked at, {found.queued:,} queued for repair")
     if found.unreadable:
         unreadable = counted(found.unreadable, "record of a ledger", "records of ledgers")
         print(f"{unreadable} cannot be read; the log of the auditor names them")

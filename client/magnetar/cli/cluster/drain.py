@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ..wiring.metadata import open_store, system_rng
+import typer
+
+from ..terminal.command import command
+from ..terminal.progress import ProgressMeter
+from ..terminal.session import fail
+from ..terminal.tables import counted
+from ..wiring.metadata import system_rng
+from ..wiring.settings import SettingSources, service_settings
+from .options import STORE, Kind
 
 if TYPE_CHECKING:
     from magnetar.broker.ownership.draining import ClusterMember, Draining
     from magnetar.broker.ownership.ownership import DrainState
+    from magnetar.metadata import MetadataStore
 
+drain_app = typer.Typer()
 
 _POLL_S = 0.2
 # The records of all ledgers are looked through: for a tenth of the time at most.
@@ -19,32 +29,51 @@ _PAUSE_PER_LOOK = 9.0
 _LINE_S = 10.0
 
 
-async def drain(address: str, name: str, *, zone: str, kind: str, undo: bool, wait_s: float | None) -> None:
-    """`wait_s`: how long the command may take; None: until all has moved. InvalidArgument."""
+@command(drain_app, "drain", source=STORE, json=None)
+async def drain(
+    store: MetadataStore,
+    name: Annotated[
+        str, typer.Argument(help="A broker or a bookie, as status shows it.", metavar="[NAME]")
+    ] = "",
+    zone: Annotated[
+        str, typer.Option("--zone", help="Instead: all brokers and bookies of a zone.", metavar="ZONE")
+    ] = "",
+    kind: Kind = "",
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take it back; what was moved stays where it is.")
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", min=0, help="Return after so long; without it when all has moved.", metavar="SECONDS"
+        ),
+    ] = None,
+) -> None:
+    """Move all that a broker or a bookie has to the others, so that it can be stopped; it gets nothing new until --undo.
+
+    Ctrl-C ends the command alone: the same again follows what is under way, and --undo takes it back.
+    """
     from magnetar.broker.ownership.cluster_view import ClusterView
     from magnetar.broker.ownership.draining import Draining, choose
     from magnetar.runtime.clock import SystemClock
 
-    from ..wiring.settings import SettingSources, service_settings
-
     settings = service_settings(SettingSources.of_process({}))
-    async with open_store(address, 0.0) as store:
-        view = ClusterView(store, settings.broker.default_bundles, lambda: None)
+    view = ClusterView(store, settings.broker.default_bundles, lambda: None)
+    try:
+        draining = Draining(store, view, settings.balance, settings.ledger, system_rng(), SystemClock())
+        chosen = choose(await draining.members(), name, zone=zone, kind=kind)
+        if undo:
+            await draining.undo(chosen)
+            _say_undone(chosen)
+            return
+        await draining.begin(chosen)
         try:
-            draining = Draining(store, view, settings.balance, settings.ledger, system_rng(), SystemClock())
-            chosen = choose(await draining.members(), name, zone=zone, kind=kind)
-            if undo:
-                await draining.undo(chosen)
-                _say_undone(chosen)
-                return
-            await draining.begin(chosen)
-            try:
-                await _follow(draining, chosen, wait_s)
-            except asyncio.CancelledError:
-                print("it goes on without this command: the same again follows it, --undo takes it back")
-                raise
-        finally:
-            await view.close()
+            await _follow(draining, chosen, wait)
+        except asyncio.CancelledError:
+            print("it goes on without this command: the same again follows it, --undo takes it back")
+            raise
+    finally:
+        await view.close()
 
 
 def _say_undone(chosen: list[ClusterMember]) -> None:
@@ -60,9 +89,6 @@ def _listed(chosen: list[ClusterMember]) -> str:
 
 
 async def _follow(draining: Draining, chosen: list[ClusterMember], wait_s: float | None) -> None:
-    from ..terminal.progress import ProgressMeter
-    from ..terminal.session import fail
-
     loop = asyncio.get_running_loop()
     began = loop.time()
     state = await draining.state(chosen)
@@ -95,13 +121,11 @@ async def _follow(draining: Draining, chosen: list[ClusterMember], wait_s: float
 
 
 def _left(state: DrainState) -> str:
-    from ..terminal.tables import counted
-
     parts = []
     if state.brokers:
-        parts.append(f"{counted(state.bundles, 'bundle', 'bundles')} to hand over")
+        parts.append(f"{counted(state.bundles, 'bundle')} to hand over")
     if state.bookies:
-        text = f"{counted(state.ledgers, 'ledger', 'ledgers')} to copy"
+        text = f"{counted(state.ledgers, 'ledger')} to copy"
         if state.open_ledgers:
             text += f" ({state.open_ledgers:,} open: their writers leave them within minutes)"
         parts.append(text)

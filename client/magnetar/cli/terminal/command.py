@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 SERVICE = Source({"url": (Url, DEFAULT_URL)}, session.connected)
 # Parameters of a command's function that are no options of the command line.
-GIVEN = ("client", "target", "as_json")
+GIVEN = ("client", "store", "target", "as_json")
 NOTHING = Source({}, contextlib.nullcontext)
 
 

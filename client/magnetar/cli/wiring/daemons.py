@@ -8,37 +8,42 @@ command line, 70 a component failed (start it again: it recovers), 78 a wrong se
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.proto.errors import InvalidSetting, ServiceNotReady
+from magnetar.proto.errors import InvalidSetting, MagnetarError, ServiceNotReady
 from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
-from .bookie_address import note_http_address
 from .flags import UsageError, parse_flags
-from .health import HttpPages, Started, bookie_reasons, broker_reasons
+from .health import HttpPages
 from .lazy_imports import LazyHttp, LazyLogs
-from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
-from .supervisor import notify_supervisor
+from .settings import (
+    ServiceSettings,
+    SettingSources,
+    check_bookie_count,
+    format_host,
+    parse_bookies,
+    service_settings,
+)
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
     from magnetar.runtime.http import Command
 
-    from .standalone import Address
+    from .service import Address
 
 _log = logging.getLogger(__name__)
 
 EXIT_USAGE = 2
-
-Starter = Callable[[ServiceSettings, Daemon, AsyncExitStack], Awaitable[Started]]
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _is_loopback(host: str) -> bool:
@@ -60,7 +65,6 @@ def main(command: str, line: Sequence[str]) -> int:
     logs = LazyLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
     logs.install()
     keep_large_buffers()
-    starter = _STARTERS[command]
     data = os.path.abspath(settings.daemon.data)
 
     async def start(daemon: Daemon) -> None:
@@ -79,11 +83,14 @@ def main(command: str, line: Sequence[str]) -> int:
             raise
         daemon.on_stop("http", http.close)
         supervisor = os.environ.get("NOTIFY_SOCKET", "")
-        stops = AsyncExitStack()
-        daemon.on_stop(command, stops.aclose)
-        started = pages.started = await starter(settings, daemon, stops)
+        from .service import Service, system_components
+        from .starters import STARTERS
+
+        service = Service(_with_port(settings, command), system_components(), on_failure=daemon.fail)
+        daemon.on_stop(command, service.close)
+        started = pages.started = await STARTERS[command](service)
         if started.bookie is not None:
-            note_http_address(started.bookie, http.address)
+            _note_http_address(started.bookie, http.address)
         urls = [
             f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in started.addresses.items()
         ]
@@ -139,8 +146,38 @@ def _check_alone(settings: ServiceSettings) -> None:
         files.lock(settings.lock_path).release()
 
 
+def notify_supervisor(address: str, state: str) -> None:
+    """A word to who started this process: the protocol sd_notify of systemd, a datagram to NOTIFY_SOCKET.
+
+    READY=1: `systemctl start` returns now, and units that come after this one are started. STOPPING=1: it was asked to stop.
+    Does nothing when `address` is empty, or nobody listens there: the supervisor has a time limit of its own.
+    """
+    if not address.startswith(("/", "@")):
+        return
+    name = "\0" + address[1:] if address[0] == "@" else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(state.encode(), name)
+
+
 async def _stopping(supervisor: str) -> None:
     notify_supervisor(supervisor, "STOPPING=1")
+
+
+def _note_http_address(bookie: Bookie, address: Address) -> None:
+    """Where the bookie answers `magnetar bookie ...`: DATA/http-address (FORMATS.md), replaced durably.
+
+    It may be an earlier daemon's: whoever asks there compares the instance that answers with the cookie in the directory.
+    That it cannot be written, on a full disk say, is a warning.
+    """
+    host, port = address
+    text = f"{format_host(_ANY_HOST.get(host, host))}:{port}\n"
+    try:
+        bookie.components.files.write_atomically(bookie.layout.http_address, text.encode())
+    except MagnetarError as error:
+        _log.warning(
+            "`magnetar bookie ...` needs --bookie %s while this bookie runs: %s", text.strip(), error
+        )
 
 
 def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
@@ -154,120 +191,10 @@ def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
     return commands
 
 
-async def _start_standalone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
-    from magnetar.bookie.status import bookie_problems
-
-    from .components import service_components
-    from .metrics import service_metrics
-    from .standalone import Standalone
-
-    settings = _with_ports(settings)
-    standalone = Standalone(settings, service_components(), on_failure=daemon.fail)
-    addresses = await standalone.start()
-    stops.push_async_callback(standalone.close)
-    bookie = standalone.bookie
-    assert bookie is not None
-    return Started(
-        {"magnetar": addresses.broker, "bookie": addresses.bookie},
-        lambda: service_metrics(standalone.broker, bookie),
-        lambda: {**bookie_problems(bookie), **(standalone.broker.problems() if standalone.broker else {})},
-        lambda: bookie_reasons(bookie),
-        bookie,
-    )
-
-
-async def _start_bookie(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
-    from magnetar.bookie.status import bookie_problems
-    from magnetar.runtime.files import OsFiles
-
-    from .components import bookie_components
-    from .metrics import service_metrics
-    from .shared_metadata import run_bookie
-    from .standalone import lock_data, serve_bookie, start_bookie
-
-    if settings.daemon.metadata:
-        return await run_bookie(settings, daemon.fail, stops)
-    lock_data(OsFiles(), settings, stops)
-    bookie = await start_bookie(settings, bookie_components(), daemon.fail, stops)
-    server = await serve_bookie(bookie, settings, stops)
-    return Started(
-        {"bookie": server.addresses[0]},
-        lambda: service_metrics(None, bookie),
-        lambda: bookie_problems(bookie),
-        lambda: bookie_reasons(bookie),
-        bookie,
-    )
-
-
-async def _start_broker(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
-    from .shared_metadata import run_broker
-
-    settings = _with_ports(settings)
-    if settings.daemon.metadata:
-        return await run_broker(settings, stops)
-    return await _run_broker_alone(settings, daemon, stops)
-
-
-async def _run_broker_alone(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
-    """A broker with a store of its own and a list of bookies."""
-    from magnetar.ledger import BookieInfoReader, StaticBookies
-
-    from .components import broker_components
-    from .metrics import service_metrics
-    from .standalone import connect_bookies, lock_data, open_metadata, start_broker
-
-    components = broker_components()
-    lock_data(components.files, settings, stops)
-    metadata = open_metadata(components, settings, daemon.fail, stops)
-    directory = StaticBookies(parse_bookies(settings.daemon.bookies))
-    transport = await connect_bookies(directory, settings, components, metadata, "broker", stops)
-    info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
-    stops.push_async_callback(info_reader.close)
-    await info_reader.start()
-    broker, server = await start_broker(
-        settings, components, metadata, transport, directory, stops, remember_deletions=True
-    )
-    return Started(
-        {"magnetar": server.addresses[0]},
-        lambda: service_metrics(broker, None),
-        lambda: {**info_reader.problems(), **broker.problems()},
-        lambda: broker_reasons(settings, len(directory.writable())),
-    )
-
-
-async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack) -> Started:
-    from .shared_metadata import run_autorecovery
-
-    return await run_autorecovery(settings, stops)
-
-
-_STARTERS: dict[str, Starter] = {
-    "standalone": _start_standalone,
-    "bookie": _start_bookie,
-    "broker": _start_broker,
-    "autorecovery": _start_autorecovery,
-}
-
-
-def parse_bookies(texts: Sequence[str]) -> dict[str, Address]:
-    """`host:port`, which is then the id as well, or `id=host:port`. Raises InvalidSetting."""
-    from magnetar.ledger.directory import parse_address
-
-    bookies: dict[str, Address] = {}
-    for text in texts:
-        name, equals, address = text.partition("=")
-        if name in bookies:
-            raise InvalidSetting(f"bookie {name} is listed twice in --bookies; name each once")
-        bookies[name] = parse_address(address if equals else text)
-    return bookies
-
-
-def _with_ports(settings: ServiceSettings) -> ServiceSettings:
-    """Port 0 of the broker becomes a free one before it is needed in what look-ups answer."""
-    if settings.daemon.port:
+def _with_port(settings: ServiceSettings, command: str) -> ServiceSettings:
+    """Port 0 of a broker becomes a free one before it is needed in what look-ups answer."""
+    if settings.daemon.port or command not in ("standalone", "broker"):
         return settings
-    import socket
-
     with socket.create_server((settings.daemon.host, 0)) as probe:
         port = probe.getsockname()[1]
     url = f"magnetar://{format_host(settings.daemon.host_for_clients)}:{port}"

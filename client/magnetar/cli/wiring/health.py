@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.lifecycle import Daemon
     from magnetar.runtime.metrics import Metrics, Read
 
-    from .standalone import Address
+    from .service import Address
 
 
 Reasons = Mapping[str, str]

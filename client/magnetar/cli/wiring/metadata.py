@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from magnetar.runtime.clock import elapsed_s
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
+
+_PATIENCE_S = 0.5  # then a command says what it waits for
 
 
 def system_rng() -> random.Random:
@@ -39,15 +42,27 @@ async def open_shared_metadata(
 
 
 @contextlib.asynccontextmanager
-async def open_store(address: str, wait_s: float, *, make_root: bool = False) -> AsyncIterator[MetadataStore]:
-    """The metadata. ServiceNotReady when no server has come up in `wait_s`."""
-    deadline = asyncio.get_running_loop().time() + wait_s
+async def open_store(
+    metadata: str, wait_s: float = 0.0, *, make_root: bool = False
+) -> AsyncIterator[MetadataStore]:
+    """The metadata at this address, for a command. ServiceNotReady when no server has come up in `wait_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    waits = loop.call_later(
+        _PATIENCE_S,
+        lambda: print(
+            f"magnetar: waiting for the metadata store at {metadata.rpartition('@')[2]}", file=sys.stderr
+        ),
+    )
     async with AsyncExitStack() as stops:
         store: MetadataStore | None = None
-        while store is None:
-            try:
-                store = await open_shared_metadata(address, system_rng(), stops, make_root=make_root)
-            except ServiceNotReady:  # it took some seconds to find that out
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
+        try:
+            while store is None:
+                try:
+                    store = await open_shared_metadata(metadata, system_rng(), stops, make_root=make_root)
+                except ServiceNotReady:  # it took some seconds to find that out
+                    if loop.time() >= deadline:
+                        raise
+        finally:
+            waits.cancel()
         yield store

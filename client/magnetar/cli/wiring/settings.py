@@ -213,3 +213,16 @@ def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> Non
 def format_host(host: str) -> str:
     """With brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
+
+
+def parse_bookies(texts: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """`host:port`, which is then the id as well, or `id=host:port`. Raises InvalidSetting."""
+    from magnetar.ledger.directory import parse_address
+
+    bookies: dict[str, tuple[str, int]] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if name in bookies:
+            raise InvalidSetting(f"bookie {name} is listed twice in --bookies; name each once")
+        bookies[name] = parse_address(address if equals else text)
+    return bookies
