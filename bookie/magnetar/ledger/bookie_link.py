@@ -4,8 +4,8 @@
        ^── failed: calls fail at once until the backoff is over ──┘
 
 A channel lives as long as the transport. The backoff ends early when the directory says that the bookie is back, or when it
-is about to be written to (`expect`): else a bookie that is writable for placement would fail the first adds of the ledger
-that is placed on it.
+is about to be written to (`reset_backoff`): else a bookie that is writable for placement would fail the first adds of the
+ledger that is placed on it.
 
 A link is one connection of a channel, from the attempt to its end, with the adds that are outstanding on it:
 
@@ -357,7 +357,7 @@ class BookieChannel:
             raise type(self._why)(self._why.message)
         return await link.connected()
 
-    def expect(self) -> None:
+    def reset_backoff(self) -> None:
         """The next call tries to connect, whatever the backoff says. The delay after another failure stays what it is."""
         self._retry_at = 0.0
 
@@ -378,7 +378,7 @@ class BookieChannel:
     def _open(self) -> BookieLink | None:
         if self._closed:
             return None
-        returns = self._destination.bookies.returns(self._destination.bookie)
+        returns = self._destination.bookies.return_count(self._destination.bookie)
         if self._loop.time() < self._retry_at and returns == self._returns:
             return None
         self._link = BookieLink(self._destination, self)
@@ -402,7 +402,7 @@ class BookieChannel:
             doubled = self._delay_s * 2 if self._delay_s else settings.reconnect_backoff_s
             self._delay_s = min(doubled, settings.reconnect_backoff_max_s)
             self._retry_at = self._loop.time() + self._delay_s
-            self._returns = self._destination.bookies.returns(self._destination.bookie)
+            self._returns = self._destination.bookies.return_count(self._destination.bookie)
 
     def link_closed(self, link: BookieLink) -> None:
         self._ending.pop(link, None)

@@ -49,7 +49,7 @@ class LedgerClient:
             Placement.of(settings),
             self.health,
             rng,
-            transport.expect,
+            transport.reset_backoff,
         )
         self._components = LedgerComponents(
             ledgers, transport, bookies, chooser, self.health, settings, rng, clock

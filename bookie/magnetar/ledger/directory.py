@@ -110,7 +110,7 @@ class BookieDirectory(Protocol):
         """Its free space, as last reported; 0 if it is not known."""
         ...
 
-    def returns(self, bookie: str) -> int:
+    def return_count(self, bookie: str) -> int:
         """How often it came back: registered again, or answered after a silence. Earlier failures do not count then."""
         ...
 
@@ -127,34 +127,58 @@ def parse_address(text: str) -> Address:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _not_verified(bookie: str) -> BookieIdentity:
-    return NOT_KNOWN
+class _Bookies:
+    """What a directory remembers of each bookie; addresses, facts and returns outlive its registration."""
+
+    def __init__(self, addresses: Mapping[str, Address], writable: tuple[str, ...]) -> None:
+        self.identity: Callable[[str], BookieIdentity] = lambda _: (
+            NOT_KNOWN
+        )  # set by the owner of a transport
+        self._addresses = dict(addresses)
+        self._facts: dict[str, BookieFacts] = {}
+        self._returns: dict[str, int] = {}
+        self._writable = writable
+
+    def writable(self) -> Sequence[str]:
+        return self._writable
+
+    def draining(self, bookie: str) -> bool:
+        """See BookieDirectory: drained bookies are left out by `PlacedBookies`."""
+        return False
+
+    def labels(self, bookie: str) -> Labels:
+        """See BookieDirectory: a replacement takes the labels of lost bookies into account."""
+        return self._facts.get(bookie, UNKNOWN_FACTS).labels
+
+    def free_bytes(self, bookie: str) -> int:
+        return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
+
+    def return_count(self, bookie: str) -> int:
+        return self._returns.get(bookie, 0)
+
+    def _has_returned(self, bookie: str) -> None:
+        self._returns[bookie] = self.return_count(bookie) + 1
+
+    def _set_writable(self, names: tuple[str, ...]) -> None:
+        if names != self._writable:
+            self._writable = names
 
 
-class StaticBookies:
+class StaticBookies(_Bookies):
     """A list from the settings: ids with addresses, or `host:port` texts that are both.
 
     Nobody registers here, so all of them count as writable until a `BookieInfoReader` says otherwise.
     """
 
     def __init__(self, bookies: Sequence[str] | Mapping[str, Address]) -> None:
-        if isinstance(bookies, Mapping):
-            self._addresses = {name: bookies[name] for name in sorted(bookies)}
-        else:
-            self._addresses = {name: parse_address(name) for name in sorted(dict.fromkeys(bookies))}
-        self.names = tuple(self._addresses)
-        self._facts: dict[str, BookieFacts] = {}
-        self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
-        self._returns: dict[str, int] = {}
-        self._writable = self.names
-        self.identity: Callable[[str], BookieIdentity] = _not_verified  # set by the owner of a transport
-        self.on_suspected: Callable[[str], None] | None = (
-            None  # asks the bookie for its state soon; None: nothing does
+        addresses = (
+            bookies if isinstance(bookies, Mapping) else {name: parse_address(name) for name in bookies}
         )
-
-    def writable(self) -> Sequence[str]:
-        """See BookieDirectory: those that are neither read-only nor silent, as far as is known."""
-        return self._writable
+        self.names = tuple(sorted(addresses))
+        super().__init__(addresses, self.names)
+        self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
+        # Asks the bookie for its state soon; None: nothing does.
+        self.on_suspected: Callable[[str], None] | None = None
 
     def refusals(self) -> Mapping[str, str]:
         return {
@@ -163,25 +187,12 @@ class StaticBookies:
             if name not in self._writable
         }
 
-    def draining(self, bookie: str) -> bool:
-        """See BookieDirectory: drained bookies are left out by `PlacedBookies`."""
-        return False
-
     def address(self, bookie: str) -> Address:
         if bookie not in self._addresses:
             raise BookieUnavailable(
                 f"bookie {bookie} is not in the list of bookies ({', '.join(self.names)})"
             )
         return self._addresses[bookie]
-
-    def labels(self, bookie: str) -> Labels:
-        return self._facts.get(bookie, UNKNOWN_FACTS).labels
-
-    def free_bytes(self, bookie: str) -> int:
-        return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
-
-    def returns(self, bookie: str) -> int:
-        return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
         """See BookieDirectory: not writable until it answers. Does nothing without `on_suspected`."""
@@ -196,7 +207,7 @@ class StaticBookies:
             self._lost[bookie] = None
         elif bookie in self._lost:
             del self._lost[bookie]
-            self._returns[bookie] = self._returns.get(bookie, 0) + 1
+            self._has_returned(bookie)
         self._changed()
 
     def lost(self, bookie: str) -> None:
@@ -206,13 +217,8 @@ class StaticBookies:
             self._changed()
 
     def _changed(self) -> None:
-        writable = tuple(
-            name
-            for name in self.names
-            if name not in self._lost and not self._facts.get(name, UNKNOWN_FACTS).read_only
-        )
-        if writable != self._writable:
-            self._writable = writable
+        well = (name for name in self.names if name not in self._lost)
+        self._set_writable(tuple(name for name in well if not self._facts.get(name, UNKNOWN_FACTS).read_only))
 
 
 def encode_registration(
@@ -282,18 +288,13 @@ class _Registration(NamedTuple):
         )
 
 
-class RegisteredBookies:
+class RegisteredBookies(_Bookies):
     """The bookies registered under /bookies in the metadata store, kept up to date by a watch."""
 
     def __init__(self, metadata: MetadataStore) -> None:
+        super().__init__({}, ())
         self._metadata = metadata
         self._registered: dict[str, _Registration] = {}  # now
-        self.identity: Callable[[str], BookieIdentity] = _not_verified  # set by the owner of a transport
-        # These outlive a registration:
-        self._addresses: dict[str, Address] = {}
-        self._facts: dict[str, BookieFacts] = {}
-        self._returns: dict[str, int] = {}
-        self._writable: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._task: LongTask | None = None
@@ -312,9 +313,6 @@ class RegisteredBookies:
         directory._task = LongTask("the directory of bookies", read, retry_max_s=_RETRY_MAX_S)
         return directory
 
-    def writable(self) -> Sequence[str]:
-        return self._writable
-
     def refusals(self) -> Mapping[str, str]:
         return {
             name: self._facts[name].refusal if name in self._registered else "it is not registered any more"
@@ -322,28 +320,11 @@ class RegisteredBookies:
             if name not in self._writable
         }
 
-    def draining(self, bookie: str) -> bool:
-        """See BookieDirectory: drained bookies are left out by `PlacedBookies`."""
-        return False
-
     def address(self, bookie: str) -> Address:
         """See BookieDirectory. A bookie that vanished keeps its last address: it may be back before its node is."""
         if bookie not in self._addresses:
             raise BookieUnavailable(f"bookie {bookie} is not registered")
         return self._addresses[bookie]
-
-    def labels(self, bookie: str) -> Labels:
-        """See BookieDirectory.
-
-        Like addresses, labels outlive a registration: a replacement takes the labels of lost bookies into account.
-        """
-        return self._facts.get(bookie, UNKNOWN_FACTS).labels
-
-    def free_bytes(self, bookie: str) -> int:
-        return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
-
-    def returns(self, bookie: str) -> int:
-        return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
         """See BookieDirectory. Does nothing: its session shows whether the bookie lives."""
@@ -374,7 +355,5 @@ class RegisteredBookies:
         before, self._registered = self._registered, found
         for name, registration in found.items():
             if registration.is_back(before.get(name)):
-                self._returns[name] = self._returns.get(name, 0) + 1
-        writable = tuple(name for name, registration in found.items() if registration.takes_adds)
-        if writable != self._writable:
-            self._writable = writable
+                self._has_returned(name)
+        self._set_writable(tuple(name for name, registration in found.items() if registration.takes_adds))

@@ -78,7 +78,7 @@ class BookieHealth:
         self._bookies.suspected(bookie)
         now = self._now()
         record = self._records.setdefault(bookie, _Record())
-        record.reason, record.failed_at, record.returns = code, now, self._bookies.returns(bookie)
+        record.reason, record.failed_at, record.returns = code, now, self._bookies.return_count(bookie)
         settings, failures = self._settings, record.failures
         if not settings.quarantine_errors or record.quarantined_until > now:
             return
@@ -159,7 +159,7 @@ class BookieHealth:
         return now - at < self._settings.suspect_bookie_s
 
     def _is_suspect(self, bookie: str, record: _Record, now: float) -> bool:
-        return self._is_recent(record.failed_at, now) and self._bookies.returns(bookie) <= record.returns
+        return self._is_recent(record.failed_at, now) and self._bookies.return_count(bookie) <= record.returns
 
     def _forget(self, now: float) -> None:
         """Drops the records of bookies that are well, and have not failed within the window."""

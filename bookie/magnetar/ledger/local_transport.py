@@ -186,7 +186,7 @@ class LocalTransport(BookieTransport):
         if link is not None and not link.failed:
             link.force(ledger_id)
 
-    def expect(self, bookie: str) -> None:
+    def reset_backoff(self, bookie: str) -> None:
         """See BookieTransport: nothing to reach here."""
 
     def _link(self, bookie: str, target: LocalBookie, recovery: bool) -> LocalLink:

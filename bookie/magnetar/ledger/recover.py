@@ -195,7 +195,7 @@ class _Recovery:
             answer = await self._components.transport.read_last_confirmed(bookie, self._ledger_id, fence=True)
             event = LastConfirmedRead(bookie, answer.last_add_confirmed, 0)
             # Re-adds have a connection of their own, whose backoff says nothing about a bookie that has just answered.
-            self._components.transport.expect(bookie)
+            self._components.transport.reset_backoff(bookie)
         except MagnetarError as error:
             self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)

@@ -67,16 +67,16 @@ class TcpTransport(BookieTransport):
         if (channel := self._channels.get(bookie)) is not None:
             channel.force(ledger_id)
 
-    def expect(self, bookie: str) -> None:
+    def reset_backoff(self, bookie: str) -> None:
         for channels in (self._channels, self._recovery_channels):
             if (channel := channels.get(bookie)) is not None:
-                channel.expect()
+                channel.reset_backoff()
 
     async def ask(self, bookie: str, command: Command, longer_s: float = 0.0) -> Answer:
         channels = self._request_channels
         channel = channels.get(bookie) or self._channel(channels, bookie)
         if isinstance(command, BookieInfo):
-            channel.expect()  # whatever the backoff says: the caller limits its own rate
+            channel.reset_backoff()  # whatever the backoff says: the caller limits its own rate
         connection = await channel.connected()
         reply = await connection.request(command, timeout=self._settings.read_timeout_s + longer_s)
         sizes = reply.result.get("sizes") if isinstance(reply.result, dict) else None

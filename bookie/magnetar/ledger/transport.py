@@ -123,7 +123,7 @@ class BookieTransport(Protocol):
         """Asks for a sync of the ledger's deferred adds at this bookie; `done` of each add says when it is durable."""
         ...
 
-    def expect(self, bookie: str) -> None:
+    def reset_backoff(self, bookie: str) -> None:
         """The bookie is about to be written to: the next call tries to reach it, however recently that failed."""
         ...
 

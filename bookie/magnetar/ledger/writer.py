@@ -454,9 +454,9 @@ class LedgerWriter:
             self._handle(IdleTick())
 
     async def _write_explicit_lac(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
-        tell = self._components.transport.write_last_confirmed
+        write = self._components.transport.write_last_confirmed
         results = await asyncio.gather(
-            *(tell(bookie, self.ledger_id, last_add_confirmed) for bookie in bookies), return_exceptions=True
+            *(write(bookie, self.ledger_id, last_add_confirmed) for bookie in bookies), return_exceptions=True
         )
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s

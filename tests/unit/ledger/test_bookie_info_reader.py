@@ -236,10 +236,10 @@ async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
             b.asked.clear()
             await b.asked.wait()
             assert room.directory.writable() == ("a",), "an answer alone does not make it writable"
-            before = room.directory.returns("b")
+            before = room.directory.return_count("b")
             b.told["journal_stalled_s"] = 0.0
             await room.until(("a", "b"))
-        assert room.directory.returns("b") == before + 1
+        assert room.directory.return_count("b") == before + 1
         assert room.info_reader.problems() == {}
         assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"], "said once each"
 

@@ -189,34 +189,34 @@ async def test_a_bookie_that_registers_anew_is_back() -> None:
     await store.create("/bookies/a", encode_registration("h:1", incarnation=7), session=session)
     await store.create("/bookies/b", encode_registration("h:2"))
     directory = await RegisteredBookies.open(store)
-    first = directory.returns("a")
+    first = directory.return_count("a")
     await store.put("/bookies/a", encode_registration("h:1", incarnation=7, free_bytes=5), version=0)
     await settle()
     assert directory.free_bytes("a") == 5
-    assert directory.returns("a") == first, "it only told something"
+    assert directory.return_count("a") == first, "it only told something"
     await session.close()
     await settle()
     assert directory.writable() == ("b",)
     await store.create("/bookies/a", encode_registration("h:1", incarnation=7))
     await settle()
-    assert directory.returns("a") == first + 1
+    assert directory.return_count("a") == first + 1
     # So fast that nobody saw it gone: another process, another address, or a version that begins again.
     await store.put("/bookies/a", encode_registration("h:1", incarnation=8), version=0)
     await settle()
-    assert directory.returns("a") == first + 2
+    assert directory.return_count("a") == first + 2
     await store.put("/bookies/a", encode_registration("h:9", incarnation=8), version=1)
     await settle()
-    assert directory.returns("a") == first + 3
+    assert directory.return_count("a") == first + 3
     await store.delete("/bookies/a", version=2)
     await store.create("/bookies/a", encode_registration("h:9", incarnation=8))
     await settle()
-    assert directory.returns("a") == first + 4
+    assert directory.return_count("a") == first + 4
     await store.put("/bookies/a", encode_registration("h:9", incarnation=8, journal_stalled_s=9.0), version=0)
     await settle()
     assert directory.writable() == ("b",), "its journal hangs"
     await store.put("/bookies/a", encode_registration("h:9", incarnation=8), version=1)
     await settle()
     assert directory.writable() == ("a", "b")
-    assert directory.returns("a") == first + 5
-    assert directory.returns("b") == 1
+    assert directory.return_count("a") == first + 5
+    assert directory.return_count("b") == 1
     await directory.close()

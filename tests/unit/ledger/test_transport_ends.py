@@ -118,7 +118,7 @@ async def test_calls_after_the_close_say_so_and_open_nothing(cluster: Cluster) -
     await transport.close()
     with pytest.raises(ConnectionLost, match="closed"):
         await transport.info("b1")
-    transport.expect("b1")
+    transport.reset_backoff("b1")
     send(transport, 1, 0, adds)
     assert await adds.count(1) == [ConnectionLost.code]
     assert cluster.servers["b1"].accepted == 0

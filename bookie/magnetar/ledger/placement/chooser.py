@@ -53,11 +53,11 @@ class BookieChooser:
         placement: Placement,
         health: BookieHealth,
         rng: random.Random,
-        expect: Callable[[str], None],
+        reset_backoff: Callable[[str], None],
     ) -> None:
-        """`expect` is called with each bookie that a ledger will be written to."""
+        """`reset_backoff` is called with each bookie that a ledger will be written to."""
         self._bookies = bookies
-        self._expect = expect
+        self._reset_backoff = reset_backoff
         self._placement = placement
         self._health = health
         self._rng = rng
@@ -108,7 +108,7 @@ class BookieChooser:
             del self._degraded[describe(asked)]
             _log.info("there are bookies enough again: new ledgers are %s (E/Qw/Qa)", describe(asked))
         for bookie in bookies:
-            self._expect(bookie)
+            self._reset_backoff(bookie)
         return NewEnsemble(striping, bookies, degraded)
 
     def can_place(self, striping: Striping) -> bool:
@@ -147,7 +147,7 @@ class BookieChooser:
         except MagnetarError as error:
             return NoBookies(error.message)
         for bookie in chosen.values():
-            self._expect(bookie)
+            self._reset_backoff(bookie)
         return BookiesChosen(chosen)
 
     def _complies(self, striping: Striping, ensemble: Sequence[str]) -> bool:

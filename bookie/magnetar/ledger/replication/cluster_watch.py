@@ -73,7 +73,7 @@ class PlacedBookies:
         self._watch = watch
         self._found: tuple[Sequence[str], object, tuple[str, ...]] | None = None
         self.address, self.labels, self.free_bytes = bookies.address, bookies.labels, bookies.free_bytes
-        self.returns, self.suspected = bookies.returns, bookies.suspected
+        self.return_count, self.suspected = bookies.return_count, bookies.suspected
 
     def writable(self) -> Sequence[str]:
         """See BookieDirectory. The same object as long as they are the same."""

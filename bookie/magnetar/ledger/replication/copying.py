@@ -94,11 +94,11 @@ class EntryCopier:
         fragment: Fragment,
         targets: Mapping[int, str],
         registered: Mapping[str, None],
-        passes_over: Callable[[SourceFailed], bool] = lambda _: False,
+        skip: Callable[[SourceFailed], bool] = lambda _: False,
     ) -> int:
         """What these positions hold of the fragment is durable at their targets when it returns; how many entries were read.
 
-        TargetFailed, SourceFailed unless it `passes_over` that entry. `registered`: other bookies are asked last.
+        TargetFailed, SourceFailed unless it `skip` that entry. `registered`: other bookies are asked last.
         """
         copied = 0
         if fragment.empty:
@@ -120,7 +120,7 @@ class EntryCopier:
                 try:
                     entries = await self.read(ledger_id, following, fragment.last, stripe, sources)
                 except SourceFailed as error:
-                    if not passes_over(error):
+                    if not skip(error):
                         raise
                     following += stripe.cycle
                     continue
@@ -249,9 +249,9 @@ class _Adds:
 
 
 def in_order(
-    bookies: Sequence[str], write_set: Sequence[int], registered: Mapping[str, None], turn: int
+    bookies: Sequence[str], write_set: Sequence[int], registered: Mapping[str, None], start: int
 ) -> list[str]:
     """The bookies of a write set, in the order in which a repair asks them: those that are not registered come last."""
-    begin = turn % len(write_set)
+    begin = start % len(write_set)
     order = [bookies[position] for position in (*write_set[begin:], *write_set[:begin])]
     return sorted(order, key=lambda bookie: bookie not in registered)

@@ -134,7 +134,7 @@ class Healer:
             return
         unreadable: dict[int, None] = {}
 
-        def passes_over(error: SourceFailed) -> bool:
+        def skip(error: SourceFailed) -> bool:
             if not error.lost:
                 return False
             if part.last is None:  # the writer of an open ledger may not have written it yet
@@ -148,7 +148,7 @@ class Healer:
         targets = {part.position: part.bookie}
         try:
             healed.written += await self._copier.copy(
-                request.ledger_id, request.metadata, fragment, targets, request.registered, passes_over
+                request.ledger_id, request.metadata, fragment, targets, request.registered, skip
             )
         except (TargetFailed, SourceFailed) as error:
             healed.postponed = str(error)
