@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
-from magnetar.broker.log.whole_log import WholeLog
+from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
 from magnetar.broker.topics.backlog import AcknowledgedBeyond, CountingReads, find_skip, peek, skip
@@ -321,15 +321,15 @@ async def test_rule_54_the_figures_of_a_topic_have_one_budget_of_reads_for_all_s
             consumer = await client.subscribe("t", name, type="shared", start="earliest")
             messages = [await consumer.receive(10.0) for _ in range(60)]
             await consumer.ack([*messages[10:20], *messages[30:40]], receipt=True)
-        monkeypatch.setattr(WholeLog, "cached", lambda topic, key: None)
+        monkeypatch.setattr(LedgerReading, "cached", lambda topic, key: None)
         monkeypatch.setattr(backlog, "MAX_COUNTING_READS", 3)
-        reads, read_entry = [], WholeLog.read_entry
+        reads, read_entry = [], LedgerReading.read_entry
 
-        async def counted(topic: WholeLog, key: Any) -> Any:
+        async def counted(topic: LedgerReading, key: Any) -> Any:
             reads.append(key)
             return await read_entry(topic, key)
 
-        monkeypatch.setattr(WholeLog, "read_entry", counted)
+        monkeypatch.setattr(LedgerReading, "read_entry", counted)
         stats = (await client.admin.topic_stats("t"))["subscriptions"]
         assert len(reads) <= 3
         assert all(40 <= stats[name]["backlog_messages"] <= 60 for name in stats)

@@ -9,8 +9,8 @@ from magnetar.broker import Broker
 from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.pointer import NO_LEDGER, PointerRecord
 from magnetar.broker.dispatch.subscription import Subscription
+from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.log.records import cursor_path
-from magnetar.broker.log.whole_log import WholeLog
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     InvalidArgument,
@@ -421,13 +421,13 @@ async def test_rule_34_an_ack_that_must_be_looked_up_comes_before_what_is_dispat
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that reconnects sends its unanswered acks, then permits: the first delivery must lack what they name."""
-    real = WholeLog.read_message_count
+    real = LedgerReading.read_message_count
 
-    async def slow(topic: WholeLog, key: tuple[int, int]) -> int:
+    async def slow(topic: LedgerReading, key: tuple[int, int]) -> int:
         await settle()
         return await real(topic, key)
 
-    monkeypatch.setattr(WholeLog, "read_message_count", slow)
+    monkeypatch.setattr(LedgerReading, "read_message_count", slow)
     ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
     async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)

@@ -12,7 +12,7 @@ from magnetar.broker.dispatch import subscription as subscription_module
 from magnetar.broker.dispatch.core import message_counts
 from magnetar.broker.dispatch.subscription import LOOKUPS_AT_ONCE
 from magnetar.broker.listeners.native.ports import ConsumerPort
-from magnetar.broker.log.whole_log import WholeLog
+from magnetar.broker.log.reading import LedgerReading
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -166,15 +166,15 @@ async def test_a_defect_in_a_read_is_a_failed_read(monkeypatch: pytest.MonkeyPat
     async with running_broker(ledgers, retry_initial_ms=1) as broker:
         client = FakeClient(broker)
         await publish(client, 2)
-        read = WholeLog.read
+        read = LedgerReading.read
         broken = deque([ZeroDivisionError()])
 
-        async def fails_once(self: WholeLog, *given: Any, **named: Any) -> Any:
+        async def fails_once(self: LedgerReading, *given: Any, **named: Any) -> Any:
             if broken:
                 raise broken.popleft()
             return await read(self, *given, **named)
 
-        monkeypatch.setattr(WholeLog, "read", fails_once)
+        monkeypatch.setattr(LedgerReading, "read", fails_once)
         await client.consumer()
         assert await client.received(2) == [b"0", b"1"]
 
@@ -328,14 +328,14 @@ async def test_a_read_that_ends_after_its_consumer_left_keeps_no_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = asyncio.Event()
-    read = WholeLog.read
+    read = LedgerReading.read
 
-    async def slow(self: WholeLog, *given: Any, **named: Any) -> Any:
+    async def slow(self: LedgerReading, *given: Any, **named: Any) -> Any:
         found = await read(self, *given, **named)
         await gate.wait()
         return found
 
-    monkeypatch.setattr(WholeLog, "read", slow)
+    monkeypatch.setattr(LedgerReading, "read", slow)
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 3)
@@ -352,7 +352,7 @@ async def test_a_cancelled_close_stays_cancelled(monkeypatch: pytest.MonkeyPatch
     """`suppress(CancelledError)` around an awaited task would take the caller's cancellation for the task's."""
     release = asyncio.Event()
 
-    async def stubborn(self: WholeLog, *_given: Any, **_named: Any) -> Any:
+    async def stubborn(self: LedgerReading, *_given: Any, **_named: Any) -> Any:
         try:
             await asyncio.Event().wait()
         finally:
@@ -361,7 +361,7 @@ async def test_a_cancelled_close_stays_cancelled(monkeypatch: pytest.MonkeyPatch
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 1)
-        monkeypatch.setattr(WholeLog, "read", stubborn)
+        monkeypatch.setattr(LedgerReading, "read", stubborn)
         await client.consumer()
         await settle()
         subscription = topic_of(broker).subscriptions["billing"]
@@ -382,13 +382,13 @@ async def test_acknowledgements_that_wait_for_a_lookup_are_bounded_and_what_is_d
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(subscription_module, "MAX_LOOKUP_ROWS", 2)
     gate = asyncio.Event()
-    count = WholeLog.read_message_count
+    count = LedgerReading.read_message_count
 
-    async def slow(self: WholeLog, key: Any) -> int:
+    async def slow(self: LedgerReading, key: Any) -> int:
         await gate.wait()
         return await count(self, key)
 
-    monkeypatch.setattr(WholeLog, "read_message_count", slow)
+    monkeypatch.setattr(LedgerReading, "read_message_count", slow)
     async with running_broker() as broker:
         client = FakeClient(broker)
         await publish(client, 5)
@@ -415,15 +415,15 @@ async def test_rule_48_acknowledgements_of_more_than_is_remembered_stop_nobody(
 ) -> None:
     monkeypatch.setattr(message_counts, "MAX_MESSAGE_COUNTS", 2)
     gate, waiting = asyncio.Event(), 0
-    count = WholeLog.read_message_count
+    count = LedgerReading.read_message_count
 
-    async def slow(self: WholeLog, key: Any) -> int:
+    async def slow(self: LedgerReading, key: Any) -> int:
         nonlocal waiting
         waiting += 1
         await gate.wait()
         return await count(self, key)
 
-    monkeypatch.setattr(WholeLog, "read_message_count", slow)
+    monkeypatch.setattr(LedgerReading, "read_message_count", slow)
     async with running_broker() as broker:
         client, other = FakeClient(broker), FakeClient(broker)
         await publish(other, 100)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker
-from magnetar.broker.log.whole_log import WholeLog
+from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.service.stats import TopicOffsets
 from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
 from magnetar.broker.topics.topic import Topic
@@ -38,7 +38,7 @@ async def test_rule_54_the_lag_of_a_subscription_is_in_the_metrics_and_no_entry_
         await client.consumer(type="shared")
         await publish(client, 4, batch=3)
         await client.received(12)
-        monkeypatch.setattr(WholeLog, "read_entry", read)
+        monkeypatch.setattr(LedgerReading, "read_entry", read)
         both = (NAME, "billing")
         assert await figure(broker, "subscription_backlog_messages", *both) == 12
         assert await figure(broker, "subscription_backlog_bytes", *both) > 0

@@ -31,8 +31,8 @@ from magnetar.runtime.tasks import TaskSet, awaited, end_all
 
 from ..cursors.snapshot_ledger import is_damage
 from ..log.managed_ledger import ManagedLedger
+from ..log.reading import LedgerReading
 from ..log.records import CompactedLedger
-from ..log.whole_log import WholeLog
 from ..resources.stores import Ledgers, Writer
 from ..settings import BrokerSettings
 from .compactor import CompactedWriter, Compactor, Progress
@@ -93,7 +93,7 @@ class TopicCompaction:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def log_of(self, whole: WholeLog) -> CompactedLog:
+    def log_of(self, whole: LedgerReading) -> CompactedLog:
         """The topic for one `read_compacted` subscription; `load` before."""
         return CompactedLog(whole, lambda: self.view, self._found_damage)
 

@@ -31,8 +31,8 @@ from magnetar.proto.ranges import Range, RangeSet, complement, intersection
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.snapshot_ledger import is_damage
 from ..log.positions import Start, first_appended, first_published
+from ..log.reading import LedgerReading
 from ..log.records import CompactedLedger
-from ..log.whole_log import WholeLog
 from .core.index import CompactedIndex
 from .core.rows import decode_chunk, decode_index_page
 
@@ -138,7 +138,7 @@ class CompactedLog:
 
     def __init__(
         self,
-        whole: WholeLog,
+        whole: LedgerReading,
         view: Callable[[], CompactedView | None],
         damaged: Callable[[CompactedView], None],
     ) -> None:

@@ -37,7 +37,7 @@ from ..compaction.view import CompactedAcks, CompactedLog
 from ..cursors.core.acks import AckRange, EntryKey, Position, by_entry
 from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
-from ..log.whole_log import WholeLog
+from ..log.reading import LedgerReading
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE, Acks
 from .core.instructions import Pause
@@ -208,12 +208,12 @@ class Subscription:
         self.compacted = compacted
         self._look_at(compacted, CompactedAcks(compacted, self.cursor.state))
 
-    def read_all_from(self, whole: WholeLog) -> None:
+    def read_all_from(self, whole: LedgerReading) -> None:
         """While there are no consumers: as if it had never read what compactions left."""
         self.compacted = None
         self._look_at(whole, self.cursor.state)
 
-    def _look_at(self, log: WholeLog | CompactedLog, acks: Acks) -> None:
+    def _look_at(self, log: LedgerReading | CompactedLog, acks: Acks) -> None:
         self._log = log
         self.cursor.follow(log)
         self.dispatcher.look_at(log, acks)

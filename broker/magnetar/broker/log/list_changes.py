@@ -20,9 +20,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError, TopicBusy, TopicNotServed, VersionConflict
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import finish
 
 from ..cursors.core.acks import Position
@@ -180,10 +178,9 @@ class ListChanges:
         if not count:
             return (-1, 0, 0)
         last = self.list.ledgers[count - 1]
+        key = (last.ledger_id, last.entries - 1)
         try:
-            found = await self._reading.read(last.ledger_id, last.entries - 1, max_bytes=1)
-            messages = Entry(found[0], LEDGER_ENTRY_HEADER_BYTES).message_count
-            return (last.ledger_id, last.entries - 1, messages)
+            return (*key, await self._reading.read_message_count(key))
         except MagnetarError:  # what cannot be read is trimmed all the same
             return (last.ledger_id, last.entries, 0)
 

@@ -29,6 +29,7 @@ from .list_changes import ListChanges
 from .reading import ArchiveReader, LedgerReading
 from .records import cursor_path
 from .shared_reads import SharedReads
+from .tail_cache import TopicCache
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class ManagedLedger(Generic[T]):
         metadata: MetadataStore,
         ledgers: Ledgers,
         archives: ArchiveReader,
+        cache: TopicCache,
         shared_reads: SharedReads,
         settings: BrokerSettings,
         clock: Clock,
@@ -59,7 +61,7 @@ class ManagedLedger(Generic[T]):
         self._events = events
         self.durability = durability
         self.list = ledger_list
-        self.reading = LedgerReading(ledger_list, ledgers, archives, shared_reads)
+        self.reading = LedgerReading(ledger_list, ledgers, archives, cache, shared_reads)
         self.changes = ListChanges(ledger_list, ledgers, self.reading, self.fence, events.rolled)
         self.appending: Appending[T] = Appending(
             self.changes, self.reading, ledgers, settings, clock, events, durability, self.fence

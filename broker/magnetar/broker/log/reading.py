@@ -1,10 +1,12 @@
-"""Reading a topic's confirmed entries, wherever they are.
+"""A topic's confirmed entries, in memory or read, wherever they are: what subscriptions need of a log.
 
+    read_entry(key) --in the tail cache--> given, else read
     read(ledger, first) --the open ledger--> its writer
             |--a closed one at the bookies--> a handle: a few are open, and those who want the same one share its opening
             `--an archived one--> ArchiveReader: somebody else knows its files and makes entries of them again
 
-Of what is at the bookies readers of the same region share the reads (`shared_reads`).
+Of what is at the bookies readers of the same region share the reads (`shared_reads`). Subscriptions that are
+`read_compacted` see the same through `compaction.view`.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from typing import Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import ArchiveUnavailable, MessageLost
+from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from magnetar.runtime.tasks import awaited, end_all
 
+from ..cursors.core.acks import EntryKey, Position
 from ..resources.stores import Ledgers, Reader, Reads, Writer
 from .ledger_list import LedgerList
+from .positions import Start, find_position
 from .records import ArchivedLedger, LedgerInfo
 from .shared_reads import SharedReads
+from .tail_cache import TopicCache
 
 MAX_OPEN_HANDLES = 8
 MAX_ENTRIES_PER_READ = 1024
@@ -71,9 +77,15 @@ class LedgerReading:
     """Of one topic. `close` when done."""
 
     def __init__(
-        self, ledger_list: LedgerList, ledgers: Ledgers, archives: ArchiveReader, shared_reads: SharedReads
+        self,
+        ledger_list: LedgerList,
+        ledgers: Ledgers,
+        archives: ArchiveReader,
+        cache: TopicCache,
+        shared_reads: SharedReads,
     ) -> None:
-        self._list = ledger_list
+        self.list = ledger_list
+        self._cache = cache
         self._ledgers = ledgers
         self._archives = archives
         self._shared_reads = shared_reads
@@ -81,20 +93,66 @@ class LedgerReading:
         self._handles: dict[int, Reader] = {}  # by stored id, in the order of opening
         self._opening: dict[int, asyncio.Task[Reader]] = {}
 
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def normalise(self, position: Position) -> Position:
+        """See `core.acks.Topology`."""
+        return self.list.normalise(position)
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if the entry may be dispatched (rule 25)."""
+        return self.list.is_confirmed(ledger_id, entry_id)
+
+    def is_known(self, ledger_id: int) -> bool:
+        """False if the ledger was trimmed or is not of this topic."""
+        return self.list.info(ledger_id) is not None
+
+    def cached(self, key: EntryKey) -> Entry | None:
+        """The entry if the tail cache has it."""
+        return self._cache.get(key)
+
+    def message_count(self, key: EntryKey) -> int | None:
+        """Messages of an entry that is in memory."""
+        entry = self._cache.get(key)
+        return None if entry is None else entry.message_count
+
+    async def read_message_count(self, key: EntryKey) -> int:
+        """Messages of any confirmed entry. Raises MessageLost."""
+        count: int = (await self.read_entry(key)).message_count
+        return count
+
+    async def find(self, start: Start) -> Position:
+        """The position that "earliest", "latest", an id or a time means now."""
+        return await find_position(self.list, self.read_entry, start)
+
+    async def last_message_id(self) -> MessageId | None:
+        """The last confirmed message; None if the topic holds none."""
+        last = self.list.last_entry()
+        return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def read_entry(self, key: EntryKey) -> Entry:
+        """One confirmed entry, from memory or the ledger. Raises MessageLost."""
+        entry = self._cache.get(key)
+        if entry is not None:
+            return entry
+        return Entry((await self.read(*key, max_bytes=1))[0], LEDGER_ENTRY_HEADER_BYTES)
+
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed.
 
         Those of an archived ledger come from its files, and fail as `ArchiveReader.read` says.
         """
-        info = self._list.info(ledger_id)
+        info = self.list.info(ledger_id)
         if info is None or first >= info.entries:
             raise MessageLost(
-                f"entry {first} of ledger {ledger_id} does not belong to topic {self._list.name} any more"
+                f"entry {first} of ledger {ledger_id} does not belong to topic {self.list.name} any more"
             )
         last = min(info.entries, first + MAX_ENTRIES_PER_READ) - 1
-        archived = self._list.archived(ledger_id)
+        archived = self.list.archived(ledger_id)
         if archived is not None:
-            return await self._archives.read(str(self._list.name), archived, first, last, max_bytes=max_bytes)
+            return await self._archives.read(str(self.list.name), archived, first, last, max_bytes=max_bytes)
 
         async def fetch(first: int, last: int) -> list[bytes]:
             handle = await self._handle(info.stored_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
@@ -20,8 +21,8 @@ from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..export.staging import Staging
+from ..log.managed_ledger import ManagedLedger
 from ..log.positions import find_expired
-from ..log.whole_log import WholeLog
 from .policies import Resolved
 from .retention import Retention
 
@@ -33,7 +34,7 @@ class Maintenance:
 
     def __init__(
         self,
-        log: WholeLog,
+        ledger: ManagedLedger[Any],
         subscriptions: Mapping[str, Subscription],
         retention: Retention,
         compaction: TopicCompaction,
@@ -41,14 +42,14 @@ class Maintenance:
         clock: Clock,
     ) -> None:
         """`policies` None: not known now."""
-        self._log = log
-        self._ledger = log.ledger
+        self._log = ledger.reading
+        self._ledger = ledger
         self._subscriptions = subscriptions
         self._retention = retention
         self._compaction = compaction
         self._policies = policies
         self._clock = clock
-        self._jobs = Jobs(f"topic {log.ledger.name}")
+        self._jobs = Jobs(f"topic {ledger.name}")
 
     def round(self, staging: Staging | None) -> None:
         """Begins a round; what is still under way from the last one is left to it. `staging` None: nothing is staged."""
@@ -70,7 +71,7 @@ class Maintenance:
     @property
     def waits_for_time(self) -> bool:
         """True if messages will have to be deleted, or expire, some time later: the topic has to stay loaded for that."""
-        end, normalise = self._log.ledger.list.end, self._log.normalise
+        end, normalise = self._ledger.list.end, self._log.normalise
         return self._retention.waits_for_time or any(
             normalise(one.cursor.state.mark_delete) < end
             for subscriptions in self._by_ttl().values()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -36,9 +36,9 @@ from ..dispatch.core.entry_source import DispatchCounters
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Sought, Subscribed, SubscribeRequest, Subscription
+from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
 from ..log.records import cursors_path
-from ..log.whole_log import WholeLog
 from .components import Components
 from .probing import probe
 
@@ -53,7 +53,7 @@ class Subscriptions(Mapping[str, Subscription]):
 
     def __init__(
         self,
-        log: WholeLog,
+        ledger: ManagedLedger[Any],
         compaction: TopicCompaction,
         readers: Readers,
         dispatched: DispatchCounters,
@@ -62,8 +62,8 @@ class Subscriptions(Mapping[str, Subscription]):
         check_served: Callable[[], None],
     ) -> None:
         """`tasks`: work that the topic awaits when it ends. `check_served` raises once it has."""
-        self._log = log
-        self._ledger = log.ledger
+        self._ledger = ledger
+        self._log = ledger.reading
         self._compaction = compaction
         self._readers = readers
         self._dispatched = dispatched

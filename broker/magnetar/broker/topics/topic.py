@@ -40,7 +40,6 @@ from ..log.ledger_list import LedgerList
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
-from ..log.whole_log import WholeLog
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
@@ -71,14 +70,14 @@ class Topic:
         ledgers = LedgerList(name, components.metadata)
         self.policies = TopicPolicies(name, ledgers, components.namespaces, settings)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
-            ledgers, components.metadata, components.ledgers, components.archives, components.shared_reads, settings,
-            components.clock,
+            ledgers, components.metadata, components.ledgers, components.archives, self.cache, components.shared_reads,
+            settings, components.clock,
             LedgerEvents(
                 self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed
             ),
             self.policies.durability,
         )  # fmt: skip
-        self.log = WholeLog(self.ledger, self.cache)
+        self.log = self.ledger.reading
         self.compaction = TopicCompaction(
             self.ledger,
             components.ledgers,
@@ -90,7 +89,7 @@ class Topic:
         self._tasks = TaskSet(f"topic {name}")
         self.dispatched = DispatchCounters(components.dispatched)
         self.subscriptions = Subscriptions(
-            self.log,
+            self.ledger,
             self.compaction,
             self.readers,
             self.dispatched,
@@ -109,7 +108,7 @@ class Topic:
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self.maintenance = Maintenance(
-            self.log,
+            self.ledger,
             self.subscriptions,
             self.retention,
             self.compaction,

@@ -124,7 +124,7 @@ async def test_a_ledger_that_fails_in_the_middle(
             raise BookieUnavailable("gone")
 
         monkeypatch.setattr(segment, "writer", Closing(segment.writer, close))
-        loaded(broker).ledger.appending._entry_done(segment, 1, None, BookieUnavailable("gone"))
+        segment.confirmed(1, b"", BookieUnavailable("gone"))
         assert (await attaching)["attached"]
         await client.confirmed(3)
         state = loaded(broker).ledger.list.record.publishing["q"]
