@@ -141,32 +141,6 @@ def test_a_lost_connection_leaves_nothing_behind(steps: list[tuple[str, int]], t
     run()
 
 
-async def test_opened_closed_and_opened_in_one_read() -> None:
-    done: list[Any] = []
-
-    async def begin(request: str) -> str:
-        done.append(f"begin {request}")
-        await asyncio.sleep(0)
-        return f"handle of {request}"
-
-    openings = Openings[str, str](
-        "consumer",
-        begin=begin,
-        accept=lambda request, handle: done.append(handle),
-        refuse=lambda request, error: done.append((request, type(error), error.message)),
-        release=lambda handle: done.append(f"release {handle}"),
-        spawn=asyncio.ensure_future,
-    )
-    openings.open(3, "a")
-    await asyncio.sleep(0)
-    openings.close(3)
-    openings.open(3, "b")
-    for _ in range(_SETTLED):
-        await asyncio.sleep(0)
-    refused = ("a", AlreadyClosed, "consumer 3 was closed before it was open")
-    assert done == ["begin a", refused, "begin b", "handle of b"]
-
-
 async def test_what_is_cancelled_from_within_is_refused() -> None:
     done: list[Any] = []
 

@@ -34,10 +34,10 @@ MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the met
 
 
 async def topic_stats(topic: Topic) -> TopicStats:
-    """Reads few entries, however many subscriptions there are, to tell their backlogs (`CountingReads`)."""
+    """Reads few entries, however many subscriptions there are, to count their backlogs (`CountingReads`)."""
     ledger = topic.ledger.list
     total = ledger.message_count
-    kept, archived = ledger.ledgers, ledger.archived_ledgers
+    ledgers, archived = ledger.ledgers, ledger.archived_ledgers
     retained = topic.retention.trimmed_until()
     offsets = TopicOffsets(topic)
     return TopicStats(
@@ -45,8 +45,8 @@ async def topic_stats(topic: Topic) -> TopicStats:
         state=topic.ledger.appending.state.value,
         messages_in=topic.messages_in,
         bytes_in=topic.bytes_in,
-        stored_messages=total - (kept[0].first_index if kept else total),
-        stored_bytes=sum(info.size for info in kept),
+        stored_messages=total - (ledgers[0].first_index if ledgers else total),
+        stored_bytes=sum(info.size for info in ledgers),
         next_index=total,
         archived_ledgers=len(archived),
         archived_messages=sum(info.messages for info in archived),
@@ -74,7 +74,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
                 first_index=info.first_index,
                 closed=info.closed,
             )
-            for info in kept[-MAX_LEDGERS:]
+            for info in ledgers[-MAX_LEDGERS:]
         ],
         subscriptions={
             name: await _subscription_stats(topic, subscription, offsets)
@@ -190,7 +190,7 @@ class TopicOffsets:
                 entry = await self.read_entry(key)
             except EntryNotFound:
                 pass
-            except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+            except MagnetarError:  # it may be the very entry that the figures name as unreadable
                 position = (key[0], 0, 0)
         return self.estimate(position, entry)
 

@@ -99,7 +99,7 @@ async def find_skip(ledgers: LedgerList, state: AckState, read_entry: ReadEntry,
 
 
 class CountingReads:
-    """Reads entries to tell figures: those in memory, and MAX_COUNTING_READS others in all, none of an archived ledger."""
+    """Reads entries to count messages: those in memory, and MAX_COUNTING_READS others in all, none of an archived ledger."""
 
     def __init__(self, ledgers: LedgerList, read_entry: ReadEntry, cached: IsCached) -> None:
         self._ledgers = ledgers
@@ -117,7 +117,7 @@ class CountingReads:
 
 
 class AcknowledgedBeyond:
-    """What is acknowledged beyond the mark-delete position when this is made; `count` tells how many messages it is.
+    """What is acknowledged beyond the mark-delete position when this is made; `count` says how many messages it is.
 
     Exact within entries and where `read_entry` finds the entries. MAX_COUNTED_RANGES of a ledger are looked at; what is
     unknown counts as not acknowledged.

@@ -198,7 +198,7 @@ class NamespacePolicies:
         # Of namespaces that somebody asked for: as many as there are.
         self._watched = WatchedByName(metadata, namespace_path, self.read, self._changed)
         self._jobs = Jobs("policies")
-        # By namespace: who is told once changed policies are known.
+        # By namespace: called once changed policies are known.
         self._listeners: dict[str, dict[Callable[[], None], None]] = {}
 
     def listen(self, namespace: str, changed: Callable[[], None]) -> None:
@@ -281,7 +281,7 @@ def check_possible(
 ) -> None:
     """Of changed policies of the first level. Raises InvalidArgument where bookies or brokers are missing for them.
 
-    Those that are down for the moment, as far as that can be told, are not.
+    Those that are down for the moment, as far as can be seen, are not.
     """
     (level, own), *others = before.levels
     durable = Resolved(((level, policies), *others)).durability

@@ -282,7 +282,7 @@ class Subscriptions(Mapping[str, Subscription]):
     async def close(self, error: MagnetarError, *, fenced: bool) -> list[Consumer]:
         """Closes all cursors, side by side; a defect in one costs itself only. `fenced`: nothing is written.
 
-        Returns consumers that are to be told when nothing of the topic is written any more.
+        Returns the consumers to notify when nothing of the topic is written any more.
         """
         slots = asyncio.Semaphore(_CURSORS_AT_ONCE)
 

@@ -6,7 +6,7 @@
 Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
 (`cursors.recovery`). A topic that meets another owner fences itself: nothing is confirmed, everybody is sent to look the
 topic up again, and the registry forgets it. `end` lets go of a topic in one order, whatever ended it: what is queued,
-cursors, the work of the background, ledger and list, then those who are told.
+cursors, the work of the background, ledger and list, then whoever has to look the topic up again.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class Topic:
     def fence(self, error: MagnetarError) -> None:
         """Nothing is confirmed any more when this returns, and nothing is written: `end` follows.
 
-        The first reason counts: one that is being unloaded waits for nothing more, and is told where the topic goes.
+        The first reason counts: one that is being unloaded waits for nothing more, and its users learn where the topic goes.
         """
         self._fenced = True
         served, self.not_served = self.not_served is None, self.not_served or error
@@ -365,8 +365,8 @@ class Topic:
         """Whatever ends a topic, this lets go of it, once: nothing of it is left, or under way, when it returns.
 
         Unless it was fenced before, `error` says why, and by its detail `url` where the topic goes. What is queued is
-        waited for, at most so long; cursors are written, side by side, and then the ledger list. Everybody is told when
-        nothing is written here any more: the next owner, whom they ask then, would shut this one out.
+        waited for, at most so long; cursors are written, side by side, and then the ledger list. Users are notified last,
+        when nothing is written here any more: the next owner, whom they ask then, would shut this one out.
         """
         if self.not_served is None and error is not None:
             self.not_served = error

@@ -1,7 +1,7 @@
-"""Who is told at once that topics of a namespace are made and deleted.
+"""Watches of a namespace: they are notified at once when topics are made and deleted.
 
-A watch is told of every change from its beginning on, in order; whoever lists the topics after it has begun misses nothing.
-A broker of a cluster learns of what other brokers do from the metadata store: while somebody watches a namespace, its topics
+A watch is notified of every change from its beginning on, in order; whoever lists the topics after that misses nothing. A
+broker of a cluster learns of what other brokers do from the metadata store: while somebody watches a namespace, its topics
 are listed again after each change, at most once in `LIST_INTERVAL_S`.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
@@ -62,7 +61,7 @@ class TopicWatches:
                 if (follower := self._followers.pop(namespace, None)) is not None:
                     follower.stop()
 
-    def changed(self, name: TopicName, *, exists: bool) -> None:
+    def changed(self, name: TopicName, exists: bool) -> None:
         """A topic was made, or is deleted."""
         namespace = name.full_namespace
         follower = self._followers.get(namespace)
@@ -78,14 +77,12 @@ class TopicWatches:
         self._followers.clear()
 
 
-class _Changed(Protocol):
-    def __call__(self, name: TopicName, *, exists: bool) -> None: ...
-
-
 class _Follower:
     """The topics of a namespace as the metadata store has them, while somebody watches them."""
 
-    def __init__(self, metadata: MetadataStore, namespace: str, changed: _Changed) -> None:
+    def __init__(
+        self, metadata: MetadataStore, namespace: str, changed: Callable[[TopicName, bool], None]
+    ) -> None:
         self._metadata = metadata
         self._namespace = namespace
         self._path = f"{TOPICS_ROOT}/{namespace}/{_DOMAIN}"
@@ -120,7 +117,7 @@ class _Follower:
         for name in sorted(self._known ^ listed):
             with contextlib.suppress(InvalidTopicName):  # no topic has that name
                 topic = TopicName.parse(f"{_DOMAIN}://{self._namespace}/{name}")
-                self._changed(topic, exists=name in listed)
+                self._changed(topic, name in listed)
 
     def stop(self) -> None:
         """Nothing is noted any more."""

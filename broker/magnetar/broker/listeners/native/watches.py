@@ -34,7 +34,7 @@ class Watch:
         self._closed = False
 
     def begun(self, stop: Callable[[], None]) -> None:
-        """The service tells of changes until `stop` is called: at once if the watch was ended meanwhile."""
+        """The service reports changes until `stop` is called: at once if the watch was ended meanwhile."""
         self._stop = stop
         if self._closed:
             stop()
