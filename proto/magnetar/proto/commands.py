@@ -303,12 +303,6 @@ class CloseConsumer(Command, tag=30):
         return cls(0, consumer_id, *_fields_of(error), str(error.details.get("url", "")))
 
 
-class EndOfTopic(Command, tag=31):
-    """Reserved: the topic was terminated and everything was delivered."""
-
-    consumer_id: int
-
-
 class ActiveConsumer(Command, tag=32):
     """Tells a failover consumer that it is the active one now, or is not any more."""
 
@@ -346,14 +340,6 @@ class UnreadableEntry(Command, tag=37):
     entry: int
     lost: bool = False
     message: str = ""
-
-
-class GetSchema(Command, tag=34):
-    """Reserved."""
-
-
-class Transaction(Command, tag=35):
-    """Reserved."""
 
 
 # --- ledger client to bookie and back --------------------------------------------------------------------------------
@@ -463,12 +449,6 @@ class DeleteLedger(Command, tag=106):
     ledger_id: int
 
 
-class RepairLedger(Command, tag=107):
-    """Reserved."""
-
-    ledger_id: int
-
-
 COMMANDS: dict[int, type[Command]] = {}
 for _cls in Command.__subclasses__():
     _number = _cls.__struct_config__.tag
@@ -476,9 +456,6 @@ for _cls in Command.__subclasses__():
     assert _number not in COMMANDS
     _cls.NUMBER = _number
     COMMANDS[_number] = _cls
-
-# Not offered yet, and answered with Unsupported.
-RESERVED = frozenset[type[Command]]((EndOfTopic, GetSchema, Transaction, RepairLedger))
 
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in COMMANDS.items()}
 

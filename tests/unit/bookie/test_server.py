@@ -16,7 +16,6 @@ from magnetar.proto.commands import (
     Lookup,
     ReadEntries,
     ReadLastConfirmed,
-    RepairLedger,
     WriteLastConfirmed,
     decode_command,
     decode_rows,
@@ -170,8 +169,6 @@ async def test_a_payload_that_is_no_entry_closes_this_connection_only(service: S
 
 async def test_what_a_bookie_does_not_offer_is_said(service: Service) -> None:
     client = await service.client()
-    with pytest.raises(Unsupported, match="reserved"):
-        await client.connection.request(RepairLedger(client.connection.next_request_id(), 1), timeout=5)
     with pytest.raises(Unsupported, match="broker"):
         await client.connection.request(Lookup(client.connection.next_request_id(), "t"), timeout=5)
     reply = await client.connection.request(BookieInfo(client.connection.next_request_id()), timeout=5)

@@ -20,7 +20,6 @@ from typing import NamedTuple, Protocol
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
     ADD_DONE_ROW,
-    RESERVED,
     AddDone,
     AddEntry,
     Command,
@@ -259,11 +258,7 @@ class BookieConnection:
         operation = OPERATIONS.get(type(command))
         if operation is None:
             name = type(command).__name__
-            reason = (
-                f"{name} is reserved; this bookie does not offer it yet"
-                if type(command) in RESERVED
-                else f"this is a bookie, and {name} is a broker's command: use the address of the broker"
-            )
+            reason = f"this is a bookie, and {name} is a broker's command: use the address of the broker"
             connection.answer_error(command.request_id, Unsupported(reason))
             return
         if isinstance(command, ReadEntries | ReadLastConfirmed) and command.fence:

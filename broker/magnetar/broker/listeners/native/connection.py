@@ -26,7 +26,6 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicNotServed,
     UnknownCommand,
-    Unsupported,
 )
 from magnetar.proto.frames import Run
 from magnetar.runtime.tasks import TaskSet
@@ -206,8 +205,6 @@ class ClientConnection:
         elif (answer_for := CONSUMER_REQUESTS.get(kind)) is not None:
             opened = self._consumer(command.consumer_id)  # type: ignore[attr-defined]
             self._ask(command.request_id, lambda: answer_for(service, link, command, opened))
-        elif kind in c.RESERVED:
-            raise Unsupported(f"{kind.__name__} is reserved and not offered by this version yet")
         else:
             raise UnknownCommand(f"{kind.__name__} is not a command for a broker")
 
