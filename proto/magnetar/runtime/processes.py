@@ -15,7 +15,6 @@ reaches the daemon only, which still needs its journal writer to drain.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -77,10 +76,8 @@ class HelperProcess:
         self.death_fd = death_fd
         self._process = process
         self._lifeline_fd = lifeline_fd
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched = False
         self._timer: asyncio.TimerHandle | None = None
-        self._callbacks: list[Callable[[int], None]] = []
+        self._exit: asyncio.Future[int] | None = None  # from the first time on when somebody wants to know
 
     @property
     def returncode(self) -> int | None:
@@ -88,16 +85,8 @@ class HelperProcess:
         return self._process.returncode
 
     def on_exit(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(returncode)` once from the running loop when the helper ends, however it ends."""
-        loop = asyncio.get_running_loop()
-        if self._process.returncode is not None:
-            loop.call_soon(callback, self._process.returncode)
-            return
-        self._callbacks.append(callback)
-        if not self._watched and self._timer is None:
-            self._loop = loop
-            self._watched = True
-            loop.add_reader(self.death_fd, self._reap)
+        """Calls `callback(returncode)` once from the running loop when the helper ends, however it ends, before `close`."""
+        self._ended().add_done_callback(lambda ended: callback(ended.result()))
 
     def kill(self) -> None:
         """Sends SIGKILL, unless it has ended."""
@@ -111,18 +100,7 @@ class HelperProcess:
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit code."""
-        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def note(code: int) -> None:
-            if not ended.done():
-                ended.set_result(code)
-
-        self.on_exit(note)
-        try:
-            return await ended
-        finally:
-            with contextlib.suppress(ValueError):
-                self._callbacks.remove(note)
+        return await asyncio.shield(self._ended())
 
     async def stop(self, timeout_s: float) -> int:
         """Hangs up and waits; after `timeout_s` kills. Returns the exit code, and the helper is closed then.
@@ -149,7 +127,6 @@ class HelperProcess:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._callbacks.clear()
         if self._process.poll() is None:
             self._process.kill()
             _left.append(self._process)
@@ -157,21 +134,26 @@ class HelperProcess:
             os.close(self.death_fd)
             self.death_fd = -1
 
+    def _ended(self) -> asyncio.Future[int]:
+        if self._exit is None:
+            loop = asyncio.get_running_loop()
+            self._exit = loop.create_future()
+            if self._process.returncode is None:
+                loop.add_reader(self.death_fd, self._reap)
+            else:
+                self._exit.set_result(self._process.returncode)
+        return self._exit
+
     def _unwatch(self) -> None:
-        if self._watched and self._loop is not None:
-            self._watched = False
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self.death_fd)
+        if self._exit is not None and self.death_fd >= 0 and not self._exit.get_loop().is_closed():
+            self._exit.get_loop().remove_reader(self.death_fd)
 
     def _reap(self) -> None:
         """The pipe breaks a moment before the process can be waited for: try until it can."""
+        assert self._exit is not None
         self._unwatch()
-        self._timer = None
         code = self._process.poll()
         if code is None:
-            assert self._loop is not None
-            self._timer = self._loop.call_later(_REAP_RETRY_S, self._reap)
-            return
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(code)
+            self._timer = self._exit.get_loop().call_later(_REAP_RETRY_S, self._reap)
+        else:
+            self._exit.set_result(code)

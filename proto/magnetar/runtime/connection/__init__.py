@@ -1,7 +1,6 @@
 """Connections, either side, either hop: a transport that knows no frames, Magnetar's protocol on it, and the server."""
 
 from .authentication import (
-    AllowAll,
     Authenticated,
     AuthenticationExchange,
     Authenticator,
@@ -17,7 +16,6 @@ from .server import FramedServer
 from .transport import Transport, WireProtocol
 
 __all__ = [
-    "AllowAll",
     "Authenticated",
     "AuthenticationExchange",
     "Authenticator",

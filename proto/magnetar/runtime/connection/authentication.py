@@ -6,6 +6,7 @@ AUTH_CHALLENGE (either way, as often as the method wants, at most MAX_ROUNDS tim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import AuthenticationFailed
@@ -60,12 +61,8 @@ class Credentials(Protocol):
         ...
 
 
-class Authorize(Protocol):
-    """Called for every command that touches a resource."""
-
-    def __call__(self, principal: str, operation: str, resource: str) -> None:
-        """Raises NotAuthorized."""
-        ...
+# Called for every command that touches a resource, with principal, operation and resource. Raises NotAuthorized.
+Authorize = Callable[[str, str, str], None]
 
 
 class NoAuthentication:
@@ -97,8 +94,5 @@ class NoCredentials:
         raise AuthenticationFailed("the server asks for credentials and none are configured; set them")
 
 
-class AllowAll:
+def allow_all(principal: str, operation: str, resource: str) -> None:
     """Everybody may do everything: security is not configured."""
-
-    def __call__(self, principal: str, operation: str, resource: str) -> None:
-        """Allows."""

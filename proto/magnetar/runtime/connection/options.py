@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES, FRAME_OVERHEAD_BYTES
 
-from .authentication import AllowAll, Authenticator, Authorize, Credentials, NoAuthentication, NoCredentials
+from .authentication import Authenticator, Authorize, Credentials, NoAuthentication, NoCredentials, allow_all
 
 MIB = 1024 * 1024
 
@@ -50,7 +50,7 @@ class ConnectionOptions(TransportOptions):
     max_pending_requests: int = 65_536
     authenticator: Authenticator = field(default_factory=NoAuthentication)
     credentials: Credentials = field(default_factory=NoCredentials)
-    authorize: Authorize = field(default_factory=AllowAll)
+    authorize: Authorize = allow_all
     # Between ledger client and bookie. The connecting side: whom it expects. The accepting side: called with that, raises
     # what refuses the peer, and returns who this side is.
     expected_bookie: BookieIdentity | None = None
