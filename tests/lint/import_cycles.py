@@ -1,11 +1,16 @@
 """Modules that import each other in a circle, found in the import graph of all rooms.
 
-An import under `if TYPE_CHECKING` counts: whoever reads one of the modules still has to know all of them.
+An import under `if TYPE_CHECKING` counts: whoever reads one of the modules still has to know all of them. So does one by
+name: a string that is given to `import_module` or `import_in_thread`, or to a parameter `imports`.
 """
 
-from collections.abc import Iterable, Mapping
+import ast
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
 
 import grimp
+
+from lint.sources import production_sources
 
 ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "archive", "spark", "cli")
 
@@ -15,9 +20,29 @@ Graph = Mapping[str, Iterable[str]]  # module -> the modules that it imports
 def import_graph() -> dict[str, list[str]]:
     """The imports between the modules of `magnetar`, both sides sorted."""
     graph = grimp.build_graph(*(f"magnetar.{room}" for room in ROOMS), cache_dir=None)
-    return {
-        module: sorted(graph.find_modules_directly_imported_by(module)) for module in sorted(graph.modules)
-    }
+    found = {module: set(graph.find_modules_directly_imported_by(module)) for module in sorted(graph.modules)}
+    for source in production_sources():
+        package, _, name = source.path.partition("/")[2].removesuffix(".py").replace("/", ".").rpartition(".")
+        module = package if name == "__init__" else f"{package}.{name}"
+        if module in found:
+            found[module] |= set(imported_by_name(source.tree, package)) & graph.modules
+    return {module: sorted(imported) for module, imported in found.items()}
+
+
+def imported_by_name(tree: ast.Module, package: str) -> Iterator[str]:
+    """What a module of `package` imports by a name in a string."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given: list[ast.expr] = [keyword.value for keyword in node.keywords if keyword.arg == "imports"]
+        if function in ("import_module", "import_in_thread"):
+            given += node.args
+        for constant in [
+            inner for value in given for inner in ast.walk(value) if isinstance(inner, ast.Constant)
+        ]:
+            if isinstance(constant.value, str):
+                yield importlib.util.resolve_name(constant.value, package)
 
 
 def find_cycles(graph: Graph) -> list[list[str]]:

@@ -1,6 +1,8 @@
 """The search for import cycles, on small graphs and on the rooms themselves."""
 
-from lint.import_cycles import find_cycles, import_graph
+import ast
+
+from lint.import_cycles import find_cycles, import_graph, imported_by_name
 
 
 def test_a_chain_and_a_shared_import_are_no_cycle() -> None:
@@ -24,3 +26,18 @@ def test_the_graph_knows_every_room() -> None:
     graph = import_graph()
     assert "magnetar.proto.frames" in graph["magnetar.runtime.connection.connection"]
     assert {module.split(".")[1] for module in graph} >= {"proto", "bookie", "broker", "client", "cli"}
+
+
+def test_an_import_by_name_is_an_import() -> None:
+    graph = import_graph()
+    assert "magnetar.bookie.public" in graph["magnetar.bookie"]
+    assert "magnetar.bookie.shell" in graph["magnetar.cli.wiring.daemons"]
+    code = """
+importlib.import_module("a.b")
+import_module(".c", __name__)
+await import_in_thread("d", *more)
+bind(port, imports=("e.f",) if bookie else ())
+print("no import")
+"""
+    tree = ast.parse(code.replace("await ", ""))
+    assert list(imported_by_name(tree, "pack")) == ["a.b", "pack.c", "d", "e.f"]
