@@ -28,7 +28,7 @@ import msgspec
 
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
-from magnetar.runtime.tasks import TaskSet, awaited
+from magnetar.runtime.tasks import TaskSet
 
 from . import process
 from .process import LENGTH
@@ -136,6 +136,7 @@ class _ReaderProcess:
         self._paths = paths
         self._pace = pace
         self._turn = asyncio.Lock()
+        self._exchanges = TaskSet("read of an archive")  # one at most
         self._process: HelperProcess | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._failures = 0
@@ -153,27 +154,15 @@ class _ReaderProcess:
         failures = self._failures
         self.waiting += 1
         try:
-            await self._turn.acquire()
-            exchange: asyncio.Task[list[bytes]] | None = None
-            try:
+            async with self._turn:
+                await self._exchanges.wait()  # for one that goes on to its end although its caller left
                 if self._failures != failures:  # meanwhile: this one would only wait as long again
                     raise ArchiveUnavailable(self._failure)
                 await self._pace.turn()
-                exchange = awaited(self._exchange(request))
-                exchange.add_done_callback(self._exchanged)
-            finally:
-                if exchange is None:
-                    self._turn.release()
-            # It goes on to its end if the caller leaves, and has the turn until then.
-            return await asyncio.shield(exchange)
+                return await self._exchanges.run(self._exchange(request))
         finally:
             self.waiting -= 1
             self.used_at = asyncio.get_running_loop().time()
-
-    def _exchanged(self, exchange: asyncio.Task[list[bytes]]) -> None:
-        self._turn.release()
-        if not exchange.cancelled() and exchange.exception() is None:
-            self._pace.charge(sum(map(len, exchange.result())))
 
     async def _exchange(self, request: bytes) -> list[bytes]:
         timeout_ms = self._settings.archive_read_timeout_ms
@@ -200,6 +189,7 @@ class _ReaderProcess:
         for size in sizes:
             entries.append(answer[begin : begin + size])
             begin += size
+        self._pace.charge(len(answer))
         return entries
 
     async def _start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -250,6 +240,7 @@ class _ReaderProcess:
         if self._process is not None:
             self._process.kill()
         async with self._turn:
+            await self._exchanges.wait()
             await self._kill()
 
 

@@ -43,11 +43,6 @@ class Leases:
         """Leases of a former owner may be held: nothing is trimmed until they must have been renewed here."""
         self._all_known_at = self._now() + self._settings.max_lease_ms / 1000
 
-    @property
-    def all_known(self) -> bool:
-        """True if every lease that is held is known here."""
-        return self._now() >= self._all_known_at
-
     def keep(self, name: str, ttl_ms: int, first: int) -> tuple[int, int]:
         """Makes, renews or moves a lease; `first` -1: as it is, or all. Returns the ms granted and its first ledger.
 
@@ -90,7 +85,7 @@ class Leases:
 
     @property
     def all_known_in_s(self) -> float:
-        """Until every lease that is held is known here, in seconds."""
+        """Until every lease that is held is known here, in seconds; 0: it is."""
         return max(0.0, self._all_known_at - self._now())
 
     def _expire(self) -> None:

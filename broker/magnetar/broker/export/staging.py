@@ -26,6 +26,7 @@ import msgspec
 
 from magnetar.ledger import LedgerMetadata, LedgerState
 from magnetar.metadata.ledgers import ledger_path
+from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import (
     DataDirectoryError,
     FinalError,
@@ -134,7 +135,7 @@ class Staging:
         if node is None or stored_id in self._ledgers:
             return stored_id in self._ledgers
         if self._ledger.list.stored(stored_id) is not None:
-            self._clear([stored_id])
+            self.unregister([stored_id])
             return False
         try:
             record = StagedRecord.decode(node.value, path)
@@ -219,10 +220,14 @@ class Staging:
             await self.require(stored_id)
         return await self._describe(stored_id)
 
-    async def _describe(self, stored_id: int) -> StagedLedger:
+    async def _stored(self, stored_id: int) -> Versioned:
         found = await self._metadata.get(ledger_path(stored_id))
         if found is None:
             raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
+        return found
+
+    async def _describe(self, stored_id: int) -> StagedLedger:
+        found = await self._stored(stored_id)
         bookies = self._components.bookies
         named: dict[str, str] = {}
         name_bookies(named, bookies, found.value)
@@ -251,10 +256,7 @@ class Staging:
             raise InvalidArgument(
                 f"what is to be written is not metadata of ledger {stored_id}: {error}"
             ) from None
-        path = ledger_path(stored_id)
-        found = await self._metadata.get(path)
-        if found is None:
-            raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
+        found = await self._stored(stored_id)
         if found.version != version:
             if found.value == value:
                 return found.version
@@ -268,7 +270,7 @@ class Staging:
             raise InvalidArgument(
                 f"the metadata of ledger {stored_id} cannot go back, nor change its quorums"
             )
-        return await replace(self._metadata, path, value, version)
+        return await replace(self._metadata, ledger_path(stored_id), value, version)
 
     # --- keeping and discarding --------------------------------------------------------------------------------------
 
@@ -302,16 +304,16 @@ class Staging:
         if not wanted:
             return 0
 
-        async def work() -> list[int]:
+        async def work() -> int:
             staged = [stored_id for stored_id in wanted if stored_id in self._ledgers]
             ledgers = self._ledger.list
-            gone = [stored_id for stored_id in staged if ledgers.stored(stored_id) is None]
-            if gone:
-                await ledgers.commit(delete=gone)
+            discarded = [stored_id for stored_id in staged if ledgers.stored(stored_id) is None]
+            if discarded:
+                await ledgers.commit(delete=discarded)
             self.unregister(staged)
-            return gone
+            return len(discarded)
 
-        return len(await self._ledger.changes.edit(work))
+        return await self._ledger.changes.edit(work)
 
     async def drop_or_leave(self, stored_ids: Iterable[int]) -> None:
         """As `drop`, for ledgers whose messages were published otherwise: a failure is logged, and left to the sweep."""
@@ -322,14 +324,11 @@ class Staging:
 
     def unregister(self, stored_ids: Iterable[int]) -> None:
         """Forgets ledgers that the list has attached or discarded, and deletes their nodes in the background."""
-        gone = list(stored_ids)
-        for stored_id in gone:
+        unstaged = list(stored_ids)
+        for stored_id in unstaged:
             self._forget(stored_id)
-        self._clear(gone)
-
-    def _clear(self, stored_ids: list[int]) -> None:
-        if stored_ids:
-            self._clearing.begin(self._delete_nodes(stored_ids))
+        if unstaged:
+            self._clearing.begin(self._delete_nodes(unstaged))
 
     async def _delete_nodes(self, stored_ids: list[int]) -> None:
         """What fails is found at the next load."""
@@ -353,13 +352,17 @@ class Staging:
             if known.expires_at <= now and name not in busy
         ]
         try:
-            gone = await self.drop(stored_id for known in expired for stored_id in known.ledgers)
+            discarded = await self.drop(stored_id for known in expired for stored_id in known.ledgers)
         except MagnetarError as error:
             _log.warning("topic %s: staged ledgers are not swept yet: %s", self._name, error)
             return 0
-        if gone:
-            _log.info("topic %s: %d staged ledgers that nobody kept are deleted", self._name, gone)
-        return gone
+        if discarded:
+            _log.info(
+                "topic %s: %d staged ledgers whose transaction nobody renewed are deleted",
+                self._name,
+                discarded,
+            )
+        return discarded
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

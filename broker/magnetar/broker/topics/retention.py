@@ -135,8 +135,7 @@ class Retention:
     def _of_leases(self, besides: str) -> Iterator[Holder]:
         leases = self._leases
         yield Holder(self._ledgers.end, "")
-        if not leases.all_known:
-            seconds = leases.all_known_in_s
+        if seconds := leases.all_known_in_s:
             yield Holder(
                 _ALL,
                 f"the topic came from another broker, and who holds leases on it is known in {seconds:.0f} s",

@@ -42,7 +42,7 @@ def first(held: Leases) -> int:
 
 def test_a_lease_ends_with_its_time_and_the_lowest_one_counts() -> None:
     held, time = leases(max_lease_ms=10_000)
-    assert held.all_known
+    assert not held.all_known_in_s
     assert held.lowest() is None
     assert held.keep("a", 99_000, 7) == (10_000, 7)
     assert held.keep("b", 2_000, 3) == (2_000, 3)
@@ -82,11 +82,11 @@ def test_who_takes_over_waits_for_the_longest_lease() -> None:
     held, time = leases(max_lease_ms=5_000)
     time.now = 100.0
     held.taken_over()
-    assert not held.all_known
+    assert held.all_known_in_s
     time.now = 104.999
-    assert not held.all_known
+    assert held.all_known_in_s
     time.now = 105.0
-    assert held.all_known
+    assert not held.all_known_in_s
 
 
 @pytest.fixture
