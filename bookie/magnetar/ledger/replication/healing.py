@@ -56,31 +56,30 @@ class Healer:
         registered: Mapping[str, None],
     ) -> Healed:
         """Reads each of these entries at the bookie, and writes what is bad again."""
-        request = _Request(ledger_id, metadata, registered)
+        healing = _Healing(self._copier, ledger_id, metadata, registered)
         for part in _parts(metadata, bookie):
             for first, last in part.clipped(ranges):
-                await self._heal_part(request, part, first, last)
-        return request.healed
+                await healing.heal(part, first, last)
+        return healing.healed
 
     async def complete(
         self, ledger_id: int, metadata: LedgerMetadata, bookie: str, registered: Mapping[str, None]
     ) -> Healed:
         """Asks the bookie for the list of its entries, and writes those that it lacks again."""
-        request = _Request(ledger_id, metadata, registered)
+        healing = _Healing(self._copier, ledger_id, metadata, registered)
+        parts = list(_parts(metadata, bookie))
         try:
-            missing = await self._missing(ledger_id, metadata, bookie)
+            missing = await self._missing(ledger_id, parts, bookie)
         except MagnetarError as error:
             return Healed(postponed=error.message)
-        for part in _parts(metadata, bookie):
+        for part in parts:
             for first, last in part.clipped(missing):
                 for at in range(first, last + 1, _AT_ONCE):
-                    end = min(last, at + _AT_ONCE - 1)
-                    await self._write(request, part, at, end)
-        return request.healed
+                    await healing.write(part, at, min(last, at + _AT_ONCE - 1))
+        return healing.healed
 
-    async def _missing(self, ledger_id: int, metadata: LedgerMetadata, bookie: str) -> list[tuple[int, int]]:
+    async def _missing(self, ledger_id: int, parts: Sequence[_Part], bookie: str) -> list[tuple[int, int]]:
         """Ranges without any entry at the bookie, in which the record gives it some."""
-        parts = list(_parts(metadata, bookie))
         missing: list[tuple[int, int]] = []
 
         def gap(first: int, last: int) -> None:
@@ -106,30 +105,44 @@ class Healer:
         gap(expected, end)
         return missing
 
-    async def _heal_part(self, request: _Request, part: _Part, first: int, last: int) -> None:
+
+class _Healing:
+    """What is healed of one ledger, and what becomes of it."""
+
+    def __init__(
+        self, copier: EntryCopier, ledger_id: int, metadata: LedgerMetadata, registered: Mapping[str, None]
+    ) -> None:
+        self.healed = Healed()
+        self.ledger_id = ledger_id
+        self.metadata = metadata
+        self.registered = registered
+        self.absent = 0  # entries of an open ledger that no bookie has
+        self._copier = copier
+
+    async def heal(self, part: _Part, first: int, last: int) -> None:
         """Reads what the bookie has, and writes what is bad again, some entries at a time.
 
         Of an open ledger the end is not known, and a report may name any: nothing is behind a thousand that no bookie has.
         """
         bad: list[int] = []
         at_once = _AT_ONCE if part.last is not None else _LIST
-        async for entry_id in self._bad(request, part, first, last):
+        async for entry_id in self._bad(part, first, last):
             bad.append(entry_id)
             if len(bad) == at_once:
-                absent = request.absent
-                await self._write_runs(request, part, bad)
-                if request.absent - absent == at_once:
+                absent = self.absent
+                await self._write_runs(part, bad)
+                if self.absent - absent == at_once:
                     return
                 bad.clear()
-        await self._write_runs(request, part, bad)
+        await self._write_runs(part, bad)
 
-    async def _write_runs(self, request: _Request, part: _Part, entries: Sequence[int]) -> None:
+    async def _write_runs(self, part: _Part, entries: Sequence[int]) -> None:
         for first, last in part.runs(entries):
-            await self._write(request, part, first, last)
+            await self.write(part, first, last)
 
-    async def _write(self, request: _Request, part: _Part, first: int, last: int) -> None:
+    async def write(self, part: _Part, first: int, last: int) -> None:
         """Copies these entries to the bookie, and reads them there."""
-        healed = request.healed
+        healed = self.healed
         if healed.postponed:
             return
         unreadable: dict[int, None] = {}
@@ -138,7 +151,7 @@ class Healer:
             if not error.lost:
                 return False
             if part.last is None:  # the writer of an open ledger may not have written it yet
-                request.absent += isinstance(error.reason, EntryNotFound)
+                self.absent += isinstance(error.reason, EntryNotFound)
             elif len(healed.lost) < _MAX_LOST:
                 healed.lost.append(error.entry_id)
             unreadable[error.entry_id] = None
@@ -148,50 +161,39 @@ class Healer:
         targets = {part.position: part.bookie}
         try:
             healed.written += await self._copier.copy(
-                request.ledger_id, request.metadata, fragment, targets, request.registered, skip
+                self.ledger_id, self.metadata, fragment, targets, self.registered, skip
             )
         except (TargetFailed, SourceFailed) as error:
             healed.postponed = str(error)
             return
-        async for entry_id in self._bad(request, part, first, last):
+        async for entry_id in self._bad(part, first, last):
             if entry_id not in unreadable:
                 healed.postponed = (
                     f"entry {entry_id} was written again at bookie {part.bookie}, and is not good yet"
                 )
 
-    async def _bad(self, request: _Request, part: _Part, first: int, last: int) -> AsyncIterator[int]:
+    async def _bad(self, part: _Part, first: int, last: int) -> AsyncIterator[int]:
         """Those that the bookie lacks, or has damaged. Where that is not known it ends, and the request is postponed."""
         following = part.next(first)
-        while following <= last and not request.healed.postponed:
-            good = await self._read_own(request.ledger_id, part, following, last)
+        while following <= last and not self.healed.postponed:
+            good = await self._read_own(part, following, last)
             if isinstance(good, str):
-                request.healed.postponed = good
+                self.healed.postponed = good
                 return
             if not good:
                 yield following
             following = part.after(following, max(good, 1), last)
 
-    async def _read_own(self, ledger_id: int, part: _Part, first: int, last: int) -> int | str:
+    async def _read_own(self, part: _Part, first: int, last: int) -> int | str:
         """How many entries from `first` on are good at the bookie; 0: the first is not. A text: that is not known."""
         try:
-            return len(await self._copier.read_copy(part.bookie, ledger_id, first, last, part.stripe))
+            return len(await self._copier.read_copy(part.bookie, self.ledger_id, first, last, part.stripe))
         except SILENT as error:
             return error.message
         except MagnetarError as error:
             if error.retryable:
                 return error.message
             return 0  # damaged, missing, or the bookie does not know
-
-
-@dataclass(slots=True)
-class _Request:
-    """What is healed, and what becomes of it."""
-
-    ledger_id: int
-    metadata: LedgerMetadata
-    registered: Mapping[str, None]
-    healed: Healed = field(default_factory=Healed)
-    absent: int = 0  # entries of an open ledger that no bookie has
 
 
 class _Part:
