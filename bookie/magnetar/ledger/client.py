@@ -21,6 +21,7 @@ from .health import BookieHealth
 from .placement.chooser import BOOKIE_GROUP_PROPERTY, BookieChooser
 from .placement.policy import Placement
 from .reader import LedgerReader
+from .records import LedgerRecords
 from .recover import recover as recover_ledger
 from .recovery_survey import EndSurvey, survey_end
 from .settings import LedgerSettings
@@ -51,12 +52,14 @@ class LedgerClient:
             rng,
             transport.reset_backoff,
         )
-        self._components = LedgerComponents(
-            ledgers, transport, bookies, chooser, self.health, settings, rng, clock
-        )
+        self._clock = clock
+        self._records = records = LedgerRecords(ledgers, settings.metadata_timeout_s)
+        self._components = LedgerComponents(records, transport, bookies, chooser, self.health, settings)
         self._writers: dict[LedgerWriter, None] = {}
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
-        self._deletions = Deletions(self._components, remember=remember_deletions)
+        self._deletions = Deletions(
+            records, transport, bookies, settings.deletion_retry_s, remember=remember_deletions
+        )
         self._closed = False
 
     async def create(
@@ -102,10 +105,12 @@ class LedgerClient:
         chosen = c.chooser.of(all_properties).ensemble(striping, minimum)
         if chosen.degraded:
             all_properties[DEGRADED_PROPERTY] = describe(striping)
-        metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), all_properties)
-        drawn = await c.next_ledger_id() if ledger_id is None else ledger_id
+        metadata = LedgerMetadata.create(
+            chosen.striping, chosen.bookies, self._clock.now_ms(), all_properties
+        )
+        drawn = await self._records.next_id() if ledger_id is None else ledger_id
         try:
-            version = await c.new_ledger(metadata, drawn)
+            version = await self._records.create(drawn, metadata)
         except (ConnectionLost, RequestTimeout):
             if ledger_id is None:
                 self._deletions.delete_later(drawn)  # nobody else knows of it
@@ -137,7 +142,7 @@ class LedgerClient:
         The first of `count` in a row, which one write draws.
         """
         self._check_open()
-        return await self._components.next_ledger_id(count)
+        return await self._records.next_id(count)
 
     async def open(self, ledger_id: int, *, recover: bool) -> LedgerReader:
         """The ledger for reading. LedgerNotFound.
@@ -147,7 +152,7 @@ class LedgerClient:
         ledger can be read up to what was confirmed when `read_last_confirmed` was called last (here: now).
         """
         self._check_open()
-        found = await self._components.read_metadata(ledger_id)
+        found = await self._records.read(ledger_id)
         if recover and not found.metadata.closed:
             metadata = await self._recover(ledger_id)
             return LedgerReader(self._components, ledger_id, metadata)
@@ -159,8 +164,8 @@ class LedgerClient:
     async def survey_end(self, ledger_id: int) -> EndSurvey:
         """What each bookie knows of the end of a ledger, which it fences there; changes no record. LedgerNotFound."""
         self._check_open()
-        found = await self._components.read_metadata(ledger_id)
-        return await survey_end(self._components, ledger_id, found.metadata)
+        found = await self._records.read(ledger_id)
+        return await survey_end(self._components.transport, ledger_id, found.metadata)
 
     async def accept_loss(self, ledger_id: int, last_entry: int) -> LedgerMetadata:
         """Recovers and closes a ledger whose end cannot be proved at an end that an operator accepts, as surveyed.
@@ -169,7 +174,7 @@ class LedgerClient:
         behind `last_entry`; NotEnoughBookies. LedgerNotFound.
         """
         self._check_open()
-        found = await self._components.read_metadata(ledger_id)
+        found = await self._records.read(ledger_id)
         return await recover_ledger(self._components, ledger_id, found, last_entry)
 
     def reader(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerReader:
@@ -247,7 +252,7 @@ class LedgerClient:
             raise
 
     async def _recover_once(self, ledger_id: int) -> LedgerMetadata:
-        found = await self._components.read_metadata(ledger_id)
+        found = await self._records.read(ledger_id)
         return await recover_ledger(self._components, ledger_id, found)
 
     def _recovered(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:

@@ -15,10 +15,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from magnetar.proto.errors import LedgerNotFound, MagnetarError, NotFoundInStore
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.tasks import LongTask, TaskSet
 
-from .components import LedgerComponents
+from .directory import BookieDirectory
+from .records import LedgerRecords
+from .transport import BookieTransport
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +32,19 @@ _PAGE = 1000
 class Deletions:
     """The deletions of one ledger client. `remember`: its bookies do not find out by themselves what they have missed."""
 
-    def __init__(self, components: LedgerComponents, *, remember: bool) -> None:
-        self._components = components
+    def __init__(
+        self,
+        records: LedgerRecords,
+        transport: BookieTransport,
+        bookies: BookieDirectory,
+        retry_s: float,
+        *,
+        remember: bool,
+    ) -> None:
+        self._records = records
+        self._transport = transport
+        self._bookies = bookies
+        self._retry_s = retry_s
         self._remember = remember
         self._in_flight = TaskSet("delete ledgers")
         self._repeating: LongTask | None = None
@@ -43,21 +56,16 @@ class Deletions:
             self._repeating = LongTask("the sending of missed deletions", self._repeat)
 
     async def delete(self, ledger_id: int) -> None:
-        c = self._components
         try:
-            ensembles = (await c.read_metadata(ledger_id)).metadata.ensembles
+            ensembles = (await self._records.read(ledger_id)).metadata.ensembles
             bookies = [bookie for ensemble in ensembles for bookie in ensemble.bookies]
         except LedgerNotFound:
             raise
         except MagnetarError as error:  # what cannot be read can be deleted all the same
             _log.warning("the metadata of ledger %d cannot be read: %s", ledger_id, error)
-            bookies = list(c.bookies.writable())
+            bookies = list(self._bookies.writable())
         bookies = list(dict.fromkeys(bookies))
-        delete = c.ledgers.delete(ledger_id, remember_for=bookies if self._remember else ())
-        try:
-            await c.in_time(delete, f"deleting ledger {ledger_id}")
-        except NotFoundInStore:
-            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+        await self._records.delete(ledger_id, bookies if self._remember else ())
         if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
             self._in_flight.begin(self._send_to_all(bookies, ledger_id), f"delete ledger {ledger_id}")
 
@@ -73,7 +81,7 @@ class Deletions:
 
     async def _delete_later(self, ledger_id: int) -> None:
         while True:
-            await asyncio.sleep(self._components.settings.deletion_retry_s)
+            await asyncio.sleep(self._retry_s)
             try:
                 await self.delete(ledger_id)
                 return
@@ -95,7 +103,7 @@ class Deletions:
 
     async def _send(self, bookie: str, ledger_id: int) -> bool:
         try:
-            await self._components.transport.delete_ledger(bookie, ledger_id)
+            await self._transport.delete_ledger(bookie, ledger_id)
         except MagnetarError as error:
             _log.info("bookie %s did not take the deletion of ledger %d: %s", bookie, ledger_id, error)
             return False
@@ -105,29 +113,24 @@ class Deletions:
         """The notes of confirmed deletions go."""
         if not self._remember or not bookies:
             return
-        c = self._components
         try:
-            await c.in_time(c.ledgers.forget_deletions(ledger_id, bookies), "notes of deletions")
+            await self._records.forget_deletions(ledger_id, bookies)
         except MagnetarError as error:  # they are sent once more
             _log.info("notes of deletions cannot be taken away: %s", error)
 
     async def _repeat(self) -> None:
-        c = self._components
         while True:
             try:
-                for bookie in await c.in_time(c.ledgers.bookies_to_delete(), "deletions that were missed"):
+                for bookie in await self._records.bookies_to_delete():
                     await self._send_missed(bookie)
             except MagnetarError as error:
                 _log.warning("deletions that bookies have missed cannot be sent: %s", error)
-            await asyncio.sleep(self._components.settings.deletion_retry_s)
+            await asyncio.sleep(self._retry_s)
 
     async def _send_missed(self, bookie: str) -> None:
         """All that the bookie has missed, until it does not answer."""
-        c = self._components
         after, sent = -1, 0
-        while ledgers := await c.in_time(
-            c.ledgers.noted_deletions(bookie, after=after, limit=_PAGE), f"deletions that {bookie} has missed"
-        ):
+        while ledgers := await self._records.noted_deletions(bookie, after, _PAGE):
             for ledger_id in ledgers:
                 after = ledger_id
                 if not await self._send(bookie, ledger_id):

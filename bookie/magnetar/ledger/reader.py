@@ -101,7 +101,7 @@ class LedgerReader:
             await self._read_metadata()
 
     async def _read_metadata(self) -> None:
-        self.metadata = (await self._components.read_metadata(self.ledger_id)).metadata
+        self.metadata = (await self._components.records.read(self.ledger_id)).metadata
         if self.metadata.closed:
             self.last_add_confirmed = self.metadata.last_entry
         else:
@@ -206,7 +206,7 @@ class LedgerTail:
         """Until more than `known` is confirmed, the ledger is closed, or for `timeout_s`."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         if self._watch is None:
-            self._watch = self._components.ledgers.watch(self._reader.ledger_id, self._changed)
+            self._watch = self._components.records.watch(self._reader.ledger_id, self._changed)
         while True:
             self._woken.clear()
             self._take_poll_answers()

@@ -202,7 +202,7 @@ class _Recovery:
         self._handle(event)
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        self._handle(await self._components.write_metadata(self._ledger_id, metadata, version))
+        self._handle(await self._components.records.write(self._ledger_id, metadata, version))
 
 
 class _Reads:

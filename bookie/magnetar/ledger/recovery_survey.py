@@ -26,8 +26,8 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import NO_ENTRY, verify_ledger_entry
 
-from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
+from .transport import BookieTransport
 
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 _NEGATIVE = (EntryNotFound, LedgerNotFound)
@@ -64,15 +64,15 @@ class EndSurvey:
     undecided: Sequence[int]
 
 
-async def survey_end(components: LedgerComponents, ledger_id: int, metadata: LedgerMetadata) -> EndSurvey:
+async def survey_end(transport: BookieTransport, ledger_id: int, metadata: LedgerMetadata) -> EndSurvey:
     """Asks, and fences; waits for silent bookies as long as a read does. Changes nothing in metadata."""
     bookies = [BookieKnowledge(bookie) for bookie in metadata.last_ensemble.bookies]
-    await asyncio.gather(*(_ask_for_end(components, ledger_id, bookie) for bookie in bookies))
+    await asyncio.gather(*(_ask_for_end(transport, ledger_id, bookie) for bookie in bookies))
     begin = metadata.last_ensemble.first_entry
     heard = max(bookie.last_add_confirmed for bookie in bookies)
     first = max(heard, begin - 1) + 1
-    base = await _base_is_found(components, ledger_id, metadata, first - 1)
-    listed = await asyncio.gather(*(_listed(components, ledger_id, bookie, first) for bookie in bookies))
+    base = await _base_is_found(transport, ledger_id, metadata, first - 1)
+    listed = await asyncio.gather(*(_listed(transport, ledger_id, bookie, first) for bookie in bookies))
     last = max([first - 1, *(entry_id for entries in listed for entry_id in entries)])
     # The entry behind the last one of all is asked for as well.
     entries = sorted({entry_id for found in listed for entry_id in found} | set(range(first, last + 2)))
@@ -80,7 +80,7 @@ async def survey_end(components: LedgerComponents, ledger_id: int, metadata: Led
     await asyncio.gather(
         *(
             _ask_for_entries(
-                components, ledger_id, bookie, [e for e in entries if position in striping.write_set(e)]
+                transport, ledger_id, bookie, [e for e in entries if position in striping.write_set(e)]
             )
             for position, bookie in enumerate(bookies)
         )
@@ -115,8 +115,7 @@ def _together(
     return EndSurvey(metadata, bookies, last_add_confirmed, last_entry, proved, undecided)
 
 
-async def _ask_for_end(components: LedgerComponents, ledger_id: int, bookie: BookieKnowledge) -> None:
-    transport = components.transport
+async def _ask_for_end(transport: BookieTransport, ledger_id: int, bookie: BookieKnowledge) -> None:
     try:
         answer = await transport.read_last_confirmed(bookie.bookie, ledger_id, fence=True)
         bookie.last_add_confirmed = answer.last_add_confirmed
@@ -137,25 +136,25 @@ async def _ask_for_end(components: LedgerComponents, ledger_id: int, bookie: Boo
 
 
 async def _base_is_found(
-    components: LedgerComponents, ledger_id: int, metadata: LedgerMetadata, base: int
+    transport: BookieTransport, ledger_id: int, metadata: LedgerMetadata, base: int
 ) -> bool:
     """Whether somebody has the last entry that is known to be confirmed: a recovery begins there."""
     if base < 0:
         return True
     ensemble = metadata.ensemble_of(base).bookies
     asked = [BookieKnowledge(ensemble[position]) for position in metadata.striping.write_set(base)]
-    await asyncio.gather(*(_ask_for_entries(components, ledger_id, bookie, [base]) for bookie in asked))
+    await asyncio.gather(*(_ask_for_entries(transport, ledger_id, bookie, [base]) for bookie in asked))
     return any(bookie.found for bookie in asked)
 
 
 async def _listed(
-    components: LedgerComponents, ledger_id: int, bookie: BookieKnowledge, first: int
+    transport: BookieTransport, ledger_id: int, bookie: BookieKnowledge, first: int
 ) -> list[int]:
     """Entries from `first` on that the bookie says it has."""
     entries: list[int] = []
     while first >= 0:
         try:
-            page = await components.transport.list_entries(bookie.bookie, ledger_id, first=first, count=_LIST)
+            page = await transport.list_entries(bookie.bookie, ledger_id, first=first, count=_LIST)
         except MagnetarError:
             break  # nothing, or it does not say: then reading says why
         entries += [entry_id for begin, end in page.ranges for entry_id in range(begin, end + 1)]
@@ -164,11 +163,11 @@ async def _listed(
 
 
 async def _ask_for_entries(
-    components: LedgerComponents, ledger_id: int, bookie: BookieKnowledge, entries: Sequence[int]
+    transport: BookieTransport, ledger_id: int, bookie: BookieKnowledge, entries: Sequence[int]
 ) -> None:
     for place, entry_id in enumerate(entries):
         try:
-            answer = await components.transport.read(bookie.bookie, ledger_id, entry_id, entry_id, fence=True)
+            answer = await transport.read(bookie.bookie, ledger_id, entry_id, entry_id, fence=True)
             header = verify_ledger_entry(answer.entries[0])
             if (header.ledger_id, header.entry_id) != (ledger_id, entry_id):
                 raise EntryDamaged(f"another entry stands where entry {entry_id} should")

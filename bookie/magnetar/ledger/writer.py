@@ -393,10 +393,10 @@ class LedgerWriter:
                 self._handle(MetadataFailed(error))
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        self._handle(await self._components.write_metadata(self.ledger_id, metadata, version))
+        self._handle(await self._components.records.write(self.ledger_id, metadata, version))
 
     async def _read_metadata(self) -> None:
-        self._handle(await self._components.find_metadata(self.ledger_id))
+        self._handle(await self._components.records.find(self.ledger_id))
 
     def _ended(self, metadata: LedgerMetadata) -> None:
         self._stop_timer()

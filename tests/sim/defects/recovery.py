@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from magnetar.ledger.components import LedgerComponents
 from magnetar.ledger.core.events import EntryRead, MetadataFound, MetadataWritten
 from magnetar.ledger.core.metadata import LedgerState
 from magnetar.ledger.core.quorum import LastConfirmedQuorum, Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
+from magnetar.ledger.records import LedgerRecords
 from magnetar.ledger.recover import _Recovery
 from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.proto.errors import EntryNotFound
@@ -132,7 +132,7 @@ def recovery_writes_metadata_early() -> None:
 
     async def write(self: Any, changed: Any) -> None:
         core = self._core
-        event = await self._components.write_metadata(self._ledger_id, changed, core.version)
+        event = await self._components.records.write(self._ledger_id, changed, core.version)
         if isinstance(event, MetadataWritten) and core.metadata.state is LedgerState.IN_RECOVERY:
             core.metadata, core.version = changed, event.version
 
@@ -149,7 +149,7 @@ def recovery_writes_metadata_early() -> None:
 @defect
 def closing_overwrites_a_conflict() -> None:
     """Rule 16: whoever loses a compare-and-set writes once more, with the version that it found."""
-    write = LedgerComponents.write_metadata
+    write = LedgerRecords.write
 
     async def stubborn(self: Any, ledger_id: int, metadata: Any, version: int) -> Any:
         event = await write(self, ledger_id, metadata, version)
@@ -158,7 +158,7 @@ def closing_overwrites_a_conflict() -> None:
             return MetadataWritten(new)
         return event
 
-    LedgerComponents.write_metadata = stubborn  # type: ignore[method-assign]
+    LedgerRecords.write = stubborn  # type: ignore[method-assign]
 
 
 @defect

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.ledger import LedgerSettings, RegisteredBookies
-from magnetar.ledger.components import LedgerComponents
+from magnetar.ledger.records import LedgerRecords
 from magnetar.ledger.replication.cluster_watch import ClusterWatch
 from magnetar.proto.errors import BookieUnavailable, FinalError, MagnetarError, StorageFailed
 from support.bookies import Bookies
@@ -124,7 +124,7 @@ def test_rule_46_a_defect_in_the_work_of_a_writer_fails_its_adds(monkeypatch: py
         async def broken(*_: Any) -> None:
             raise KeyError("a defect")
 
-        monkeypatch.setattr(LedgerComponents, "write_metadata", broken)
+        monkeypatch.setattr(LedgerRecords, "write", broken)
         lost = writer.metadata.last_ensemble.bookies[0]
         bookies[lost].fail(BookieUnavailable("it is lost"))
         answers: list[MagnetarError | None] = []

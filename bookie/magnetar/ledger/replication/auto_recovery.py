@@ -74,6 +74,7 @@ class AutoRecovery:
         self._store = store = TimedStore(store, ledger_settings.metadata_timeout_s)
         ledgers = StoredLedgers(store)
         self._settings = settings
+        self._clock = clock
         self._watch = ClusterWatch(store)
         self._client = LedgerClient(
             ledgers,
@@ -185,8 +186,7 @@ class AutoRecovery:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _own_audit(self) -> LedgerAudit:
-        c = self._client.components
-        return LedgerAudit(StoredLedgers(self._store), UnderreplicatedLedgers(self._store), c.clock)
+        return LedgerAudit(StoredLedgers(self._store), UnderreplicatedLedgers(self._store), self._clock)
 
     def _wake_workers(self) -> None:
         self._work.forget_postponed()

@@ -164,9 +164,9 @@ class Worker:
         self.repairing[ledger_id] = type(instruction).__name__
         match instruction:
             case ReadMetadata():
-                return await c.find_metadata(ledger_id)
+                return await c.records.find(ledger_id)
             case WriteMetadata(metadata, at_version):
-                return await c.write_metadata(ledger_id, metadata, at_version)
+                return await c.records.write(ledger_id, metadata, at_version)
             case ChooseBookies():
                 return c.chooser.replacements(instruction)
             case ChooseCompliant(bookies, exclude, metadata):
@@ -206,7 +206,7 @@ class Worker:
             )
         except (TargetFailed, SourceFailed) as error:
             # The bookies of a ledger that was deleted meanwhile deny its entries.
-            found = await self._components.find_metadata(ledger_id)
+            found = await self._components.records.find(ledger_id)
             if isinstance(found, MetadataFailed) and isinstance(found.error, LedgerNotFound):
                 return found
             if isinstance(error, TargetFailed):
@@ -227,7 +227,7 @@ class Worker:
         except MagnetarError as error:
             return RecoveryFailed(f"it could not be recovered: {error.message}")
         self.figures["recovered_ledgers_total"] += 1
-        return await self._components.find_metadata(ledger_id)
+        return await self._components.records.find(ledger_id)
 
     async def _delete_copies(self, ledger_id: int, bookies: Sequence[str]) -> None:
         """A bookie that does not get it finds out by itself, when it next compares its ledgers with the metadata."""
@@ -245,7 +245,7 @@ class Worker:
             return
         ranges = [(first, last) for first, last, _ in decode_ranges(node.value, path)]
         self.repairing[ledger_id] = f"healing at {bookie}"
-        found = await self._components.find_metadata(ledger_id)
+        found = await self._components.records.find(ledger_id)
         healed = Healed()
         if isinstance(found, MetadataFailed):
             if not isinstance(found.error, LedgerNotFound):
