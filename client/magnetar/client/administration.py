@@ -148,7 +148,7 @@ class Admin:
         return int(answer["skipped"])
 
     async def clear_backlog(self, topic: str, subscription: str) -> int:
-        """As skip_messages, of all that is stored now; how many they were at most."""
+        """Acknowledges all that is stored now, as skip_messages does; returns how many they were at most."""
         answer = await self._ask_once(ClearBacklog, topic, check_subscription_name(subscription))
         return int(answer["skipped"])
 
@@ -192,7 +192,7 @@ class Admin:
         return await self._policies("", namespace)
 
     async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
-        """As update_topic_policies; what is None is that of the broker's settings again."""
+        """Does what update_topic_policies does; what is None is that of the broker's settings again."""
         return await self._update_policies("", namespace, changes)
 
     async def _policies(self, topic: str, namespace: str) -> FoundPolicies:
@@ -265,7 +265,7 @@ async def ask(admin: Admin, command: Command, *, topic: str | None = None, paylo
 
 
 def _with(policies: Policies, changes: Mapping[str, Any]) -> Policies:
-    """Of `subscription_ttl_ms` those subscriptions that are named. Raises InvalidArgument."""
+    """The changed policies; in `subscription_ttl_ms` the subscriptions that are named change. Raises InvalidArgument."""
     fields = dict(changes)
     if "subscription_ttl_ms" in fields:
         ttls = {**policies.subscription_ttl_ms, **(fields["subscription_ttl_ms"] or {})}

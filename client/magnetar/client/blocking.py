@@ -169,7 +169,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 
 class _Facade(Generic[T_co]):
-    """Of an object of the asyncio client, whose methods run in its loop's thread."""
+    """Stands for an object of the asyncio client, whose methods run in its loop's thread."""
 
     def __init__(self, thread: LoopThread, inner: T_co) -> None:
         self._thread = thread
@@ -241,7 +241,7 @@ def _made(
 
 
 class Receipt:
-    """Of a message sent by `send_nowait`: `result` waits for its id."""
+    """The receipt of a message sent by `send_nowait`: `result` waits for its id."""
 
     __slots__ = ("_receipt", "_thread")
 
@@ -265,7 +265,7 @@ class Receipt:
 
 
 class Producer(_Closing[AsyncProducer]):
-    """As magnetar.client.Producer."""
+    """Does what magnetar.client.Producer does."""
 
     send = _waiting(AsyncProducer.send)
     send_many = _waiting(AsyncProducer.send_many)
@@ -288,7 +288,7 @@ class _Receiving(_Closing[R_co]):
     trimmed_gaps: int = _reading(Receiving.trimmed_gaps)
 
     def stop(self) -> None:
-        """As that of magnetar.client.Consumer; it waits for nothing, and may be called by a signal handler."""
+        """Does what Consumer.stop does; it waits for nothing, and may be called by a signal handler."""
         self._thread.soon(self._inner.stop)
 
     def __iter__(self) -> Iterator[Message]:
@@ -334,7 +334,7 @@ class _Receiving(_Closing[R_co]):
 
 
 class Consumer(_Receiving[AsyncConsumer]):
-    """As magnetar.client.Consumer."""
+    """Does what magnetar.client.Consumer does."""
 
     ack = _waiting(AsyncConsumer.ack)
     ack_cumulative = _waiting(AsyncConsumer.ack_cumulative)
@@ -351,7 +351,7 @@ class Consumer(_Receiving[AsyncConsumer]):
 
 
 class Reader(_Receiving[AsyncReader]):
-    """As magnetar.client.Reader."""
+    """Does what magnetar.client.Reader does."""
 
     has_message_available = _waiting(AsyncReader.has_message_available)
 
@@ -361,7 +361,7 @@ class Reader(_Receiving[AsyncReader]):
 
 
 class TableView(_Closing[AsyncTableView]):
-    """As magnetar.client.TableView."""
+    """Does what magnetar.client.TableView does."""
 
     refresh = _waiting(AsyncTableView.refresh)
     get = _calling(AsyncTableView.get)
@@ -402,7 +402,7 @@ class TableView(_Closing[AsyncTableView]):
 
 
 class Admin(_Facade[AsyncAdmin]):
-    """As magnetar.client.Admin."""
+    """Does what magnetar.client.Admin does."""
 
     list_topics = _waiting(AsyncAdmin.list_topics)
     topic_stats = _waiting(AsyncAdmin.topic_stats)

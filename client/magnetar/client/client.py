@@ -23,8 +23,8 @@ from .connection.broker_connection import ABORT_TIMEOUT_S, CLOSE_TIMEOUT_S
 from .connection.pool import ConnectionPool
 from .connection.resolving import check_resolvable
 from .consumer import Consumer
+from .dead_letters import DeadLetters
 from .failover import ClusterFailover
-from .letters import Letters
 from .member import Member
 from .options import (
     ClientOptions,
@@ -183,7 +183,7 @@ class Client:
 
     @property
     def service_url(self) -> str:
-        """Of the cluster that is used now."""
+        """The URL of the cluster that is used now."""
         return str(self._pool.service)
 
     @property
@@ -276,7 +276,7 @@ class Client:
             letters = None if policy is None else self._letters(what, subscription, policy, wanted)
             if isinstance(wanted, list) and len(wanted) == 1 and not options.retry:
                 consumer = TopicConsumer(
-                    self._pool, wanted[0], consumer_id, what, options, on_closed, screen=letters
+                    self._pool, wanted[0], consumer_id, what, options, on_closed, delivery_filter=letters
                 )
                 return consumer, Consumer(wanted[0], subscription, consumer, letters)
             topics = self._topics_consumer(what, wanted, options, letters, on_closed)
@@ -289,7 +289,7 @@ class Client:
         what: str,
         wanted: list[str] | TopicPattern,
         options: ConsumerOptions,
-        letters: Letters | None,
+        letters: DeadLetters | None,
         on_closed: OnClosed,
     ) -> TopicsConsumer:
         """The consumer of several topics, and of the retry topics of all of them."""
@@ -315,7 +315,7 @@ class Client:
                 lambda: None,
                 create=letter_topic or isinstance(wanted, list),
                 on_wake=on_wake,
-                screen=letters,
+                delivery_filter=letters,
             )
 
         topics: list[str] | PatternTopics
@@ -330,7 +330,7 @@ class Client:
 
     def _letters(
         self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern
-    ) -> Letters:
+    ) -> DeadLetters:
         async def open_producer(topic: str) -> Producer:
             return await self._opening_producer(ProducerOptions(topic), copies=True)
 
@@ -339,7 +339,7 @@ class Client:
                 async with self.subscribe(topic, name, type="shared", start="earliest"):
                     pass
 
-        return Letters(
+        return DeadLetters(
             what,
             subscription,
             policy,
@@ -388,7 +388,7 @@ class Client:
     def _reading_consumer(
         self, consumer_id: int, what: str, options: ConsumerOptions, on_closed: OnClosed
     ) -> TopicConsumer:
-        """Of a subscription that nobody else knows."""
+        """A consumer of a subscription that nobody else knows."""
         topic = str(options.topic)
         return TopicConsumer(self._pool, topic, consumer_id, f"{what} of {topic}", options, on_closed)
 

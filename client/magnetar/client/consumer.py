@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Generator, Iterable, Mapping
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
+from .dead_letters import DeadLetters
 from .durations import Duration
-from .letters import Letters
 from .messages import Message
 from .receiving import Receiving
 from .topic.acknowledger import Acknowledgeable
@@ -17,7 +17,7 @@ from .topics_consumer import TopicsConsumer
 
 
 class _Done:
-    """Of a call that has nothing to wait for."""
+    """The result of a call that has nothing to wait for."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()
@@ -34,7 +34,7 @@ class Consumer(Receiving):
         topic: str,
         subscription: str,
         consumer: TopicConsumer | TopicsConsumer,
-        letters: Letters | None = None,
+        letters: DeadLetters | None = None,
     ) -> None:
         super().__init__(topic, consumer)
         self._subscription = subscription

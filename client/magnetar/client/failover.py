@@ -16,7 +16,7 @@ log = logging.getLogger("magnetar.client")
 
 
 class ClusterFailover:
-    """Of one client. `open`, and `close` in the end."""
+    """Probes and switches for one client. `open`, and `close` in the end."""
 
     def __init__(self, pool: ConnectionPool, settings: AutoFailover) -> None:
         self._pool = pool

@@ -175,7 +175,7 @@ class Delivery:
 
     @property
     def first_id(self) -> MessageId:
-        """Of message 0."""
+        """The id of message 0."""
         return MessageId(self.ledger, self.entry_id, self.base_index, self.partition)
 
     def values(self) -> list[bytes | None]:
@@ -256,7 +256,7 @@ class Failure:
 
 
 def messages_of(delivery: Delivery | Failure) -> list[Message]:
-    """Without those of the ack set. Raises of a damage."""
+    """Its messages, without those of the ack set. Raises what is wrong with a damaged delivery."""
     values = delivery.values()
     assert isinstance(delivery, Delivery)
     messages = map(Message, values, repeat(delivery), count())
@@ -265,7 +265,7 @@ def messages_of(delivery: Delivery | Failure) -> list[Message]:
 
 
 def peeked_messages(entries: Iterable[Sequence[Any]], topic: str) -> list[Message]:
-    """What PeekMessages answers. Raises of a damage."""
+    """What PeekMessages answers. Raises what is wrong with a damaged delivery."""
     found: list[Message] = []
     for ledger, entry, redelivery_count, hidden, part in entries:
         command = Deliver(0, 0, 0, ledger, entry, -1, redelivery_count, len(hidden))

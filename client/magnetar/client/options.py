@@ -117,7 +117,7 @@ def _delays(options: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Of `connect`; durations in seconds, or timedeltas."""
+    """The arguments of `connect`; durations in seconds, or timedeltas."""
 
     url: str | AutoFailover
     _: KW_ONLY
@@ -149,7 +149,7 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """Of `create_producer`; durations in seconds, or timedeltas. `topic` becomes its full name."""
+    """The arguments of `create_producer`; durations in seconds, or timedeltas. `topic` becomes its full name."""
 
     topic: str
     _: KW_ONLY
@@ -288,14 +288,14 @@ class PositionOptions(QueueOptions):
 
 @dataclass(frozen=True, slots=True)
 class TableViewOptions(QueueOptions):
-    """Of `create_table_view`."""
+    """The arguments of `create_table_view`."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions(PositionOptions):
-    """Of `create_reader`."""
+    """The arguments of `create_reader`."""
 
     topic: str
     _: KW_ONLY
@@ -304,7 +304,7 @@ class ReaderOptions(PositionOptions):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions(PositionOptions):
-    """Of `subscribe`; durations in seconds, or timedeltas."""
+    """The arguments of `subscribe`; durations in seconds, or timedeltas."""
 
     topic: str | Sequence[str] | re.Pattern[str]
     subscription: str

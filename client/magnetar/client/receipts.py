@@ -130,7 +130,7 @@ class Group:
         return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
 
     def stored_ids(self) -> list[MessageId | None]:
-        """Of a settled group: the id of each message, None for those that are not known to be stored."""
+        """The id of each message of a settled group, None for those that are not known to be stored."""
         ids: list[MessageId | None] = []
         for (first, ledger, entry, index), end in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]

@@ -99,9 +99,9 @@ class Receiving(Member):
         raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")
 
     async def _refill(self, count: int | None) -> bool:
-        """Waits until a message may be taken; False when stopped. Raises why nothing more will come, or a damage.
+        """Waits until a message may be taken; False when stopped.
 
-        count: see OpenDelivery.show.
+        Raises why nothing more will come, or what is wrong with a damaged delivery. count: see OpenDelivery.show.
         """
         source = self._source
         while not await source.refill_now(count):

@@ -65,7 +65,7 @@ def parse_url(url: Any) -> ServiceUrl:
 
 
 def broker_address(url: str) -> Address:
-    """Of the one broker that a look-up named. Raises InvalidArgument."""
+    """The address of the one broker that a look-up named. Raises InvalidArgument."""
     hosts = parse_url(url).hosts
     if len(hosts) != 1:
         raise InvalidArgument(f"a look-up was answered with {url!r}, which does not name one broker")

@@ -132,7 +132,10 @@ class TopicsConsumer:
         return iter(()) if self._current is None else self._current.open_messages()
 
     async def refill_now(self, count: int | None) -> bool:
-        """Opens the next delivery that is here. Raises what a topic failed with, or of a damage."""
+        """Opens the next delivery that is here.
+
+        Raises what a topic failed with, or what is wrong with a damaged delivery.
+        """
         if self.stopped or await self._open_next(count):
             return not self.stopped
         if self._current is not None:
@@ -140,7 +143,10 @@ class TopicsConsumer:
         return False
 
     async def _open_next(self, count: int | None) -> bool:
-        """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
+        """Opens deliveries that are here until one has a message.
+
+        Raises what a topic failed with, or what is wrong with a damaged delivery.
+        """
         while self._current is None or not length_hint(self._current.open_messages()):
             if self._current is not None and self._current.open_delivery.withholds:
                 await self._current.hand_out(count)
@@ -263,7 +269,7 @@ class TopicsConsumer:
 
     @property
     def trimmed_gaps(self) -> int:
-        """Of the topics that are consumed now."""
+        """How often messages were trimmed before they were read, in the topics that are consumed now."""
         return sum(consumer.trimmed_gaps for consumer in self.consumers.values())
 
     def pause(self) -> None:

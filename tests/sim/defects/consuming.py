@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from magnetar.broker.cursors.core.acks import INDEX_BITS, AckState, Position
 from magnetar.broker.cursors.core.range_blocks import RangesOfLedger
-from magnetar.client.letters import Letters
+from magnetar.client.dead_letters import DeadLetters
 from magnetar.client.messages import Message
 from magnetar.client.topic.acknowledger import Acknowledger
 from magnetar.client.topic.consumer import TopicConsumer
@@ -81,25 +82,26 @@ def permit_leaked_at_disconnect() -> None:
 @standalone_defect
 def dead_letter_acknowledged_before_it_is_durable() -> None:
     """A letter that is lost with its consumer is not delivered again."""
-    letters: Any = Letters
+    letters: Any = DeadLetters
 
     async def bury_one(self: Any, consumer: TopicConsumer, message: Message) -> None:
         await consumer.acknowledger.ack(message, receipt=True)
-        await self._send(self._dead_letter_topic(message), message, self._properties(message))
+        await asyncio.sleep(2.0)
+        await self._send_dead(message, self._properties(message))
 
-    letters._bury_one = bury_one
+    letters._write_dead_letter = bury_one
 
 
 @standalone_defect
 def epoch_not_checked_after_a_seek() -> None:
     """Rule 30: what was sent before the seek is handed out after it."""
     consumer: Any = TopicConsumer
-    delivered = consumer.delivered
+    delivered = consumer._delivered
 
     def any_epoch(self: Any, command: Any, payload: bytes) -> None:
         delivered(self, replace(command, consumer_epoch=max(command.consumer_epoch, self._epoch)), payload)
 
-    consumer.delivered = any_epoch
+    consumer._delivered = any_epoch
     consumer._drop_stale = lambda self: None
 
 

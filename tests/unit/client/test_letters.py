@@ -17,8 +17,8 @@ from magnetar.client import (
     Message,
     ReceiveTimeout,
     RedeliveryBackoff,
+    dead_letters,
 )
-from magnetar.client import letters as letters_module
 from magnetar.client.options import SubscriptionType
 from magnetar.proto.errors import InvalidTopicName, MessageTooLarge, NotAuthorized, ServiceNotReady
 from support.fake_ledger import FakeLedgers
@@ -229,8 +229,8 @@ async def test_a_letter_that_can_never_be_written_costs_itself_only(monkeypatch:
 
 
 async def test_more_dead_letters_than_may_be_in_flight_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters_module, "MAX_LETTERS_IN_FLIGHT", 10)
-    monkeypatch.setattr(letters_module, "_BACKOFF", RedeliveryBackoff(min_delay=0.01, max_delay=0.01))
+    monkeypatch.setattr(dead_letters, "MAX_LETTERS_IN_FLIGHT", 10)
+    monkeypatch.setattr(dead_letters, "_BACKOFF", RedeliveryBackoff(min_delay=0.01, max_delay=0.01))
     async with serving() as server, connect_to(server) as client:
         producer = await client.create_producer("t")
         consumer = await client.subscribe(
@@ -267,7 +267,7 @@ async def test_a_letter_is_not_acknowledged_before_it_is_written_whatever_ends_t
 
         for end in ("abort", "close"):
             consumer = await subscribe()
-            monkeypatch.setattr(letters_module, "_SETTLE_TIMEOUT_S", 0.05)
+            monkeypatch.setattr(dead_letters, "_SETTLE_TIMEOUT_S", 0.05)
             if end == "abort":
                 consumer.nack(await consumer.receive(5.0))
             with pytest.raises(ReceiveTimeout):

@@ -38,7 +38,7 @@ MAX_OWNERS = 100_000
 
 
 class Lookups:
-    """Of one client in one cluster. `timeout`: for each answer, in seconds; one that is held counts as well."""
+    """The look-ups of one client in one cluster. `timeout`: for each answer, in seconds; one that is held counts as well."""
 
     def __init__(self, brokers: BrokerConnections, timeout: float, rng: random.Random) -> None:
         self._brokers = brokers

@@ -48,7 +48,7 @@ class ConnectionPool:
 
     @property
     def service(self) -> ServiceUrl:
-        """Of the cluster that is used."""
+        """The URL of the cluster that is used."""
         return self._brokers.service
 
     def note_attached(self, who: object, attached: bool) -> None:
@@ -94,7 +94,7 @@ class ConnectionPool:
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
 
     async def request_once(self, command: Command, topic: str) -> Any:
-        """As `request`, but asks only once: what is done a second time does something else.
+        """Does what `request` does, but asks only once: what is done a second time does something else.
 
         TopicNotServed does not say whether it was done, so the topic is looked up for each of these.
         """

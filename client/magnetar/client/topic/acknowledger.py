@@ -35,14 +35,14 @@ _log = logging.getLogger("magnetar.client")
 # Rows that one frame carries at most: 48 KB, less than any frame of a client and a broker may have (FRAME_OVERHEAD_BYTES).
 ROWS_PER_FRAME = 2_000
 # Looks for what is not acknowledged in an ack_timeout; what is found is late by less than the time between two.
-LOOKS_PER_TIMEOUT = 10
+CHECKS_PER_TIMEOUT = 10
 _CUMULATIVE_TYPES = ("exclusive", "failover")
 
 Acknowledgeable = Message | MessageId | Iterable[Message | MessageId]
 
 
 class Acknowledger:
-    """Of one consumer. What users call is described in `Consumer`."""
+    """The acknowledgements of one consumer. What users call is described in `Consumer`."""
 
     def __init__(self, attachment: Attachment, options: ConsumerOptions) -> None:
         self._attachment = attachment
@@ -257,9 +257,9 @@ class Acknowledger:
     # --- ack_timeout -------------------------------------------------------------------------------------------------
 
     @property
-    def look_interval(self) -> float:
+    def check_interval(self) -> float:
         """Seconds between two calls of `redeliver_unacked`; 0: there is no ack_timeout."""
-        return 0.0 if self._unacked is None else self._unacked.timeout / LOOKS_PER_TIMEOUT
+        return 0.0 if self._unacked is None else self._unacked.timeout / CHECKS_PER_TIMEOUT
 
     def handed_out(self, delivery: Delivery, end: int) -> None:
         """Messages before `end` of the delivery were given to the user."""

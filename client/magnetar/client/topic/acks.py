@@ -246,7 +246,7 @@ class UnackedTracker:
             self._acked = last
 
     def _first_unacked(self, first: int, end: int, base: MessageId) -> int:
-        """Of the messages [first, end) of a delivery."""
+        """The row of the messages [first, end) of a delivery."""
         last = self._acked
         if last is None:
             return first

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 LARGE_DELIVERY_BYTES = 16 * 1024
 
 
-class Screen(Protocol):
+class DeliveryFilter(Protocol):
     """Takes what the user is not to see, before any of it is handed out: a dead-letter policy.
 
     It goes by redelivery counts, so what is handed out under one is reported to the broker first, and nothing else counts
@@ -90,7 +90,7 @@ class TopicConsumer:
         *,
         create: bool = True,
         on_wake: Callable[[TopicConsumer], object] | None = None,
-        screen: Screen | None = None,
+        delivery_filter: DeliveryFilter | None = None,
     ) -> None:
         """`create`: the topic, if there is none. `on_wake`: something arrived, or nothing more will."""
         self._attachment = Attachment(pool, topic, consumer_id, what, self, CloseConsumer, on_closed)
@@ -99,7 +99,7 @@ class TopicConsumer:
         self._options = options
         self._create = create
         self._on_wake = on_wake
-        self._screen = screen
+        self._delivery_filter = delivery_filter
         self._paused = False
         self._epoch = 0
         self._asked_start = self.position.start()  # as it subscribed last
@@ -110,14 +110,16 @@ class TopicConsumer:
         self._queue: deque[Delivery | Failure] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
-        self.open_delivery = OpenDelivery(self._attachment, self._handed_out, reports=screen is not None)
+        self.open_delivery = OpenDelivery(
+            self._attachment, self._handed_out, reports=delivery_filter is not None
+        )
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.stopped = False  # nothing is handed out any more
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
-        self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
+        self._check_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -126,7 +128,10 @@ class TopicConsumer:
         return self.open_delivery.left
 
     async def refill_now(self, count: int | None) -> bool:
-        """Opens the next delivery if it is here. Raises what ended the consumer, or of a damage."""
+        """Opens the next delivery if it is here.
+
+        Raises what ended the consumer, or what is wrong with a damaged delivery.
+        """
         while not length_hint(self.open_delivery.left):
             if self.open_delivery.withholds:
                 await self.hand_out(count)
@@ -139,7 +144,10 @@ class TopicConsumer:
         return True
 
     def open_next(self) -> bool:
-        """Opens a delivery that is here, though it may have nothing to hand out; False if none is. Raises of a damage."""
+        """Opens a delivery that is here, though it may have nothing to hand out; False if none is.
+
+        Raises what is wrong with a damaged delivery.
+        """
         if not self._queue or self.open_delivery.held or self.stopped or self.open_delivery.withholds:
             return False
         self._open_next()
@@ -160,7 +168,9 @@ class TopicConsumer:
         self._shrink_opened()
         if delivery.bytes >= LARGE_DELIVERY_BYTES and isinstance(delivery, Delivery):
             self._opened.append(ref(delivery))
-        self.open_delivery.open(messages if self._screen is None else self._screen.shown(self, messages))
+        self.open_delivery.open(
+            messages if self._delivery_filter is None else self._delivery_filter.shown(self, messages)
+        )
 
     async def hand_out(self, count: int | None) -> None:
         """Shows more of the open delivery."""
@@ -183,17 +193,17 @@ class TopicConsumer:
         self.position.handed_out(last)
         self.acknowledger.handed_out(last.delivery, last.index + 1)
 
-    def _look_for_unacked(self) -> None:
-        """Every look_interval."""
+    def _check_unacked(self) -> None:
+        """Every check_interval."""
         self.open_delivery.note_handed_out()
         self.acknowledger.redeliver_unacked()
-        self._look_soon()
+        self._schedule_check()
 
-    def _look_soon(self) -> None:
-        interval = self.acknowledger.look_interval
+    def _schedule_check(self) -> None:
+        interval = self.acknowledger.check_interval
         if interval and not self._attachment.closed:
             loop = asyncio.get_running_loop()
-            self._look_timer = loop.call_later(interval, self._look_for_unacked)
+            self._check_timer = loop.call_later(interval, self._check_unacked)
 
     @property
     def has_next(self) -> bool:
@@ -271,7 +281,7 @@ class TopicConsumer:
             if self._options.type not in INDIVIDUAL_TYPES:  # else what comes again lies between what does not
                 self.position.moved_to(MessageId(*result["position"]))
 
-        await self._move(Redeliver(0, self._attachment.id, self._screen is None), moved)
+        await self._move(Redeliver(0, self._attachment.id, self._delivery_filter is None), moved)
 
     async def _move(self, command: Command, moved: Callable[[dict[str, Any]], None]) -> None:
         """What was received before its answer is dropped."""
@@ -357,8 +367,8 @@ class TopicConsumer:
     def leaving(self) -> None:
         """See Attached."""
         self.stop()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self.acknowledger.end()
 
     def left(self) -> None:
@@ -369,7 +379,7 @@ class TopicConsumer:
     async def open(self) -> None:
         """Attaches for the first time."""
         await self._attachment.open()
-        self._look_soon()
+        self._schedule_check()
 
     def opening(self) -> Subscribe:
         """See Attached."""
@@ -470,9 +480,13 @@ class TopicConsumer:
                 self.position.moved_to(delivery.first_id)
             self._drop_stale()
             self.acknowledger.forget_nacks()
-        if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
+        if (
+            self._delivery_filter is not None
+            and isinstance(delivery, Delivery)
+            and self._delivery_filter.takes(delivery)
+        ):
             with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
-                if self._screen.take(self, messages_of(delivery)):
+                if self._delivery_filter.take(self, messages_of(delivery)):
                     self._grant()
                     return
         self._queue.append(delivery)

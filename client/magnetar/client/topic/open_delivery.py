@@ -26,7 +26,7 @@ ALL_HERE = MAX_MESSAGES_PER_ENTRY  # who takes a whole delivery at once
 
 
 class OpenDelivery:
-    """Of one consumer. left: what may be taken; taking from it hands out. It ends when the delivery is left."""
+    """The open delivery of one consumer. left: what may be taken, until the delivery is left; taking from it hands out."""
 
     def __init__(
         self, attachment: Attachment, handed_out: Callable[[Message], object], *, reports: bool

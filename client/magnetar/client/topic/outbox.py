@@ -91,7 +91,7 @@ class Outbox:
 
     @property
     def why_delayed(self) -> str:
-        """As a part of an error's text."""
+        """Why the broker cannot store what was sent, as a part of an error's text."""
         return f"; the broker cannot store messages for now: {self.delay_reason}" if self.delay_reason else ""
 
     def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:

@@ -181,7 +181,7 @@ class TopicProducer:
     async def send_when_room(
         self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
     ) -> Receipt:
-        """As send_nowait, after waiting for room."""
+        """Does what send_nowait does, after waiting for room."""
         size = message_bytes(checked_value(value), checked_key(key), checked_properties(properties))
         await self._wait_for_room(size)
         return self._send_slowly(value, key, properties, event_time)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 
 class Failover:
-    """Of one client. in_use: the cluster that it should use."""
+    """The decisions of one client. in_use: the cluster that it should use."""
 
     def __init__(self, clusters: int, *, failover_delay_s: float, switch_back_delay_s: float) -> None:
         self.in_use = 0

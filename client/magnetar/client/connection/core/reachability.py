@@ -34,7 +34,7 @@ class _Failure:
 
 
 class Reachability:
-    """Of the brokers of one cluster. Times are those of one clock, in seconds; `chance` returns 0 <= x < 1."""
+    """Which brokers of one cluster can be reached. Times are those of one clock, in seconds; `chance` returns 0 <= x < 1."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._chance = chance

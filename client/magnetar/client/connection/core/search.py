@@ -62,7 +62,7 @@ Step = Ask | Connect | Failed
 
 
 class Search:
-    """Of one topic, once. See the module docstring."""
+    """The search for one topic, once. See the module docstring."""
 
     def __init__(self) -> None:
         self._step: Step = Failed()

@@ -10,7 +10,7 @@ has what the message had, and where it came from.
 
 What these properties say is believed in this subscription's own retry topic alone, and only if LETTER_TOPIC and
 REAL_SUBSCRIPTION say that the copy was written there by it: a letter that somebody sent again begins a new life. A
-message that is a dead letter already (LETTER_TOPIC is where it stands) is not buried once more by a consumer of a
+message that is a dead letter already (LETTER_TOPIC is where it stands) does not become one once more by a consumer of a
 pattern, and at most MAX_GENERATIONS times by one that names its topics: then it is handed out like any other, so that
 subscriptions that consume each other's letters come to an end.
 
@@ -61,8 +61,8 @@ _MAX_DIGITS = 15  # of a number in a property: more than 30,000 years of millise
 _SETTLE_TIMEOUT_S = 5.0
 
 
-class Letters:
-    """Of one consumer, whichever topics it has."""
+class DeadLetters:
+    """The dead-letter and retry topics of one consumer, whichever topics it has."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Letters:
     ) -> None:
         """`make_subscription` makes one at the start of a topic, unless it is there. `await_end` takes cancelled tasks.
 
-        `of_letters`: dead letters of others are buried as well, MAX_GENERATIONS times, as their topics were asked for.
+        `of_letters`: letters of others become dead letters here as well, MAX_GENERATIONS times: their topics were asked for.
         """
         self._what = what
         self._subscription = subscription
@@ -118,11 +118,11 @@ class Letters:
     # --- of each delivery --------------------------------------------------------------------------------------------
 
     def takes(self, delivery: Delivery) -> bool:
-        """See topic.consumer.Screen."""
+        """See topic.consumer.DeliveryFilter."""
         return delivery.redelivery_count > self._policy.max_redeliver_count
 
     def take(self, consumer: TopicConsumer, messages: list[Message]) -> bool:
-        """See topic.consumer.Screen: to the dead-letter topic, in the background."""
+        """See topic.consumer.DeliveryFilter: to the dead-letter topic, in the background."""
         if any(self._generation(message) >= self._max_generations for message in messages):
             return False
         room = MAX_LETTERS_IN_FLIGHT - len(self._in_flight)
@@ -130,11 +130,11 @@ class Letters:
         consumer.acknowledger.give_back(new[room:], _BACKOFF.min_delay, counted=True)
         if new := new[:room]:
             self._in_flight.update(((message.topic, message.id), None) for message in new)
-            self._tasks.begin(self._bury(consumer, new))
+            self._tasks.begin(self._write_dead_letters(consumer, new))
         return True
 
     def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
-        """See topic.consumer.Screen: of a retry topic, gives back what is not due yet."""
+        """See topic.consumer.DeliveryFilter: of a retry topic, gives back what is not due yet."""
         if consumer.topic not in self._origins:
             return messages
         due: list[Message] = []
@@ -147,10 +147,10 @@ class Letters:
                 due.append(message)
         return due
 
-    async def _bury(self, consumer: TopicConsumer, messages: list[Message]) -> None:
+    async def _write_dead_letters(self, consumer: TopicConsumer, messages: list[Message]) -> None:
         try:
             outcomes = await asyncio.gather(
-                *[self._bury_one(consumer, message) for message in messages], return_exceptions=True
+                *[self._write_dead_letter(consumer, message) for message in messages], return_exceptions=True
             )
         finally:
             for message in messages:
@@ -165,7 +165,7 @@ class Letters:
             self._warn(consumer.topic, len(failed), failed[0][1], pause)
             consumer.acknowledger.give_back([message for message, _ in failed], pause, counted=True)
 
-    async def _bury_one(self, consumer: TopicConsumer, message: Message) -> None:
+    async def _write_dead_letter(self, consumer: TopicConsumer, message: Message) -> None:
         await self._send_dead(message, self._properties(message))
         await consumer.acknowledger.ack(message)
 
@@ -219,7 +219,7 @@ class Letters:
 
     @staticmethod
     def _generation(message: Message) -> int:
-        """How often it was buried before, whoever did."""
+        """How often it became a dead letter before, of whichever subscription."""
         found = message.properties
         return _number(found, LETTER_GENERATION) if found.get(LETTER_TOPIC) == message.topic else 0
 
