@@ -33,39 +33,30 @@ class LedgerManager(Protocol):
 
     async def new_ids(self, count: int = 1) -> int:
         """The first of `count` ids in a row that no ledger had; no later call anywhere returns lower ones."""
-        ...
 
     async def create(self, ledger_id: int, record: bytes) -> int:
         """Returns the version. AlreadyExists."""
-        ...
 
     async def get(self, ledger_id: int) -> Versioned | None:
         """The record; None if there is no such ledger."""
-        ...
 
     async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
         """Compare-and-set: returns the new version. VersionConflict, NotFoundInStore."""
-        ...
 
     async def delete(self, ledger_id: int, *, remember_for: Sequence[str] = ()) -> None:
         """NotFoundInStore. In the same commit, a note for each of these bookies that it has to delete its entries."""
-        ...
 
     async def bookies_to_delete(self) -> list[str]:
         """Bookies for which deletions are noted; perhaps some without any."""
-        ...
 
     async def noted_deletions(self, bookie: str, *, after: int = -1, limit: int) -> list[int]:
         """Deleted ledgers above `after` that the bookie has not confirmed yet, rising."""
-        ...
 
     async def forget_deletions(self, ledger_id: int, bookies: Sequence[str]) -> None:
         """These bookies have confirmed the deletion. Without notes it does nothing."""
-        ...
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Calls back from the event loop after the record changed; perhaps without a change, once for several."""
-        ...
 
 
 class StoredLedgers:

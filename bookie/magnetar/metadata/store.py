@@ -79,7 +79,6 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """No call comes after this, not even one already scheduled. May be called again."""
-        ...
 
 
 class Session(Protocol):
@@ -96,20 +95,16 @@ class Session(Protocol):
     @property
     def session_id(self) -> int:
         """Never used twice in the life of a store."""
-        ...
 
     @property
     def lost(self) -> bool:
         """Once true, never false again: an owner of something that depends on this session stops at once (rule 31)."""
-        ...
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Calls back once, from the event loop, when the session ends by anything but `close`."""
-        ...
 
     async def close(self) -> None:
         """Deletes the session's nodes; if the store cannot be reached, they go with its timeout. May be called again."""
-        ...
 
 
 class MetadataStore(Protocol):
@@ -117,19 +112,15 @@ class MetadataStore(Protocol):
 
     async def get(self, path: str) -> Versioned | None:
         """The node, or None. Parents that are only implied are None too."""
-        ...
 
     async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
         """Returns the version. AlreadyExists. With a session the node is ephemeral; a lost one: AlreadyClosed."""
-        ...
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Returns the new version. VersionConflict, NotFoundInStore."""
-        ...
 
     async def delete(self, path: str, *, version: int | None = None) -> None:
         """VersionConflict, NotFoundInStore, NodeNotEmpty."""
-        ...
 
     async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
         """Names directly below, sorted by their UTF-8 bytes; [] if there are none. "/" is the root.
@@ -137,21 +128,18 @@ class MetadataStore(Protocol):
         Those behind the name `after`, and the first `limit` of them; 0: all. A store that lists ranges does no more
         work than that.
         """
-        ...
 
     async def next_id(self, name: str, count: int = 1) -> int:
         """0, 1, 2... per name; never repeats, whatever crashes; a crash may leave a gap. The first of `count` in a row.
 
         A `count` of 0 draws none, and says which would be next.
         """
-        ...
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         """All or nothing, in order, each seeing those before it. The error's detail `index` says which one failed.
 
         All Creates with a session have the same one. What is written must fit into 1,000,000 bytes altogether.
         """
-        ...
 
     def watch(self, path: str, callback: Callable[[str], None]) -> Watch:
         """Calls back with `path` after the node, or its list of children, or a child's value, changed.
@@ -160,18 +148,15 @@ class MetadataStore(Protocol):
         come without a change: read again, and compare. The watch stays until it is closed. Watch first, then read: no
         change that this read does not show is missed.
         """
-        ...
 
     async def open_session(self, timeout_s: float) -> Session:
         """A session that ends when its holder was silent for `timeout_s` seconds, or with its process.
 
         ZooKeeper's servers bound the timeout by 2 to 20 of their ticks.
         """
-        ...
 
     async def close(self) -> None:
         """Ends the sessions of this process, then releases the store. May be called again."""
-        ...
 
 
 def split_path(path: str) -> list[str]:

@@ -17,7 +17,6 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch, UTC."""
-        ...
 
 
 class SystemClock:

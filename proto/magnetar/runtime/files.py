@@ -46,51 +46,39 @@ class File(Protocol):
     @property
     def path(self) -> str:
         """Where it was opened."""
-        ...
 
     def write_at(self, offset: int, parts: Sequence[Buffer]) -> int:
         """Writes all parts one after another and returns their bytes. Buffered when it returns."""
-        ...
 
     def read_at(self, offset: int, length: int) -> bytes:
         """May block for the disk. Shorter than `length` only at the end of the file."""
-        ...
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """Like `read_at`, but None instead of waiting when a part is not in the page cache."""
-        ...
 
     def will_need(self, offset: int, length: int) -> None:
         """Asks the kernel to read ahead; returns at once."""
-        ...
 
     def drop_cache(self, offset: int, length: int) -> None:
         """Asks the kernel to forget what is clean, so that the next read sees the disk. 50 us a MB that was cached."""
-        ...
 
     def zero_fill(self, offset: int, length: int) -> None:
         """Writes zeros (not a hole: later overwrites then change no metadata). Buffered when it returns."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Cuts or extends to `size` bytes. Buffered when it returns."""
-        ...
 
     def size(self) -> int:
         """Bytes of the file."""
-        ...
 
     def sync(self) -> None:
         """Durable when it returns. A failure poisons the file."""
-        ...
 
     def close(self) -> None:
         """Syncs nothing. May be called twice."""
-        ...
 
     def fileno(self) -> int:
         """The descriptor, to hand to a helper process."""
-        ...
 
 
 class FileLock(Protocol):
@@ -99,15 +87,12 @@ class FileLock(Protocol):
     @property
     def path(self) -> str:
         """The lock file."""
-        ...
 
     def fileno(self) -> int:
         """The descriptor to pass to helper processes, which then hold the lock as well."""
-        ...
 
     def release(self) -> None:
         """Lets go of this process's share. May be called twice."""
-        ...
 
 
 class Files(Protocol):
@@ -117,51 +102,39 @@ class Files(Protocol):
         self, path: str, *, create: bool = False, exclusive: bool = False, read_only: bool = False
     ) -> File:
         """`create` makes a missing file, `exclusive` insists that it was missing. DataDirectoryError otherwise."""
-        ...
 
     def read(self, path: str) -> bytes:
         """The whole content. DataDirectoryError if it is missing."""
-        ...
 
     def write_atomically(self, path: str, data: bytes) -> None:
         """Replaces the content by way of `path + ".tmp"`. Durable when it returns."""
-        ...
 
     def exists(self, path: str) -> bool:
         """True for files and directories. DataDirectoryError, StorageFailed where that cannot be seen."""
-        ...
 
     def list(self, directory: str) -> list[str]:
         """Names in the directory, sorted. DataDirectoryError if it is missing."""
-        ...
 
     def make_directory(self, path: str) -> None:
         """With its parents; fine if it exists. Each new name is durable when it returns."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Replaces the target. Durable after `sync_directory`."""
-        ...
 
     def delete(self, path: str) -> None:
         """A file. Fine if it is missing. Durable after `sync_directory`."""
-        ...
 
     def sync_directory(self, path: str) -> None:
         """Makes the directory's names durable."""
-        ...
 
     def free_bytes(self, path: str) -> tuple[int, int]:
         """(free for this user, total) of the file system that holds `path`."""
-        ...
 
     def device(self, path: str) -> int:
         """Number of the file system that holds `path`: equal for two paths that share their space."""
-        ...
 
     def lock(self, path: str) -> FileLock:
         """Takes the exclusive lock or raises DataDirectoryError with details["locked"] = True; never waits."""
-        ...
 
 
 def file_size(files: Files, path: str) -> int:

@@ -45,23 +45,18 @@ class ConnectionOwner(Protocol):
 
     def opened(self, connection: Connection) -> None:
         """The transport is there; nothing was sent."""
-        ...
 
     def introduced(self, connection: Connection, handshake: Handshake) -> None:
         """The first answer."""
-        ...
 
     def heard(self, connection: Connection, answered_sent_at: float | None, pong: bool) -> None:
         """Bytes arrived; the send time of the newest write of which they answer something, if they do."""
-        ...
 
     def event(self, path: str) -> None:
         """A watch reports a change of this node."""
-        ...
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         """The connection is over; also for one that was closed from here."""
-        ...
 
 
 class Connection(asyncio.Protocol):

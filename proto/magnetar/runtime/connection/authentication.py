@@ -33,7 +33,6 @@ class AuthenticationExchange(Protocol):
 
     def respond(self, data: bytes) -> Authenticated | Challenge:
         """Takes what the peer sent. Raises AuthenticationFailed. Must not block."""
-        ...
 
 
 class Authenticator(Protocol):
@@ -41,7 +40,6 @@ class Authenticator(Protocol):
 
     def begin(self, method: str) -> AuthenticationExchange:
         """A new exchange by the method that the peer chose. Raises AuthenticationFailed naming the methods offered."""
-        ...
 
 
 class Credentials(Protocol):
@@ -50,15 +48,12 @@ class Credentials(Protocol):
     @property
     def method(self) -> str:
         """Name of the method, for CONNECT."""
-        ...
 
     def begin(self) -> bytes:
         """Data for CONNECT."""
-        ...
 
     def respond(self, challenge: bytes) -> bytes:
         """The answer to a challenge. Raises AuthenticationFailed."""
-        ...
 
 
 # Called for every command that touches a resource, with principal, operation and resource. Raises NotAuthorized.

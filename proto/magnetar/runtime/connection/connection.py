@@ -49,7 +49,6 @@ class ConnectionHandler(Protocol):
 
     def connection_ready(self, connection: Connection) -> None:
         """The handshake is done; negotiated values are known and frames may be sent."""
-        ...
 
     def runs_received(self, runs: list[Run]) -> None:
         """Frames in the order of the stream: all but handshake, keep-alive and answers, and only known commands.
@@ -57,15 +56,12 @@ class ConnectionHandler(Protocol):
         Raise MalformedFrame (as `decode_command` does) for a header that cannot be used: it is sent to the peer, and the
         connection closes.
         """
-        ...
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Every pending request has failed already. None: this side closed it, without an error."""
-        ...
 
     def writing_resumed(self) -> None:
         """`writable` is True again."""
-        ...
 
 
 class Connection:

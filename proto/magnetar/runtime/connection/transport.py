@@ -48,35 +48,27 @@ class WireProtocol(Protocol):
 
     def connection_made(self) -> None:
         """The socket is connected, and the handshake may begin. `Transport.opened` says that it is done."""
-        ...
 
     def bytes_received(self, data: bytes) -> None:
         """The bytes of one read. What it raises goes to `fail`."""
-        ...
 
     def progress(self) -> tuple[int, int]:
         """A count that grows with every whole frame, and the bytes held of a frame that is not complete."""
-        ...
 
     def ping(self) -> None:
         """The peer has been silent: write something that it has to answer."""
-        ...
 
     def writing_resumed(self) -> None:
         """`Transport.writable` is True again. What it raises goes to `fail`."""
-        ...
 
     def fail(self, error: Exception) -> None:
         """Tell the peer, in the protocol's own format, that `error` ends the connection, and close the transport."""
-        ...
 
     def close(self, error: MagnetarError | None = None) -> None:
         """The server stops: tell the peer `error`, and close the transport."""
-        ...
 
     def connection_lost(self, error: MagnetarError | None) -> None:
         """Called once, as soon as nothing can be sent or received. None: this side closed it, without an error."""
-        ...
 
 
 class Acceptor(Protocol):
@@ -84,15 +76,12 @@ class Acceptor(Protocol):
 
     def opened(self, transport: Transport) -> MagnetarError | None:
         """The socket is connected. An error refuses the peer."""
-        ...
 
     def closed(self, transport: Transport) -> None:
         """The socket is closed."""
-        ...
 
     def fault(self, transport: Transport, error: MagnetarError) -> None:
         """The peer did something wrong, and its connection ends."""
-        ...
 
 
 class State(enum.Enum):
