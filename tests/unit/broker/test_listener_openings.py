@@ -8,7 +8,14 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.proto import commands as c
-from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, StorageFailed, TopicNotFound
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    ConsumerBusy,
+    InvalidArgument,
+    ProducerFenced,
+    StorageFailed,
+    TopicNotFound,
+)
 from magnetar.proto.frames import encode_frame
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
@@ -156,7 +163,8 @@ async def test_a_storm_of_openings_leaves_no_place_behind(seed: int) -> None:
     rng = random.Random(seed)
     async with running_broker() as broker:
         clients = [FakeClient(broker) for _ in range(4)]
-        asked = []
+        await broker.topic(TOPIC, create=True)
+        tasks, asked = len(asyncio.all_tasks()), []
         for _ in range(400):
             client = rng.choice(clients)
             match rng.randrange(4):
@@ -182,11 +190,15 @@ async def test_a_storm_of_openings_leaves_no_place_behind(seed: int) -> None:
         topic = broker.topics[str(TOPIC)]
         assert consumers(broker) == 0
         assert len(topic.producers) == 0
-        for client in clients:
-            assert not client.handler._tasks
-            assert not list(client.handler._consumers)
-            assert not list(client.handler._producers)
-            assert not client.handler._senders
+        assert len(asyncio.all_tasks()) == tasks, "no request is worked on any more"
+        for client in clients[2:]:
+            for number in range(3):
+                for epoch in range(9):
+                    client.publish(b"late", producer_id=number, epoch=epoch)
+                with pytest.raises(InvalidArgument):
+                    await client.ask(c.Unsubscribe, number)
+            assert [failed.code for failed in client.failures[-27:]] == [ProducerFenced.code] * 27
+        assert not topic.publish_budget.used
 
 
 # --- loads -----------------------------------------------------------------------------------------------------------
