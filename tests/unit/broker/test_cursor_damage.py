@@ -343,10 +343,9 @@ async def test_closing_a_cursor_does_not_swallow_the_cancellation_of_its_caller(
         cursor = cursor_of(broker)
         stage.ledgers.hold = True
         cursor.ack(*client.messages[0].id[:2], [0], [0], 1)
-        cursor.changed(None)
-        cursor._start_flush()
+        cursor.changed(lambda error: None)
         await settle()
-        closing = asyncio.ensure_future(cursor._stop())
+        closing = asyncio.ensure_future(cursor.close(fenced=True))
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait([closing])

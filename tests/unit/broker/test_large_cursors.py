@@ -160,7 +160,7 @@ async def test_what_is_damaged_costs_what_stands_in_it(place: str) -> None:
 async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed: int) -> None:
     """Receipts are for what came before the flush that they waited for, however the state moves between two pieces."""
     rng = random.Random(seed)
-    stage = Stage(max_inline_cursor_bytes=1 << 20 if seed % 2 else 1)
+    stage = Stage(max_inline_cursor_bytes=1 << 20 if seed % 2 else 1, max_cursor_ledger_entries=1)
     cursor = await stage.with_holes(4 * MAX_ROWS_PER_ENTRY, whole=True)
     stage.ledgers.hold = True
     receipted: set[int] = set()
@@ -177,7 +177,6 @@ async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed
 
         cursor.changed(durable)
 
-    cursor._snapshot_due = True
     most = 8 * MAX_ROWS_PER_ENTRY
     acknowledge([most], before=range(1, most, 2))
     front = 0
@@ -201,11 +200,10 @@ async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed
 
 @pytest.mark.parametrize("after_pieces", [0, 1, 3, 5])
 async def test_a_seek_while_a_snapshot_is_written_takes_back_what_was_written(after_pieces: int) -> None:
-    stage = Stage(max_inline_cursor_bytes=1)
+    stage = Stage(max_inline_cursor_bytes=1, max_cursor_ledger_entries=1)  # each change is a snapshot
     cursor = await stage.with_holes(4 * MAX_ROWS_PER_ENTRY, whole=True)
     cursor.ack(1, 0, [0], [MESSAGES - 1], MESSAGES)
     stage.ledgers.hold = True
-    cursor._snapshot_due = True
     flushed = asyncio.ensure_future(cursor.flush())
     for _ in range(after_pieces):
         await settle(10)

@@ -1,6 +1,5 @@
 """Redelivery counts: against a dictionary, in the cursor ledger, and over restarts of the broker."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -183,20 +182,13 @@ async def test_counts_survive_a_broker_that_was_killed_but_for_its_last_deliveri
         await client.received(2)
         for _ in range(3):
             await nack(client, client.messages[0].row())
-        await until_stored(broker)
+        await subscription(broker).cursor.flush()
         await crash(broker)
     async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)
         await client.consumer(type="shared")
         await client.received(2)
         assert counts_of(client) == [(b"0.0", 3), (b"1.0", 0)]
-
-
-async def until_stored(broker: Broker) -> None:
-    """The cursor's flush interval is over."""
-    cursor = subscription(broker).cursor
-    while cursor.redeliveries.changed or cursor._dirty or cursor._task is not None:
-        await asyncio.sleep(0.001)
 
 
 async def test_a_nack_of_what_nobody_has_seen_leaves_the_count_as_it_is() -> None:
@@ -221,7 +213,7 @@ async def test_a_seek_begins_all_counts_anew_also_after_a_restart() -> None:
         await client.consumer(type="shared")
         await client.received(2)
         await nack(client, client.messages[0].row())
-        await until_stored(broker)
+        await subscription(broker).cursor.flush()
         await client.ask(c.Seek, 1, ("earliest", None))
         await settle()
         await crash(broker)
