@@ -370,7 +370,7 @@ class DispatchMachine(RuleBasedStateMachine):
         world, name = self.world, self.consumer(data)
         if world.type in INDIVIDUAL:
             world.give_back(world.held_by(name))
-        else:
+        elif world.type == "exclusive" or name == world.active:  # another one has nothing
             world.rewound(world.core.read_position)
         world.nack(name, [])
 

@@ -39,7 +39,7 @@ from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
 from ..log.reading import LedgerReading
 from .core.consumer import Consumer, ConsumerPort
-from .core.entry_source import NOT_RECOVERABLE, Acks
+from .core.entry_source import NOT_RECOVERABLE
 from .core.instructions import Pause
 from .core.lost_consumers import LostConsumers
 from .core.selection import SELECTORS
@@ -203,20 +203,15 @@ class Subscription:
         """True if it gets what compactions left, and then the tail."""
         return self.compacted is not None
 
-    def read_compacted_from(self, compacted: CompactedLog) -> None:
-        """While there are no consumers: it looks at this from now on, and its cursor follows."""
-        self.compacted = compacted
-        self._look_at(compacted, CompactedAcks(compacted, self.cursor.state))
-
-    def read_all_from(self, whole: LedgerReading) -> None:
-        """While there are no consumers: as if it had never read what compactions left."""
-        self.compacted = None
-        self._look_at(whole, self.cursor.state)
-
-    def _look_at(self, log: LedgerReading | CompactedLog, acks: Acks) -> None:
+    def look_at(self, log: LedgerReading | CompactedLog) -> None:
+        """While there are no consumers: it sees the topic like this from now on, and its cursor follows."""
+        state = self.cursor.state
         self._log = log
+        self.compacted = log if isinstance(log, CompactedLog) else None
         self.cursor.follow(log)
-        self.dispatcher.look_at(log, acks)
+        self.dispatcher.look_at(
+            log, state if self.compacted is None else CompactedAcks(self.compacted, state)
+        )
 
     def add_consumer(self, port: ConsumerPort, asked: SubscribeRequest) -> Consumer:
         """Attaches a consumer. Raises ConsumerBusy; nothing is delivered before `flow`."""

@@ -155,7 +155,7 @@ class Subscriptions(Mapping[str, Subscription]):
                 subscription = await self._create(name, position, durable=asked.durable)
                 if compacted is not None:
                     compacted.begin_at(position, new=start[0] == "earliest")
-                    subscription.read_compacted_from(compacted)
+                    subscription.look_at(compacted)
             elif subscription.durable != asked.durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
@@ -198,10 +198,10 @@ class Subscriptions(Mapping[str, Subscription]):
                 "all of its consumers must have the same"
             )
         if compacted is None:
-            subscription.read_all_from(self._log)
+            subscription.look_at(self._log)
         else:
             compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
-            subscription.read_compacted_from(compacted)
+            subscription.look_at(compacted)
 
     async def create(self, name: str, start: Start) -> None:
         """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
