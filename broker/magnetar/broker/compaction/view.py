@@ -131,7 +131,7 @@ def _payload(entry: bytes) -> bytes:
 
 
 class CompactedLog:
-    """See the module docstring: TopicLog and AckLog of one subscription, and the topology of its cursor.
+    """See the module docstring: the TopicLog of one subscription, and the topology of its cursor.
 
     `view()` is None before the first compaction, and when what it left is damaged: then this is the whole topic.
     """

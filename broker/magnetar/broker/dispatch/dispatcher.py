@@ -15,7 +15,7 @@ from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.runtime.tasks import awaited
 
-from ..cursors.core.acks import Position
+from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor
 from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
@@ -45,10 +45,19 @@ MAX_INSTRUCTIONS_PER_TURN = 256
 
 
 class TopicLog(TopicLookups, Protocol):
-    """What dispatch needs of the topic."""
+    """What dispatch and acknowledgements need of the topic."""
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one."""
+
+    def is_known(self, ledger_id: int) -> bool:
+        """False if the ledger was trimmed or is not of this topic."""
+
+    def message_count(self, key: EntryKey) -> int | None:
+        """Messages of an entry that is in memory."""
+
+    async def read_message_count(self, key: EntryKey) -> int:
+        """Messages of any entry. Raises MessageLost."""
 
 
 class Dispatcher:

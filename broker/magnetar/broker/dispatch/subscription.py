@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from magnetar.proto.errors import (
     ConsumerBusy,
@@ -44,7 +44,7 @@ from .core.instructions import Pause
 from .core.lost_consumers import LostConsumers
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
-from .dispatcher import Dispatcher
+from .dispatcher import Dispatcher, TopicLog
 
 _log = logging.getLogger(__name__)
 
@@ -57,22 +57,6 @@ MAX_PRIORITY_LEVEL = 1_000
 POISON_REDELIVERIES = 5
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
 WHOLE_ENTRY = (0, MAX_MESSAGES_PER_ENTRY - 1)
-
-
-class AckLog(Protocol):
-    """What acknowledgement needs of the topic."""
-
-    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry exists for consumers."""
-
-    def is_known(self, ledger_id: int) -> bool:
-        """False if the ledger was trimmed or is not of this topic."""
-
-    def message_count(self, key: EntryKey) -> int | None:
-        """Messages of an entry that is in memory."""
-
-    async def read_message_count(self, key: EntryKey) -> int:
-        """Messages of any entry. Raises MessageLost."""
 
 
 class _Lookup(NamedTuple):
@@ -145,7 +129,7 @@ class Subscription:
     def __init__(
         self,
         name: str,
-        log: AckLog,
+        log: TopicLog,
         cursor: Cursor,
         dispatcher: Dispatcher,
         on_empty: Callable[[Subscription], None],
