@@ -98,6 +98,30 @@ async def test_an_unreadable_entry_stops_its_subscription_visibly_and_is_deliver
         assert broker.figures()["unreadable_entries"] == 0
 
 
+async def test_consumers_are_notified_of_an_entry_that_is_there_and_cannot_be_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notified: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        ConsumerPort,
+        "entry_unreadable",
+        lambda self, epoch, key, error, *, lost: notified.append((key[1], lost)),
+    )
+
+    async def read(self: LedgerReading, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+        return [bytes(100)]
+
+    async with running_broker(**FAST) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        monkeypatch.setattr(LedgerReading, "read", read)
+        await client.consumer()
+        async with asyncio.timeout(5):
+            while not notified:
+                await asyncio.sleep(0.002)
+        assert notified == [(0, True)]
+
+
 async def test_by_setting_what_is_lost_is_skipped_and_counted_and_stays_skipped(
     damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:

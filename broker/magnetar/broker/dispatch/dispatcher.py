@@ -209,19 +209,17 @@ class Dispatcher:
         return int(self._loop.time() * 1000)
 
     async def _read(self, read: Read) -> None:
-        failure: MagnetarError
+        ledger, first = read.key
         try:
-            ledger, first = read.key
             entries = await self._log.read(ledger, first, max_bytes=read.max_bytes)
         except MagnetarError as error:
-            failure = error
+            self.handle(self.core.read_failed, read.read_id, error, self.now_ms())
         except Exception as error:
             _log.exception("%s: a read failed", self._name)
             failure = StorageFailed(f"the read failed: {error!r}")
+            self.handle(self.core.read_failed, read.read_id, failure, self.now_ms())
         else:
             self.handle(self.core.read_done, read.read_id, entries, self.now_ms())
-            return
-        self.handle(self.core.read_failed, read.read_id, failure, self.now_ms())
         for consumer, why, lost in self.core.to_notify(read.key):
             consumer.port.entry_unreadable(consumer.epoch, read.key, why, lost=lost)
 
