@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie, os_components
 from magnetar.bookie.cookie import decode_cookie
 from magnetar.bookie.index import LedgerRecord, RocksLocationIndex
 from magnetar.bookie.layout import DataLayout
@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     UnknownLedgerState,
 )
 from magnetar.runtime.files import OsFiles
-from support.bookie_kit import add, add_all, entry, open_real
+from support.bookie_kit import add, add_all, entry, open_real, small_settings
 
 pytestmark = pytest.mark.real
 
@@ -304,6 +304,24 @@ async def test_what_a_rebuilt_index_alone_knows_is_told_to_the_logs(tmp_path: Pa
     assert await check(bookie, entries) == {}
     assert await add(bookie, entry(80, 0)) == LedgerFenced.code
     assert await bookie.read_last_confirmed(81) == (7, -1)
+    await bookie.close()
+
+
+async def test_the_index_of_another_bookie_is_not_believed(tmp_path: Path) -> None:
+    entries = await fill(tmp_path / "ours")
+    theirs = small_settings(str(tmp_path / "theirs"))
+    other = await open_bookie(theirs, os_components(random.Random(2)))
+    assert await add(other, entry(77, 0)) == 0
+    await other.close()
+    shutil.rmtree(tmp_path / "ours" / "index")
+    shutil.copytree(tmp_path / "theirs" / "index", tmp_path / "ours" / "index")
+    report = await rebuild(tmp_path / "ours")
+    assert (report.entries, report.kept_places) == (len(entries) + 1, 0)
+    assert "another bookie" in report.old_index_fault
+    bookie = await open_real(str(tmp_path / "ours"))
+    assert await check(bookie, entries) == {}
+    with pytest.raises(EntryNotFound):
+        await bookie.read(77, 0, 0)
     await bookie.close()
 
 

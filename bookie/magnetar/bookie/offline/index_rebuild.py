@@ -100,7 +100,8 @@ class RebuildReport:
 class OldIndex:
     """The index that is replaced, as far as it can be read. `fault`: why it cannot be relied upon."""
 
-    def __init__(self, path: str, *, stale: bool) -> None:
+    def __init__(self, path: str, instance: int, *, stale: bool) -> None:
+        """`instance` is the bookie's: another one's index is not read."""
         self.fault = "an earlier rebuild put it aside, and the bookie may have run since" if stale else ""
         self.incomplete_below = 0
         self.ledgers: dict[int, LedgerRecord] = {}
@@ -110,6 +111,10 @@ class OldIndex:
             return
         try:
             self._index = RocksLocationIndex.open_read_only(path)
+            if self._index.instance() not in (None, instance):
+                self.fault = "it belongs to another bookie"
+                self.close()
+                return
             self.incomplete_below = self._index.incomplete_below()
             self.ledgers.update(ledgers_of(self._index))
             self._index.check_guard()
@@ -129,6 +134,7 @@ class OldIndex:
         """Frees it."""
         if self._index is not None:
             self._index.close()
+            self._index = None
 
 
 async def rebuild(
@@ -145,17 +151,6 @@ async def rebuild(
             f"an index without all of its logs would say that their entries do not exist: {problem}",
             path=bookie.layout.root,
         )
-    # A directory was declared lost: only the old index knows what was in it.
-    logs_lost = bookie.cookie.lost_logs
-    lost = logs_lost and not _is_readable(bookie)
-
-    def open_index(path: str) -> LocationIndex:
-        index = RocksLocationIndex(path)
-        if lost:
-            index.set_incomplete(ALL_LEDGERS)
-        return index
-
-    instance = bookie.cookie.instance
     logs = bookie.logs()
     total = sum(log.bytes for log in logs)
     bookie.close_index()
@@ -164,22 +159,15 @@ async def rebuild(
             bookie.files,
             bookie.layout.index,
             {log.log_id: log.path for log in logs},
-            instance,
-            open_index=open_index,
-            logs_lost=logs_lost,
+            bookie.cookie.instance,
+            open_index=RocksLocationIndex,
+            logs_lost=bookie.cookie.lost_logs,
             dry_run=dry_run,
             progress=lambda report: progress("entry logs", report.bytes, total),
         )
     finally:
         if dry_run:
             remove_empty_directory(bookie.layout.index + ".rebuilding")
-
-
-def _is_readable(bookie: StoppedBookie) -> bool:
-    try:
-        return bookie.index.incomplete_below() != ALL_LEDGERS
-    except MagnetarError:
-        return False
 
 
 async def rebuild_index(
@@ -205,7 +193,7 @@ async def rebuild_index(
     # One that was cut short between its two renames left its own: nothing has changed since.
     stale = newest != index_path and not files.exists(os.path.join(new, "CURRENT"))
     _clear(files, new)
-    old = OldIndex(newest, stale=stale)
+    old = OldIndex(newest, instance, stale=stale)
     try:
         index = open_index(new)
         try:
