@@ -145,6 +145,7 @@ class Bookie:
             index,
             ledgers,
             checkpointer,
+            self.fencing,
             clock,
             bytes_per_s=settings.compaction_bytes_per_s,
             tombstone_retention_s=settings.tombstone_retention_s,
@@ -269,6 +270,7 @@ class Bookie:
         check_ids(ledger_id)
         self._check_alive()
         await self.fencing.fence(ledger_id)
+        self._check_alive()
 
     def request_force(self, ledger_id: int) -> None:
         """Deferred adds of the ledger that came before become durable now; their own callbacks say when, and whether."""
@@ -305,6 +307,7 @@ class Bookie:
         check_ids(ledger_id)
         self._check_alive()
         await self.fencing.delete([ledger_id])
+        self._check_alive()
         self.adds.admit_waiting()
 
     # --- state and maintenance ------------------------------------------------------------------------------------------

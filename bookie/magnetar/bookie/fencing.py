@@ -45,8 +45,9 @@ class Fencing:
         self._read_cache = read_cache
         self._damage = damage
         self._clock = clock
-        # Tombstones on their way to the journal, shared by concurrent deletions of one ledger.
-        self._in_flight: dict[int, _Durable] = {}
+        # Tombstones that are not durable, shared by concurrent deletions of one ledger. One that failed stays: the bookie
+        # stops, and until then nothing may rely on it.
+        self.pending_tombstones: dict[int, _Durable] = {}
 
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
@@ -119,7 +120,7 @@ class Fencing:
         for number, ledger_id in enumerate(ledger_ids, 1):
             await self._ledgers.warm(ledger_id)
             self._write_tombstone(ledger_id)
-            if (durable := self._in_flight.get(ledger_id)) is not None:
+            if (durable := self.pending_tombstones.get(ledger_id)) is not None:
                 waiting.append(durable)
             if not number % _SLICE_LEDGERS:
                 await asyncio.sleep(0)
@@ -147,13 +148,14 @@ class Fencing:
         self._ledgers.wake(ledger_id)
 
         def settled(written: bool) -> None:
-            del self._in_flight[ledger_id]
-            self.deleted += written
+            if written:
+                self.deleted += 1
+                del self.pending_tombstones[ledger_id]
             if state.fence_durable is durable:
                 state.fence_durable = None
 
         done, durable = _answer("the tombstone", settled)
-        self._in_flight[ledger_id] = durable
+        self.pending_tombstones[ledger_id] = durable
         if state.fence_durable is None:
             # The tombstone is a fence as well: a fence request is answered once the tombstone is durable (rule 6).
             state.fence_durable = durable

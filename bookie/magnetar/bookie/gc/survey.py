@@ -19,6 +19,7 @@ from ..checkpoint import Checkpointer
 from ..entry_log.entry_logs import EntryLogs, LogInfo
 from ..entry_log.ledger_directory import DirectoryState
 from ..entry_log.log_reader import LogStatistics
+from ..fencing import Fencing
 from ..index import BATCH_ENTRIES, Location, LocationIndex
 from ..index.locations import ledger_pages
 from ..ledgers import LedgerDescriptors
@@ -43,6 +44,7 @@ class Survey:
         index: LocationIndex,
         ledgers: LedgerDescriptors,
         checkpointer: Checkpointer,
+        fencing: Fencing,
         clock: Clock,
         *,
         bytes_per_s: int,
@@ -60,6 +62,7 @@ class Survey:
         self._index = index
         self._ledgers = ledgers
         self._checkpointer = checkpointer
+        self._fencing = fencing
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._tombstone_retention_s = tombstone_retention_s
@@ -73,8 +76,11 @@ class Survey:
         self._known_deleted: dict[int, bool] = {}
 
     async def list_ledgers(self) -> Sequence[int]:
-        """Begins a round; returns the ledgers that are not deleted, by id."""
-        by_id = self._ledgers.by_id
+        """Begins a round; returns the ledgers that are not deleted, by id.
+
+        Those whose tombstone is not durable yet are among them: their entries must not go before it is.
+        """
+        by_id, pending = self._ledgers.by_id, self._fencing.pending_tombstones
         self.deleted = {}
         self.unknown = []
         self._known_deleted = {}
@@ -82,7 +88,7 @@ class Survey:
         for rows in ledger_pages(self._index):
             for ledger_id, record in rows:
                 state = by_id.get(ledger_id)
-                if record.deleted_at_ms if state is None else state.deleted_at_ms:
+                if (record if state is None else state).deleted_at_ms and ledger_id not in pending:
                     self.deleted[ledger_id] = None
                 else:
                     alive.append(ledger_id)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +222,27 @@ async def test_the_logs_keep_saying_that_a_ledger_was_deleted(gc: Collected) -> 
     ]
     for ledger_id in (1, 3):
         assert ledger_id in named or ledger_id not in entries
+
+
+async def test_a_collection_waits_for_a_tombstone_that_is_on_its_way(
+    gc: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: were the locations removed before it is durable, a crash would leave a ledger that denies its entries."""
+    bookie = await gc.open()
+    await gc.write([1], range(5))
+    journal = bookie.journals.of(1)
+    held: list[Any] = []
+    monkeypatch.setattr(journal, "delete", lambda ledger_id, at, done: held.append((ledger_id, done)))
+    deleting = asyncio.create_task(bookie.delete_ledger(1))
+    await until(lambda: bool(held))
+    await bookie.collector.collect()
+    assert bookie.index.list_locations(1)
+    monkeypatch.undo()
+    for ledger_id, done in held:
+        done(ledger_id, -1, 0)
+    await deleting
+    await bookie.collector.collect()
+    assert not bookie.index.list_locations(1)
 
 
 async def test_a_stopping_bookie_deletes_nothing(gc: Collected) -> None:
