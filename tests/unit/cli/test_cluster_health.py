@@ -96,7 +96,7 @@ async def test_rule_54_every_daemon_says_what_is_wrong_with_its_cluster(
 ) -> None:
     daemon = Daemon("broker")
     daemon.state = "ready"
-    pages = HttpPages(daemon, lambda bookie: {})
+    pages = HttpPages(daemon)
     pages.started = Started({}, Metrics, lambda: health.problems)
     metrics = pages.metrics()
     assert metrics is not None
@@ -133,7 +133,7 @@ async def test_rule_44_a_look_at_the_cluster_reads_a_bounded_part_of_its_damage(
 async def test_rule_54_a_problem_whose_figures_move_is_one_series() -> None:
     daemon = Daemon("bookie")
     daemon.state = "ready"
-    pages = HttpPages(daemon, lambda bookie: {})
+    pages = HttpPages(daemon)
     figures = iter(["4.2 s, 10,240 of 1:2:3", "19.0 s, 7 of 1:2:44"])
     pages.started = Started({}, Metrics, lambda: {"reads of /d1": f"disk d1 is silent for {next(figures)}"})
     problems: Any = pages._problem_metrics

@@ -45,7 +45,7 @@ async def test_a_daemon_answers_from_before_its_start_to_the_end_of_its_stop() -
         await stopped.wait()
 
     async def start(daemon: Daemon) -> None:
-        pages = HttpPages(daemon, lambda bookie: {})
+        pages = HttpPages(daemon)
         bound.append(LazyHttp.bind("127.0.0.1", 0, pages))
         daemon.on_stop("http", bound[0].close)
         daemon.on_stop("broker", stop)

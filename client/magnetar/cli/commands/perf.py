@@ -36,31 +36,14 @@ Messages = Annotated[
 ]
 
 
-class Latencies:
-    """Samples in seconds."""
-
-    def __init__(self) -> None:
-        self._samples: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        """One sample."""
-        self._samples.append(seconds)
-
-    def percentile(self, percent: float) -> float:
-        """0 without samples."""
-        if not self._samples:
-            return 0.0
-        self._samples.sort()
-        return self._samples[min(len(self._samples) - 1, int(len(self._samples) * percent / 100))]
-
-    def as_ms(self) -> dict[str, float]:
-        """p50, p99 and p99.9 in milliseconds; nothing without samples."""
-        if not self._samples:
-            return {}
-        return {f"p{percent:g}_ms": round(self.percentile(percent) * 1000, 3) for percent in (50, 99, 99.9)}
+def percentiles(samples: list[float]) -> dict[str, float]:
+    """p50, p99 and p99.9 in milliseconds, of seconds; nothing without samples."""
+    ordered = sorted(samples)
+    places = {f"p{percent:g}_ms": int(len(ordered) * percent / 100) for percent in (50, 99, 99.9)}
+    return {name: round(ordered[place] * 1000, 3) for name, place in places.items()} if ordered else {}
 
 
-def report(what: str, watch: ProgressMeter, payload_bytes: int, latencies: Latencies) -> Answer:
+def report(what: str, watch: ProgressMeter, payload_bytes: int, latencies: list[float]) -> Answer:
     """The figures at the end."""
     seconds = max(watch.seconds, 1e-9)
     figures: dict[str, Any] = {
@@ -68,7 +51,7 @@ def report(what: str, watch: ProgressMeter, payload_bytes: int, latencies: Laten
         "seconds": round(seconds, 3),
         "messages_per_s": round(watch.done / seconds),
         "mib_per_s": round(payload_bytes / seconds / (1 << 20), 2),
-        "latency": latencies.as_ms(),
+        "latency": percentiles(latencies),
     }
     latency = "  ".join(
         f"{name.removesuffix('_ms')} {value:.2f} ms" for name, value in figures["latency"].items()
@@ -102,7 +85,7 @@ async def produce(
     processes on its way sleep in between, and have to be woken.
     """
     value = b"m" * size
-    latencies = Latencies()
+    latencies: list[float] = []
     watch = ProgressMeter("sending", total=messages)
     async with client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer:
         unconfirmed: deque[asyncio.Future[Any]] = deque()
@@ -113,7 +96,7 @@ async def produce(
 
             def stored(future: asyncio.Future[Any]) -> None:
                 if not future.cancelled() and future.exception() is None:
-                    latencies.add(time.perf_counter() - sent_at)
+                    latencies.append(time.perf_counter() - sent_at)
                     watch.advance(count)
 
             future = asyncio.ensure_future(receipt)
@@ -182,7 +165,7 @@ async def tail(client: Client, topic: Topic, start: Begin = "latest", messages: 
 async def _receive(
     what: str, source: Consumer | Reader, acknowledge: Consumer | None, messages: int | None
 ) -> Answer:
-    latencies = Latencies()
+    latencies: list[float] = []
     payload_bytes, began_ms = 0, time.time() * 1000
     watch = ProgressMeter(what, total=messages)
     with watch, contextlib.suppress(asyncio.CancelledError):
@@ -191,7 +174,7 @@ async def _receive(
             if not watch.done:
                 watch.began = time.perf_counter()
             if batch[-1].publish_time >= began_ms:  # the age of a backlog is no latency
-                latencies.add(time.time() - batch[-1].publish_time / 1000)
+                latencies.append(time.time() - batch[-1].publish_time / 1000)
             payload_bytes += sum(len(message.value or b"") for message in batch)
             if acknowledge is not None:
                 await acknowledge.ack(batch)

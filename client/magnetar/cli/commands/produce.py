@@ -111,8 +111,23 @@ class Sender:
         return found if isinstance(found, str) else json.dumps(found)
 
 
-async def _once(values: list[bytes]) -> AsyncIterator[list[bytes]]:
-    yield values
+async def _groups(
+    file: str | None, texts: list[str], payload: str | None
+) -> tuple[AsyncIterator[list[bytes]], str, int | None]:
+    """Groups of values, what errors call a value, and how many there are, if that is known.
+
+    A file that cannot be read is found here, before anything connects.
+    """
+    from magnetar.client.options import DEFAULT_MAX_MESSAGE_BYTES
+
+    async def once(*values: bytes) -> AsyncIterator[list[bytes]]:
+        yield list(values)
+
+    if payload is not None:
+        return once(await read_whole(open_input(payload), DEFAULT_MAX_MESSAGE_BYTES)), "message", 1
+    if texts:
+        return once(*map(os.fsencode, texts)), "message", len(texts)
+    return read_lines(open_input("-" if file is None else file)), "line", None
 
 
 @command(produce_app, "produce", "Messages", warnings=True)
@@ -159,7 +174,7 @@ async def produce(
     as_json: bool = False,
 ) -> None:
     """Send messages: every line of standard input or of a file, every -m, or a whole file is one."""
-    from magnetar.client.options import DEFAULT_MAX_MESSAGE_BYTES, parse_time
+    from magnetar.client.options import parse_time
 
     exclusive({"--file": file, "-m": texts, "--payload": payload})
     exclusive({"--key": key, "--key-field": key_field})
@@ -170,16 +185,8 @@ async def produce(
         event_time=None if event_time is None else parsed("--event-time", parse_time, event_time),
     )
     key = None if key is None else parsed("--key", utf8, key)
-    # An unreadable file is found before anything connects.
-    noun, total = "message", len(texts or ())
-    if payload is not None:
-        source = _once([await read_whole(open_input(payload), DEFAULT_MAX_MESSAGE_BYTES)])
-        total = 1
-    elif texts:
-        source = _once([os.fsencode(text) for text in texts])
-    else:
-        noun, source = "line", read_lines(open_input("-" if file is None else file))
-    watch = ProgressMeter("producing", total=total or None)
+    source, noun, total = await _groups(file, texts or [], payload)
+    watch = ProgressMeter("producing", total=total)
     async with (
         connected(url) as client,
         client.create_producer(topic, compression=cast(Any, compression)) as producer,

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ from .settings import (
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
-    from magnetar.runtime.http import Command
 
     from .service import Address
 
@@ -68,7 +67,7 @@ def main(command: str, line: Sequence[str]) -> int:
     data = os.path.abspath(settings.daemon.data)
 
     async def start(daemon: Daemon) -> None:
-        pages = HttpPages(daemon, _bookie_commands)
+        pages = HttpPages(daemon)
         host = settings.daemon.host
         # From now on probes are answered: a bookie that replays for a minute is alive, and not ready.
         try:
@@ -178,17 +177,6 @@ def _note_http_address(bookie: Bookie, address: Address) -> None:
         _log.warning(
             "`magnetar bookie ...` needs --bookie %s while this bookie runs: %s", text.strip(), error
         )
-
-
-def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
-    """For `magnetar bookie ...` (WIRE.md, HTTP of a bookie)."""
-    from magnetar.bookie.shell import BookieShell
-
-    shell = BookieShell(bookie)
-    commands: dict[tuple[str, str], Command] = {}
-    for method, named in (("GET", shell.queries()), ("POST", shell.changes())):
-        commands |= {(method, f"/bookie/{name}"): command for name, command in named.items()}
-    return commands
 
 
 def _with_port(settings: ServiceSettings, command: str) -> ServiceSettings:

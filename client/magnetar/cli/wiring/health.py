@@ -52,14 +52,11 @@ class Started(NamedTuple):
 class HttpPages:
     """The answers of one daemon's HTTP server; `started` is given once it runs."""
 
-    def __init__(
-        self, daemon: Daemon, commands: Callable[[Bookie], Mapping[tuple[str, str], Command]]
-    ) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self.started: Started | None = None
         self._daemon = daemon
-        self._make_commands = commands
         self._metrics: Metrics | None = None
-        self._commands: Mapping[tuple[str, str], Command] | None = None
+        self._commands: dict[tuple[str, str], Command] = {}
 
     def failure(self) -> str:
         """Why the process should be started anew; "" while it works."""
@@ -105,12 +102,16 @@ class HttpPages:
         return self._metrics
 
     def commands(self) -> Mapping[tuple[str, str], Command]:
-        """By method and path."""
+        """For `magnetar bookie ...`, by method and path (WIRE.md, HTTP of a bookie)."""
         started = self._running
         if started is None or started.bookie is None:
             return {}
-        if self._commands is None:
-            self._commands = self._make_commands(started.bookie)
+        if not self._commands:
+            from magnetar.bookie.shell import BookieShell
+
+            shell = BookieShell(started.bookie)
+            for method, named in (("GET", shell.queries()), ("POST", shell.changes())):
+                self._commands |= {(method, f"/bookie/{name}"): command for name, command in named.items()}
         return self._commands
 
     def _problem_metrics(self) -> dict[str, Read]:

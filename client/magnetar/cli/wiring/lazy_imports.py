@@ -126,18 +126,14 @@ class LazyHttp:
     def bind(cls, host: str, port: int, pages: Pages, imports: Sequence[str] = ()) -> LazyHttp:
         """Listens. Raises ServiceNotReady when the port is taken, InvalidSetting."""
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listening = socket.socket(family, kind, protocol)
-            try:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.bind(address)
-                listening.listen(_BACKLOG)
-                listening.setblocking(False)
-            except BaseException:
-                listening.close()
-                raise
+            family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            listening = socket.create_server(
+                (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+            )
         except OSError as error:
             raise listen_error(error, host, port, "http_port") from error
+        listening.setblocking(False)
         return cls(listening, pages, imports)
 
     def _first_connection(self) -> None:
