@@ -14,7 +14,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from magnetar.ledger.client import LedgerClient
@@ -39,20 +38,6 @@ from .worker import Worker
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _MAX_REPORTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class RepairProgress:
-    """What a process does, for people."""
-
-    auditor: bool  # this process is the elected one
-    audit: PassFound  # the auditor's pass that runs or ran last
-    queued_ledgers: int  # in the queue, as of the last round of this process
-    damaged_ledgers: int  # reports of damage, by bookie and ledger
-    repairing: dict[int, str]  # ledger -> step
-    postponed: int
-    copied_entries: int
-    copied_bytes: int
 
 
 class AutoRecovery:
@@ -154,19 +139,6 @@ class AutoRecovery:
         )
         self._wake_workers()
         return found
-
-    def progress(self) -> RepairProgress:
-        """What this process does now."""
-        return RepairProgress(
-            self._auditor.elected,
-            self._auditor.found,
-            self._work.queued_ledgers,
-            self._work.damaged_ledgers,
-            dict(self._worker.repairing),
-            self._work.postponed,
-            self._copier.copied_entries,
-            self._throttle.copied_bytes,
-        )
 
     def figures(self) -> dict[str, int]:
         """For /metrics."""

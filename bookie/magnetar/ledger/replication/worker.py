@@ -92,7 +92,7 @@ class Worker:
             ),
             0,
         )
-        self.repairing: dict[int, str] = {}  # ledger -> what is being done
+        self.repairing: dict[int, None] = {}  # ledgers
         self._client = client
         self._components: LedgerComponents = client.components
         self._store = store
@@ -111,7 +111,7 @@ class Worker:
         """One attempt. Raises only what the metadata store raises; then, and cancelled, the lock is given back."""
         if task.ledger_id in self.repairing:
             return
-        self.repairing[task.ledger_id] = "waiting for its lock"
+        self.repairing[task.ledger_id] = None
         locked = False
         try:
             locked = await self._queue.lock(task.ledger_id, session, self._owner)
@@ -161,7 +161,6 @@ class Worker:
         self, task: Task, core: RepairCore, instruction: Instruction, request: RepairRequest, version: int
     ) -> Event | None:
         ledger_id, c = task.ledger_id, self._components
-        self.repairing[ledger_id] = type(instruction).__name__
         match instruction:
             case ReadMetadata():
                 return await c.records.find(ledger_id)
@@ -244,7 +243,6 @@ class Worker:
             self._work.done(task)
             return
         ranges = [(first, last) for first, last, _ in decode_ranges(node.value, path)]
-        self.repairing[ledger_id] = f"healing at {bookie}"
         found = await self._components.records.find(ledger_id)
         healed = Healed()
         if isinstance(found, MetadataFailed):

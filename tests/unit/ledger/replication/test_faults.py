@@ -37,8 +37,7 @@ async def test_rule_22_of_two_processes_one_audits_and_each_ledger_is_repaired_o
     cluster = await RepairCluster.start(*SEVEN)
     ledgers = [await cluster.closed_ledger(20, ensemble_size=3, write_quorum=3) for _ in range(20)]
     one, two = await cluster.autorecovery(seed=1), await cluster.autorecovery(seed=2)
-    await cluster.until(lambda: one.progress().auditor or two.progress().auditor)
-    assert one.progress().auditor != two.progress().auditor
+    await cluster.until(lambda: one.figures()["auditor_elected"] + two.figures()["auditor_elected"] == 1)
     before = {ledger: await cluster.record(ledger) for ledger in ledgers}
     await asyncio.sleep(1)
     await cluster.lose("b1")
@@ -57,9 +56,9 @@ async def test_rule_22_of_two_processes_one_audits_and_each_ledger_is_repaired_o
 async def test_another_process_takes_over_when_the_auditor_ends() -> None:
     cluster = await RepairCluster.start(*SEVEN)
     one, two = await cluster.autorecovery(), await cluster.autorecovery()
-    await cluster.until(lambda: one.progress().auditor)
+    await cluster.until(lambda: one.figures()["auditor_elected"] == 1)
     await one.close()
-    await cluster.until(lambda: two.progress().auditor)
+    await cluster.until(lambda: two.figures()["auditor_elected"] == 1)
     ledger, _ = await lost_ledger(cluster)
     await cluster.until(lambda: cluster.replicated(ledger))
     await cluster.close()
@@ -69,15 +68,17 @@ async def test_another_process_takes_over_when_the_auditor_ends() -> None:
 async def test_a_process_that_loses_its_session_stops_and_begins_anew() -> None:
     cluster = await RepairCluster.start(*SEVEN)
     repair = await cluster.autorecovery(copy_bytes_per_s=1024)
-    await cluster.until(lambda: repair.progress().auditor)
+    await cluster.until(lambda: repair.figures()["auditor_elected"] == 1)
     ledger, _ = await lost_ledger(cluster, 100)
-    await cluster.until(lambda: bool(repair.progress().repairing) and repair.progress().copied_bytes > 0)
+    await cluster.until(
+        lambda: repair.figures()["repairs_running"] > 0 < repair.figures()["repair_copied_bytes_total"]
+    )
     node = await cluster.metadata.get(f"{LOCKS_PATH}/{ledger:020d}")
     assert node is not None
     cluster.metadata.expire(int(node.value.split()[-1]))
     await asyncio.sleep(0.05)
-    assert not repair.progress().auditor
-    assert not repair.progress().repairing
+    assert repair.figures()["auditor_elected"] == 0
+    assert repair.figures()["repairs_running"] == 0
     assert await cluster.metadata.children(LOCKS_PATH) == []
     assert repair.figures()["repair_sessions_lost_total"] == 1
     await cluster.until(lambda: cluster.replicated(ledger), 60)
@@ -234,7 +235,7 @@ async def test_a_ledger_that_is_deleted_in_mid_copy_leaves_nothing_behind() -> N
     await cluster.delete_record(ledger)
     for bookie in before & set(await cluster.metadata.children("/bookies")):
         await cluster.bookies[bookie].delete_ledger(ledger)
-    await cluster.until(lambda: not repair.progress().repairing)
+    await cluster.until(lambda: repair.figures()["repairs_running"] == 0)
     assert await cluster.requests() == {}
     assert copies() == []
     await cluster.close()
@@ -258,7 +259,7 @@ async def test_the_writers_ensemble_change_during_the_repair_of_an_earlier_fragm
     await cluster.lose(first)
     await write(10)  # an ensemble change: the fragment of the first 100 entries lost a bookie
     repair = await cluster.autorecovery(copy_bytes_per_s=5000)
-    await cluster.until(lambda: repair.progress().copied_bytes > 2000)
+    await cluster.until(lambda: repair.figures()["repair_copied_bytes_total"] > 2000)
     cluster.bookies[second].fail(BookieUnavailable("away for a moment"))
     await write(10)  # another one, while the first fragment is copied
     cluster.bookies[second].fail(None)
@@ -405,7 +406,7 @@ async def test_the_full_check_finds_what_no_auditor_saw() -> None:
     assert not await cluster.replicated(ledger)
     cluster.bookies.clock.now += 3_700_000
     await cluster.until(lambda: cluster.replicated(ledger), 60)
-    assert repair.progress().audit.queued == 1
+    assert repair.figures()["repaired_ledgers_total"] == 1
     await cluster.close()
 
 
@@ -415,7 +416,7 @@ def test_rule_46_a_store_that_fails_delays_repairs(error: Exception) -> None:
     async def run() -> None:
         cluster = await RepairCluster.start(*SEVEN)
         repair = await cluster.autorecovery()
-        await cluster.until(lambda: repair.progress().auditor)
+        await cluster.until(lambda: repair.figures()["auditor_elected"] == 1)
         children = cluster.metadata.children
 
         async def failing(path: str, **options: Any) -> list[str]:
@@ -485,7 +486,7 @@ async def test_a_bookie_that_is_completed_is_read_and_written_many_entries_at_a_
         round_trips = 0
         await repair.recover_bookie(emptied)
         await cluster.until(lambda ledger=ledger: cluster.replicated(ledger))  # type: ignore[misc]
-        await cluster.until(lambda: not repair.progress().repairing)
+        await cluster.until(lambda: repair.figures()["repairs_running"] == 0)
         assert round_trips < 40, shape
     assert repair.figures()["healed_entries_total"] >= 600 + 400
     await cluster.close()
@@ -565,21 +566,22 @@ async def test_rule_47_a_report_of_damage_with_any_end_in_an_open_ledger_is_look
 async def test_a_long_repair_does_not_delay_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await RepairCluster.start(*SEVEN)
     long, _ = await lost_ledger(cluster)
-    goes_on = asyncio.Event()
+    begun, goes_on = asyncio.Event(), asyncio.Event()
     real = EntryCopier.copy
 
     async def copy(self: EntryCopier, ledger_id: int, *args: Any) -> int:
         if ledger_id == long:
+            begun.set()
             await goes_on.wait()
         return await real(self, ledger_id, *args)
 
     monkeypatch.setattr(EntryCopier, "copy", copy)
     repair = await cluster.autorecovery()
-    await cluster.until(lambda: repair.progress().repairing.get(long) == "CopyEntries")
+    await cluster.until(begun.is_set)
     await asyncio.sleep(1)
     other, _ = await lost_ledger(cluster)
     await cluster.until(lambda: cluster.replicated(other))
-    assert long in repair.progress().repairing
+    assert repair.figures()["repairs_running"] == 1
     goes_on.set()
     await cluster.until(lambda: cluster.replicated(long))
     await cluster.close()
