@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
 from magnetar.proto.ids import MessageId
@@ -53,13 +53,6 @@ log = logging.getLogger("magnetar.client")
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
 OnClosed = Callable[[], object]
-
-
-class Openable(Protocol):
-    """What a member is opened with: what it hands over to, or itself."""
-
-    async def open(self) -> None:
-        """Attaches for the first time."""
 
 
 class Opening(Generic[C]):
@@ -231,9 +224,8 @@ class Client:
         return self._opening_producer(options)
 
     def _opening_producer(self, options: ProducerOptions, *, copies: bool = False) -> Opening[Producer]:
-        def make(producer_id: int, on_closed: OnClosed) -> tuple[TopicProducer, Producer]:
-            producer = TopicProducer(self._pool, options, producer_id, on_closed, copies=copies)
-            return producer, Producer(producer)
+        def make(producer_id: int, on_closed: OnClosed) -> Producer:
+            return Producer(TopicProducer(self._pool, options, producer_id, on_closed, copies=copies))
 
         return self._opening(make)
 
@@ -271,16 +263,16 @@ class Client:
         if (policy := options.letter_policy) is not None and isinstance(wanted, list):
             policy.check_names(wanted, subscription)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
+        def make(consumer_id: int, on_closed: OnClosed) -> Consumer:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
             letters = None if policy is None else self._letters(what, subscription, policy, wanted)
             if isinstance(wanted, list) and len(wanted) == 1 and not options.retry:
                 consumer = TopicConsumer(
                     self._pool, wanted[0], consumer_id, what, options, on_closed, delivery_filter=letters
                 )
-                return consumer, Consumer(wanted[0], subscription, consumer, letters)
+                return Consumer(wanted[0], subscription, consumer, letters)
             topics = self._topics_consumer(what, wanted, options, letters, on_closed)
-            return topics, Consumer(name_of(wanted), subscription, topics, letters)
+            return Consumer(name_of(wanted), subscription, topics, letters)
 
         return self._opening(make)
 
@@ -360,9 +352,8 @@ class Client:
             start = behind(start)
         consumer_options = reading(options, self._unknown_subscription(), start)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
-            consumer = self._reading_consumer(consumer_id, "reader", consumer_options, on_closed)
-            return consumer, Reader(consumer.topic, consumer)
+        def make(consumer_id: int, on_closed: OnClosed) -> Reader:
+            return Reader(self._reading_consumer(consumer_id, "reader", consumer_options, on_closed))
 
         return self._opening(make)
 
@@ -375,10 +366,8 @@ class Client:
         """
         consumer_options = reading(options, self._unknown_subscription(), "earliest", read_compacted=True)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TableView, TableView]:
-            consumer = self._reading_consumer(consumer_id, "table view", consumer_options, on_closed)
-            view = TableView(consumer.topic, consumer)
-            return view, view
+        def make(consumer_id: int, on_closed: OnClosed) -> TableView:
+            return TableView(self._reading_consumer(consumer_id, "table view", consumer_options, on_closed))
 
         return self._opening(make)
 
@@ -451,16 +440,16 @@ class Client:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _opening(self, make: Callable[[int, OnClosed], tuple[Openable, M]]) -> Opening[M]:
+    def _opening(self, make: Callable[[int, OnClosed], M]) -> Opening[M]:
         async def open_member() -> M:
             if self._closed:
                 raise AlreadyClosed("the client is closed; connect again")
             self._last_id += 1
             member_id = self._last_id
-            attached, member = make(member_id, partial(self._members.pop, member_id, None))
+            member = make(member_id, partial(self._members.pop, member_id, None))
             self._members[member_id] = member
             try:
-                await attached.open()
+                await member._open()
             except BaseException:
                 member.abort()
                 raise

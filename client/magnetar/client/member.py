@@ -8,6 +8,9 @@ from typing import Protocol, Self
 class Attached(Protocol):
     """What a member hands over to."""
 
+    async def open(self) -> None:
+        """Attaches for the first time."""
+
     async def close(self) -> None:
         """See Member."""
 
@@ -26,6 +29,9 @@ class Member:
     def topic(self) -> str:
         """Full name of the topic."""
         return self._topic
+
+    async def _open(self) -> None:
+        await self._attached.open()
 
     async def close(self) -> None:
         """Leaves the topic; who waits for messages is woken.

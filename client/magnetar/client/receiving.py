@@ -142,8 +142,8 @@ class Reader(Receiving):
     Its subscription is not durable: the broker deletes it when the reader leaves.
     """
 
-    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
-        super().__init__(topic, consumer)
+    def __init__(self, consumer: TopicConsumer) -> None:
+        super().__init__(consumer.topic, consumer)
         self._consumer = consumer
 
     async def read_next(self, timeout: Duration | None = None) -> Message:

@@ -37,10 +37,10 @@ class TableView(Member):
     but the number of keys: `len` and `size_bytes` say how large it is. Looking at it never waits.
     """
 
-    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
-        super().__init__(topic, consumer)
+    def __init__(self, consumer: TopicConsumer) -> None:
+        super().__init__(consumer.topic, consumer)
         self._consumer = consumer
-        self._reader = Receiving(topic, consumer)
+        self._reader = Receiving(consumer.topic, consumer)
         self._entries: dict[bytes, tuple[str | bytes, bytes]] = {}
         self._size = 0
         self._applied: MessageId | None = None  # the last message that is in the view
@@ -52,7 +52,7 @@ class TableView(Member):
         self._listeners: dict[int, Listener] = {}
         self._last_listener = 0
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         """Reads all that the topic has, and goes on following it."""
         await self._consumer.open()
         self._task = begin(self._follow(), f"the view of {self._consumer.what}", self._followed)
