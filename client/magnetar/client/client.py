@@ -118,7 +118,7 @@ def connect(options: ClientOptions) -> Opening[Client]:
         rng = options.rng or random.Random(_seed())
         client = Client(ConnectionPool(services[0], options, options.clock or SystemClock(), rng), failover)
         try:
-            await client.open()
+            await client._open()
         except BaseException:
             await client.abort()
             raise
@@ -153,7 +153,7 @@ class Client:
         self._closed = False
         self._closing = asyncio.Lock()
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         """Connects once, so that a wrong address is found at once."""
         await (self._pool.to_service() if self._failover is None else self._failover.open())
 
