@@ -67,7 +67,7 @@ class Place(NamedTuple):
         )
 
     def unavailable(self, why: str) -> ArchiveUnavailable:
-        """Of an archive that may be read later."""
+        """The error of an archive that may be read later."""
         return ArchiveUnavailable(
             f"ledger {self.ledger.position_id} of {self.topic} is archived at {self.ledger.archive}: {why}"
         )

@@ -217,7 +217,7 @@ class ArchiveFolder:
         return sorted(unquote(info.base_name) for info in folders if info.type == pafs.FileType.Directory)
 
     def path_of(self, topic: str, ledger: int, name: str) -> str:
-        """Of a data file, below `base_path`, as Spark takes it."""
+        """The path of a data file, below `base_path`, as Spark takes it."""
         return f"{self.base_path}/{_data_folder(topic, ledger)}/{name}"
 
     @property
@@ -247,7 +247,7 @@ class ArchiveFolder:
         self._sync_folders(folder)
 
     def sync_manifest(self, manifest: LedgerManifest) -> None:
-        """For an archive that another release wrote: from now on all of its folders and the manifest are durable."""
+        """For an archive that somebody copied: from now on all of its folders and the manifest are durable."""
         path = self.manifest_path(manifest.topic, manifest.ledger)
         self._sync(path)
         self._sync_folders(path.rsplit("/", 1)[0])

@@ -53,7 +53,7 @@ MESSAGES_PER_BATCH = 4
 
 @dataclass(slots=True)
 class Progress:
-    """Of a compaction that is under way, for people."""
+    """How far a compaction that is under way has come, for people."""
 
     messages_read: int = 0  # by both passes, and of what the last one left
     messages_left: int = 0
@@ -133,7 +133,7 @@ class CompactedWriter:
 
 
 class Compactor:
-    """See the module docstring; of one run. `normalise`: see `cursors.core.acks.Topology`."""
+    """Runs one compaction. `normalise` is that of the topic (`cursors.core.acks.Topology`)."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Compactor:
     ) -> CompactedLedger:
         """Compacts what lies before `end`: of `old` what lies before `start`, and the topic from there on.
 
-        `salvage`: what cannot be read of `old` is passed over. Raises InvalidSetting above compaction_max_keys, and what
+        `salvage`: what cannot be read of `old` is left out. Raises InvalidSetting above compaction_max_keys, and what
         reads and writes failed with.
         """
         async for key, entry in self._entries(start, end):

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class CompactionStats(msgspec.Struct, frozen=True):
-    """Of a topic's compaction; WIRE.md says what the fields mean."""
+    """Figures of a topic's compaction; WIRE.md says what they mean."""
 
     state: str  # "never", "running", "done" or "failed": the last one, of which `error` tells
     error: str
@@ -56,7 +56,7 @@ class CompactionStats(msgspec.Struct, frozen=True):
 
 
 class TopicCompaction:
-    """See the module docstring. `stop` in the end."""
+    """Compacts one topic, and knows what the last compaction left. `stop` it in the end."""
 
     def __init__(
         self,

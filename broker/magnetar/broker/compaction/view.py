@@ -131,7 +131,7 @@ def _payload(entry: bytes) -> bytes:
 
 
 class CompactedLog:
-    """See the module docstring: the TopicLog of one subscription, and the topology of its cursor.
+    """The topic as one `read_compacted` subscription sees it: its TopicLog, and the topology of its cursor.
 
     `view()` is None before the first compaction, and when what it left is damaged: then this is the whole topic.
     """
@@ -316,7 +316,7 @@ class CompactedAcks:
         return self._state.skip_whole(ledger, entry)
 
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
-        """See AckState; without what is not shown."""
+        """As `AckState.unacked`, without what is not shown."""
         return self._log.unacked((ledger, entry), self._state.unacked(ledger, entry, first, last))
 
 

@@ -84,7 +84,7 @@ def decode_archived(payload: bytes) -> list[Row]:
 
 
 class Archiving:
-    """Of one topic."""
+    """Lets ledgers of one topic leave the bookies."""
 
     def __init__(self, ledger: ManagedLedger[Any], needed: Needed) -> None:
         self._ledger = ledger

@@ -93,7 +93,7 @@ def decode_attachment(payload: bytes) -> list[Row]:
 
 
 class Attachments:
-    """Of one topic. `load` before use."""
+    """Makes what jobs staged for one topic part of it. `load` before use."""
 
     def __init__(self, ledger: ManagedLedger[Any], staging: Staging, components: Components) -> None:
         self._ledger = ledger
@@ -106,7 +106,7 @@ class Attachments:
         self._counters = components.published
         # What producers may send; who writes entries at once makes batches of half a megabyte, whatever messages may have.
         self._max_batch_bytes = max(settings.max_group_bytes, _BATCH_BYTES)
-        self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._looking = asyncio.Semaphore(_LOOKS_AT_ONCE)
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -156,7 +156,7 @@ class Attachments:
 
     async def _look(self, row: Row) -> LedgerInfo:
         """Makes the ledger's row of the list, without its place. Raises InvalidArgument."""
-        async with self._looks:
+        async with self._looking:
             stored_id = row.stored_id
             await self._staging.require(stored_id)
             found = await self._metadata.get(ledger_path(stored_id))
@@ -194,7 +194,7 @@ class Attachments:
 
     async def _check(self, info: LedgerInfo, stride: int) -> None:
         """Raises InvalidArgument unless a broker would have made such entries."""
-        async with self._looks:
+        async with self._looking:
             async for _ in staged_entries(self._ledgers, info, self._max_batch_bytes, stride):
                 pass
 

@@ -26,7 +26,7 @@ class Lease:
 
 
 class Leases:
-    """Of one topic. `now`: loop time in seconds."""
+    """The leases on the ledgers of one topic. `now`: loop time in seconds."""
 
     def __init__(self, settings: BrokerSettings, now: Callable[[], float]) -> None:
         self._settings = settings

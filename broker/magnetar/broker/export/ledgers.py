@@ -134,7 +134,7 @@ class WritableBookie(NamedTuple):
 
 
 class _Ensembles(msgspec.Struct):
-    """Of ledger metadata only what is needed here: 2 us instead of 50 for all of it, and lists have thousands."""
+    """What is needed here of ledger metadata: 2 us instead of 50 for all of it, and lists have thousands."""
 
     ensembles: list[tuple[int, list[str]]]
 

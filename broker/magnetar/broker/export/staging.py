@@ -84,7 +84,7 @@ def _quorums(metadata: LedgerMetadata) -> tuple[int, int, int]:
 
 
 class Staging:
-    """Of one topic. `load` before use, `stop` in the end."""
+    """The staged ledgers of one topic. `load` them before use, and `stop` in the end."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Staging:
         return await self._describe(stored_id)
 
     async def get(self, stored_id: int) -> StagedLedger:
-        """Of a staged ledger, or of one of the topic. Raises InvalidArgument, LedgerNotFound."""
+        """Describes a staged ledger, or one of the topic. Raises InvalidArgument, LedgerNotFound."""
         if self._ledger.list.stored(stored_id) is None:
             await self.require(stored_id)
         return await self._describe(stored_id)

@@ -30,7 +30,7 @@ class LeaseGranted(msgspec.Struct, frozen=True):
 
 
 class TopicExport:
-    """Of one topic."""
+    """What one topic offers."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TopicExport:
         await self.attachments.load()
 
     async def ledgers(self, after: int, count: int) -> LedgerPage:
-        """See `topic_ledgers`."""
+        """A page of its ledgers with a position id above `after`."""
         components = self._components
         return await topic_ledgers(
             self._ledger.list, components.metadata, components.bookies, after=after, count=count
@@ -84,7 +84,7 @@ class TopicExport:
         return LeaseGranted(lease, granted, found[0].ledger_id if found else None)
 
     async def report_damage(self, rows: list[DamageRow]) -> DamageReported:
-        """See `report_damage`."""
+        """Queues copies of its ledgers for repair."""
         return await report_damage(self._name, self._ledger.list, self._components.metadata, rows)
 
     async def stop(self, error: MagnetarError) -> None:

@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 class State(enum.Enum):
-    """See the module docstring."""
+    """States of appending; the module docstring says what moves them."""
 
     IDLE = "idle"
     ROLLING = "rolling"
@@ -78,7 +78,7 @@ class LedgerEvents(NamedTuple, Generic[T]):
 
 
 class Appending(Generic[T]):
-    """See the module docstring. `stop`, `end` and `close` it, in this order."""
+    """Appends to the log of one topic. `stop`, `end` and `close` it, in this order."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Durability(NamedTuple):
 
 
 class Flusher:
-    """Of one open ledger; see the module docstring. `stop` in the end."""
+    """Has the entries of one open ledger made durable. `stop` it in the end."""
 
     __slots__ = ("_ended", "_interval_s", "_most_bytes", "_pending", "_task", "_timer", "_writer")
 

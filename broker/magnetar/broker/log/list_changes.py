@@ -37,7 +37,7 @@ MAX_LEDGERS_PER_TRIMMING = 1_000
 
 
 class ListChanges:
-    """See the module docstring. `not_served`: why nothing can be changed any more."""
+    """Changes the ledger list of one topic. `not_served` says why nothing can be changed any more."""
 
     def __init__(
         self,

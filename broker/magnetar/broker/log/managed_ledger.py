@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ManagedLedger(Generic[T]):
-    """See the module docstring. Use `open`; `close` when done."""
+    """The log of one topic. `open` it before use, and `close` it in the end."""
 
     def __init__(
         self,

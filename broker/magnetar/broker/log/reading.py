@@ -54,7 +54,7 @@ class ArchiveReader(Protocol):
 
 
 class NoArchives:
-    """Of a broker that was put together without a reader."""
+    """The reader of a broker that was put together without one: it refuses."""
 
     async def read(
         self, topic: str, archived: ArchivedLedger, first: int, last: int, *, max_bytes: int
@@ -74,7 +74,7 @@ class NoArchives:
 
 
 class LedgerReading:
-    """Of one topic. `close` when done."""
+    """Reads the log of one topic. `close` it in the end."""
 
     def __init__(
         self,

@@ -166,7 +166,7 @@ class TopicRecord(Record):
 
     @classmethod
     def new(cls, created_ms: int) -> TopicRecord:
-        """Of a topic without ledgers."""
+        """The record of a topic without ledgers."""
         return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0, None, -1)
 
     def compacted_ledgers(self) -> list[int]:

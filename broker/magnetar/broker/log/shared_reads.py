@@ -34,7 +34,7 @@ class _ReadInFlight:
 
 
 class SharedReads:
-    """The broker's. Stored ids of ledgers are unique, so they are keys over all topics."""
+    """The reads of all topics of a broker. Stored ids of ledgers are unique, so they are keys over all topics."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of the window."""

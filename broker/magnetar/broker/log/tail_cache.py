@@ -29,7 +29,7 @@ _LOOKS_PER_WINDOW = 4
 
 
 class TailCache:
-    """The broker's. Ledger ids are unique, so (ledger, entry) is a key over all topics."""
+    """The cache of all topics of a broker. Ledger ids are unique, so (ledger, entry) is a key over all topics."""
 
     __slots__ = ("_order", "limit", "used")
 

@@ -109,7 +109,7 @@ class CompactedIndex:
         return pairs(self._tombstones.get(row, ()))
 
     def chunk(self, row: int) -> tuple[int, int, list[int]]:
-        """Of the chunk that has the row: its entry, its first row, the sizes of its rows."""
+        """The chunk that has the row: its entry, its first row, the sizes of its rows."""
         at = bisect_right(self._chunk_starts, row) - 1
         starts = self._chunk_starts
         end = starts[at + 1] if at + 1 < len(starts) else len(self)

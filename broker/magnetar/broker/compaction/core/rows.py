@@ -47,7 +47,7 @@ MAX_MESSAGES_AT_ONCE = 1024  # of one step of work, if batches are not larger
 
 
 class TableRow(NamedTuple):
-    """Of one entry of the topic: where, how many bytes, and flat ranges [first, last, ...] of messages."""
+    """What is left of one entry of the topic: where, how many bytes, and flat ranges [first, last, ...] of messages."""
 
     ledger: int  # position id
     entry: int
