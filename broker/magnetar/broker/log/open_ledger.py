@@ -40,7 +40,7 @@ def own_moment(name: str, spread_ms: int) -> float:
 
 
 class OpenLedger:
-    """The ledger that one topic is written to. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
+    """A ledger that one topic is written to. `live` False: it was left, and what it still reports is ignored (rule 24)."""
 
     __slots__ = (
         "_done",
