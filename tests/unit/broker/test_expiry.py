@@ -66,7 +66,7 @@ async def expire(client: FakeClient, before_ms: int, subscription: str = "s") ->
 
 
 async def one_round(broker: Broker) -> None:
-    topic_of(broker).expire()
+    topic_of(broker).maintenance.expire()
     await topic_of(broker).maintenance.expired()
 
 

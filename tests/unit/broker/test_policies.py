@@ -234,7 +234,7 @@ async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expi
         async def ledgers_after_a_round() -> int:
             topic.maintain()
             await topic.maintenance.trimmed()
-            topic.expire()
+            topic.maintenance.expire()
             await topic.maintenance.expired()
             await settle()
             return len(topic.ledger.list.ledgers)

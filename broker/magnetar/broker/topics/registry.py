@@ -12,7 +12,7 @@ There is one record for each topic name that this broker has to do with, and its
 Whoever asks for a topic that is LOADING, or on its way to (nothing), waits for the end of that and looks again; so two
 instances of a topic never run side by side, and nothing that arrives is lost. FAILED has no topic, only an error, which
 whoever asks gets at once: a storm of clients does not make one load after another. A topic that is UNLOADING can still be
-fenced: then it writes no more.
+fenced: then what is queued fails at once.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ class Broker:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(self.settings.message_expiry_interval_s)
-            await self._for_all_topics("expiry", Topic.expire)
+            await self._for_all_topics("expiry", lambda topic: topic.maintenance.expire())
 
     async def _follow_problems(self) -> None:
         while True:
@@ -425,10 +425,11 @@ class Broker:
             await asyncio.sleep(_LOOK_S)
 
     async def _for_all_topics(self, what: str, visit: Callable[[Topic], None]) -> None:
-        """Those that are loaded, in turns of the loop."""
+        """Those that are served, in turns of the loop."""
         for number, topic in enumerate(list(self.topics.values()), 1):
             try:
-                visit(topic)
+                if topic.not_served is None:
+                    visit(topic)
             except Exception:  # a defect in one topic must not end the rounds of all
                 _log.exception("the round of %s of topic %s failed", what, topic.name)
             if number % _TOPICS_PER_TURN == 0:

@@ -286,22 +286,16 @@ class Topic:
 
     def maintain(self) -> None:
         """The regular round."""
-        if self.not_served is None:
-            if self.in_use:
-                self.used_at = self._loop.time()
-            self.subscriptions.restore_cursors()
-            self.maintenance.round(None if self._export is None else self._export.staging)
+        if self.in_use:
+            self.used_at = self._loop.time()
+        self.subscriptions.restore_cursors()
+        self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
     def degraded(self) -> bool:
         """Its open ledger has fewer copies than the policies say, because there were too few bookies for it."""
         opened = self.ledger.appending.open_ledger
         return opened is not None and opened.degraded
-
-    def expire(self) -> None:
-        """The regular round of expiry."""
-        if self.not_served is None:
-            self.maintenance.expire()
 
     @property
     def in_use(self) -> bool:
