@@ -129,7 +129,7 @@ async def test_a_killed_process_costs_the_read_under_way_alone(
 
 
 async def test_a_hung_process_is_killed_and_who_waits_fails_with_it(archive: Archive) -> None:
-    reader = reader_with(archive_read_timeout_ms=2_000)
+    reader = reader_with(archive_read_timeout_ms=6_000)
     try:
         await read(reader, archive, 0)
         pid = pid_of(reader)
@@ -138,11 +138,11 @@ async def test_a_hung_process_is_killed_and_who_waits_fails_with_it(archive: Arc
         found = await asyncio.gather(
             *(read(reader, archive, number) for number in range(15)), return_exceptions=True
         )
-        # One time-out for all; one after another they would take 30 s.
-        assert 2 <= time.monotonic() - began < 25
+        # One time-out for all; one after another they would take 90 s.
+        assert 6 <= time.monotonic() - began < 80
         for one in found:
             assert isinstance(one, ArchiveUnavailable)
-            assert "did not answer within 2000 ms (archive_read_timeout_ms)" in one.message
+            assert "did not answer within 6000 ms (archive_read_timeout_ms)" in one.message
         assert not runs(pid)
         assert await read(reader, archive, 7) == archive.expected(7, 4)
     finally:

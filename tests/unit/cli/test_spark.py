@@ -209,7 +209,7 @@ def test_what_was_trimmed_and_what_was_not(damaged: bool, monkeypatch: pytest.Mo
         assert any(line.strip("│ ").split() == [*name.split(), "│", figure] for line in lines), lines
     told = json.loads(report_of("archive", report, monkeypatch, "--json").stdout)
     assert told["trimmed"] == [{"topic": "orders", "ledger": 12}, {"topic": "orders", "ledger": 14}]
-    assert (told["gone"], told["passed_over"], told["kept"][0]["first"]) == (3, 5, 16)
+    assert (told["not_in_topic"], told["archived_before"], told["kept"][0]["first"]) == (3, 5, 16)
 
 
 def test_differences_are_a_table_that_says_how_many_more_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
