@@ -227,7 +227,7 @@ class Bookie:
             stripe.check(first, last)
         if fence:
             await self.fence(ledger_id)
-        self._check_alive()
+        self.check_alive()
         return await self.reads.read(ledger_id, first, last, max_bytes, stripe)
 
     async def read_last_confirmed(self, ledger_id: int, *, fence: bool = False) -> tuple[int, int]:
@@ -235,7 +235,7 @@ class Bookie:
         check_ids(ledger_id)
         if fence:
             await self.fence(ledger_id)
-        self._check_alive()
+        self.check_alive()
         return await self.reads.last_confirmed(ledger_id)
 
     async def wait_last_confirmed(
@@ -246,15 +246,15 @@ class Bookie:
         At most `long_poll_timeout_s` (0: that). LedgerNotFound if deleted, TooManyRequests.
         """
         check_ids(ledger_id, last=last_add_confirmed)
-        self._check_alive()
+        self.check_alive()
         news = await self.reads.wait_last_confirmed(ledger_id, last_add_confirmed, timeout_s)
-        self._check_alive()
+        self.check_alive()
         return news
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[StoredLedger], bool]:
         """The next ledgers above `after`, at most `count`, and whether there are more."""
         check_ids(after + 1)
-        self._check_alive()
+        self.check_alive()
         return self.listing.ledgers(after, count)
 
     async def list_entries(
@@ -262,15 +262,15 @@ class Bookie:
     ) -> tuple[list[tuple[int, int]], int]:
         """At most `count` ranges of entries from `first` on, and where to go on (-1: that was all). LedgerNotFound."""
         check_ids(ledger_id, first)
-        self._check_alive()
+        self.check_alive()
         return await self.listing.entries(ledger_id, first, count)
 
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
         check_ids(ledger_id)
-        self._check_alive()
+        self.check_alive()
         await self.fencing.fence(ledger_id)
-        self._check_alive()
+        self.check_alive()
 
     def request_force(self, ledger_id: int) -> None:
         """Deferred adds of the ledger that came before become durable now; their own callbacks say when, and whether."""
@@ -280,7 +280,7 @@ class Bookie:
     async def force(self, ledger_id: int) -> None:
         """The same, and waits until all that were accepted are durable. StorageFailed: it is not known whether they are."""
         check_ids(ledger_id)
-        self._check_alive()
+        self.check_alive()
         self.adds.force(ledger_id)
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -295,9 +295,9 @@ class Bookie:
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""
         check_ids(ledger_id, last=last_add_confirmed)
-        self._check_alive()
+        self.check_alive()
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
-        self._check_alive()
+        self.check_alive()
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Nothing of the ledger is served any more, and no add brings it back (rule 7). Durable when it returns.
@@ -305,9 +305,9 @@ class Bookie:
         For ledgers that were never seen here as well. The space comes back with the next garbage collections.
         """
         check_ids(ledger_id)
-        self._check_alive()
+        self.check_alive()
         await self.fencing.delete([ledger_id])
-        self._check_alive()
+        self.check_alive()
         self.adds.admit_waiting()
 
     # --- state and maintenance ------------------------------------------------------------------------------------------
@@ -319,12 +319,12 @@ class Bookie:
 
     def introduce(self, expected: BookieIdentity | None) -> BookieIdentity:
         """Who this bookie is, for a ledger client that expects `expected`. WrongBookie: the peer means another one."""
-        self._check_alive()
+        self.check_alive()
         return self.introductions.introduce(expected)
 
     def convert_to_read_only(self, reason: str | None) -> None:
         """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
-        self._check_alive()
+        self.check_alive()
         if reason is None:
             clear_read_only(self.components.files, self.layout)
         else:
@@ -423,7 +423,8 @@ class Bookie:
             self.waiters.fail_all(error)
             self.on_failure(error)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises StorageFailed after a fail-stop, ServiceNotReady while the bookie stops: nothing is answered then."""
         if self.failure is not None:
             raise StorageFailed(f"this bookie has stopped: {self.failure}")
         if self._closing:

@@ -7,7 +7,7 @@
 * `synced_to` is the offset that was known to be durable when the record was written.
 * The checksum is xxh3-64, seeded with the incarnation, of everything after it. What a recycled file still holds of its
   earlier life has another incarnation and counts as free space.
-* A group (what one sync made durable) starts at a multiple of the alignment (512 to 65536, 4096 by default) in the file and
+* A group (what one sync made durable) starts at a multiple of GROUP_ALIGNMENT in the file and
   is padded with zeros. The content of the padding does not matter: only a record with the next offset continues the stream.
 * The first record of a file is BEGIN. A file without a valid one was prepared, but never begun.
 

@@ -278,9 +278,9 @@ class _Rebuild:
         self._paths: dict[int, str] = {}
         # Of the batch: last add confirmed and place by key.
         self._batch: dict[_Entry, tuple[int, Location]] = {}
-        # Ledgers that lost records, and logs whose ledgers are not known.
+        # Ledgers that lost records, and logs of which it is not known which ledgers they had.
         self._short: dict[int, None] = {}
-        self._not_told: list[str] = ["a lost directory"] if logs_lost else []
+        self._unread_logs: list[str] = ["a lost directory"] if logs_lost else []
 
     def take_log(self, log_id: int, path: str) -> None:
         """Everything that one log has."""
@@ -291,7 +291,7 @@ class _Rebuild:
             file = self._files.open(path, read_only=True)
         except MagnetarError as error:
             report.unreadable[path] = error.message
-            self._not_told.append(path)
+            self._unread_logs.append(path)
             return
         with closing(file):
             size = file.size()
@@ -320,7 +320,7 @@ class _Rebuild:
                 if seen.get(ledger_id, 0) < count:
                     self._short[ledger_id] = None
         elif lost:
-            self._not_told.append(path)
+            self._unread_logs.append(path)
 
     def _note_range(self, path: str, record: Scanned) -> bool:
         """True if something may be lost."""
@@ -400,9 +400,9 @@ class _Rebuild:
                 self._records[ledger_id] = self._records[ledger_id]._replace(unknown=record.unknown)
         else:
             # Nobody can tell what was lost: see the module.
-            if self._not_told:
+            if self._unread_logs:
                 incomplete_below = ALL_LEDGERS
-            unknown = sorted(self._records if self._not_told else self._short)
+            unknown = sorted(self._records if self._unread_logs else self._short)
             for ledger_id in unknown:
                 self._merge_living(ledger_id, LedgerRecord(fenced=True, unknown=True))
         rows = sorted(self._records.items())

@@ -70,6 +70,7 @@ async def perform(bookie: Bookie, limit: int, command: Command) -> Answer:
 
     `limit`: the bytes of entries that the peer takes in one frame, whatever it asks for; 0: there is no frame.
     """
+    bookie.check_alive()
     return await _PERFORM[type(command)](bookie, limit, command)
 
 
