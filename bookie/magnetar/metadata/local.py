@@ -150,7 +150,7 @@ class LocalMetadataStore:
         # Not durable yet, the oldest first; only that one is being written.
         self._groups: deque[_Group] = deque()
         # Called once, from the loop, when a write has failed: nothing can be written any more, so the daemon must stop.
-        self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
+        self.on_failure: Callable[[MagnetarError], None] = lambda error: None
         self._check_format()
         self._write(self._ephemerals()[0])
 
@@ -396,10 +396,6 @@ class LocalMetadataStore:
                 self._watches.notify(ancestor)
                 if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
                     break
-
-
-def _ignore_failure(error: MagnetarError) -> None:
-    return None
 
 
 class _Transaction:

@@ -251,6 +251,9 @@ class Jobs:
         self._owner = owner
         self._tasks: dict[str, asyncio.Task[Any]] = {}
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Unless it is under way."""
         if name not in self._tasks:

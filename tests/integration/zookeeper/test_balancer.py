@@ -55,7 +55,9 @@ async def test_reports_lead_to_requests_and_the_leader_is_replaced(zookeeper: En
             await eventually(lambda: leaders["a"].elected)
         await eventually(lambda: leaders["a"].figures()["balancer_moves_total"] > 0)
         assert not leaders["b"].elected
-        requests = await nodes["b"].requests()
+        async with asyncio.timeout(20):
+            while not (requests := await nodes["b"].requests()):
+                await asyncio.sleep(0.02)
         assert {(one.to, one.split) for one in requests.values()} == {("b", False)}
         # Broker a goes: its nodes go with its session, and b leads. Nothing is left that could be moved.
         await sessions["a"].close()

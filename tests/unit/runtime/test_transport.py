@@ -160,30 +160,6 @@ async def flood(peer: Peer) -> None:
         await peer.writer.drain()
 
 
-async def test_a_peer_that_lets_too_much_pile_up_is_cut() -> None:
-    options = replace(OPTIONS, high_water_bytes=64 * 1024, max_buffered_bytes=1024 * 1024)
-    async with serving(options) as service, service.peer() as (_, echo):
-        async with asyncio.timeout(10):
-            while not echo.transport.closing:
-                echo.transport.write((bytes(50_000),), 50_000)
-                await asyncio.sleep(0)
-        await echo.transport.wait_closed(5)
-        (error,) = echo.ends
-        assert error is not None
-        assert "does not read" in error.message
-
-
-async def test_owners_pause_reading_by_reasons() -> None:
-    async with serving() as service, service.peer() as (peer, echo):
-        echo.transport.pause_reading("disk")
-        echo.transport.pause_reading("cache")
-        peer.writer.write(frame(b"waits"))
-        echo.transport.resume_reading("disk")
-        assert await turns_until_quiet(echo) == 1
-        echo.transport.resume_reading("cache")
-        assert await peer.next() == b"waits"
-
-
 @pytest.mark.parametrize("sent", [b"", frame(b"x" * 5000)])
 async def test_a_peer_that_is_silent_or_never_ends_a_frame_is_lost(sent: bytes) -> None:
     async with serving(replace(OPTIONS, ping_interval_s=0.03)) as service, service.peer() as (peer, echo):
@@ -202,14 +178,6 @@ async def test_a_peer_that_is_silent_or_never_ends_a_frame_is_lost(sent: bytes) 
         assert ("left a frame unfinished" if sent else "was silent for 0.06 s") in error.message
         if not sent:
             assert await peer.next() == b""  # it had been pinged
-
-
-async def test_a_peer_that_answers_pings_stays() -> None:
-    async with serving(replace(OPTIONS, ping_interval_s=0.03)) as service, service.peer() as (peer, echo):
-        for _ in range(6):
-            assert await peer.next() == b""
-            peer.writer.write(frame(b""))
-        assert not echo.transport.closing
 
 
 async def test_who_does_not_shake_hands_and_who_is_one_too_many_is_answered_in_the_protocol() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
+from magnetar.runtime.connection.addresses import format_address
 
 from ..store import split_path
 from .namespace import ENCODED
@@ -33,7 +34,7 @@ class ZooKeeperAddress:
 
     def __str__(self) -> str:
         """As it was given, but without the password."""
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        hosts = ",".join(map(format_address, self.hosts))
         user = "" if self.credentials is None else self.credentials.partition(":")[0] + "@"
         return f"zk{'+tls' if self.tls else ''}://{user}{hosts}{self.root}"
 

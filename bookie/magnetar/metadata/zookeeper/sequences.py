@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 from magnetar.proto.errors import AlreadyExists, ConnectionLost, FinalError, VersionConflict
-from magnetar.runtime.tasks import begin
+from magnetar.runtime.tasks import Jobs
 
 from ..store import Create, Operation, Put, Versioned
 
@@ -33,21 +33,19 @@ class Sequences:
         self._get = get
         self._commit = commit
         self._waiting: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
-        self._drawing: dict[str, asyncio.Task[None]] = {}
+        self._drawing = Jobs("ids of sequences")  # by name
         self._known: dict[str, Versioned] = {}  # what the node was after our newest write
 
     async def next_id(self, name: str, count: int) -> int:
         """The first of `count` ids."""
         drawn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append((count, drawn))
-        if name not in self._drawing:
-            self._drawing[name] = begin(self._draw(name), f"ids of {name}")
+        self._drawing.begin(name, lambda: self._draw(name))
         return await drawn
 
     async def close(self) -> None:
         """Ends the draws under way; they raise what the closed store raises."""
-        while self._drawing:
-            await asyncio.wait(list(self._drawing.values()))
+        await self._drawing.wait()
 
     async def _draw(self, name: str) -> None:
         while waiting := self._waiting.pop(name, None):
@@ -67,7 +65,6 @@ class Sequences:
                 if not drawn.done():
                     drawn.set_result(first)
                 first += count
-        del self._drawing[name]  # in the turn in which nobody waits: who comes next starts another task
 
     async def _advance(self, name: str, count: int) -> int:
         """Adds to the counter: what it was before. A write whose outcome is not known leaves a gap at most."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.proto.errors import AlreadyClosed
+from magnetar.runtime.connection.addresses import format_address
 from magnetar.runtime.tasks import begin
 
 from . import wire
@@ -56,8 +57,7 @@ class Servers:
 
     def host_name(self, number: int) -> str:
         """host:port."""
-        host, port = self.hosts[number]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return format_address(self.hosts[number])
 
 
 class ZooKeeperSession:
