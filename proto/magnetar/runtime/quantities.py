@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them in settings.
+"""Sizes and durations as people write them in settings, and figures as they read them.
 
 >>> parse_size("64MB"), parse_size("1.5 GiB"), parse_size("512")
 (64000000, 1610612736, 512)
@@ -54,3 +54,8 @@ def format_duration(ms: int) -> str:
         if ms and ms % size == 0:
             return f"{ms // size}{unit}"
     return f"{ms}ms"
+
+
+def counted(count: int, one: str, more: str = "") -> str:
+    """`1 message`, `2 messages`; `more` where the plural is not the singular with an s."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from magnetar.runtime.quantities import counted
+
 from ..terminal.command import Answer
 from ..terminal.options import Yes
 from ..terminal.session import EXIT_FAILED, EXIT_USAGE, confirm, fail, print_json
-from ..terminal.tables import Table, counted, print_table
+from ..terminal.tables import Table, print_table
 from ..wiring.metadata import system_rng
 from .dump import entrylog_app, journal_app
 from .read import read_app

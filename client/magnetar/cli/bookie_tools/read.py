@@ -12,9 +12,9 @@ import typer
 
 from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.quantities import counted
 
 from ..terminal.session import EXIT_FAILED, EXIT_USAGE, exclusive, fail, print_json
-from ..terminal.tables import counted
 from .target import LOOK, JsonLines, Target, tool
 
 Row = dict[str, Any]

@@ -14,9 +14,10 @@ import typer
 
 from magnetar.metadata.paths import COOKIES_PATH, KNOWN_BROKERS_PATH, known_broker_path
 from magnetar.proto.errors import InvalidArgument
+from magnetar.runtime.quantities import counted
 
 from ..terminal.command import Answer, command
-from ..terminal.tables import Table, counted, text
+from ..terminal.tables import Table, text
 from ..wiring.cluster_facts import bookie_facts, broker_facts, cluster_facts, ledgers_to_repair
 from ..wiring.metadata import open_store, system_rng
 from .drain import drain_app

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from magnetar.runtime.quantities import counted
+
 from ..terminal.command import command
 from ..terminal.progress import ProgressMeter
 from ..terminal.session import fail
-from ..terminal.tables import counted
 from ..wiring.metadata import system_rng
 from ..wiring.settings import SettingSources, service_settings
 from .options import STORE, Kind

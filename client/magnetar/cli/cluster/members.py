@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidArgument
+from magnetar.runtime.quantities import counted
 
 from ..wiring.cluster_facts import bookie_facts, broker_facts
 
@@ -139,7 +140,7 @@ def obstacles(members: Sequence[Member], expected: Sequence[Member], to_repair: 
     there = {(member.kind, member.name) for member in members}
     found += [f"{member} is not registered" for member in expected if (member.kind, member.name) not in there]
     if to_repair:
-        found.append(f"{to_repair:,} ledgers wait for repair")
+        found.append(f"{counted(to_repair, 'ledger waits', 'ledgers wait')} for repair")
     return found
 
 
@@ -199,7 +200,7 @@ def may_be_away(metadata: LedgerMetadata, bookies: dict[str, None]) -> bool:
 
 def _sentence(group: str, bookies: list[str], short: Sequence[tuple[int, LedgerMetadata]]) -> str:
     ledger_id, metadata = short[0]
-    more = f" (and so {len(short) - 1:,} others)" if len(short) > 1 else ""
+    more = f" (and so {counted(len(short) - 1, 'other')})" if len(short) > 1 else ""
     return (
         f"{group} cannot be restarted together: ledger {ledger_id}{more} would be below its ack quorum, for more than "
         f"{metadata.write_quorum - metadata.ack_quorum} of the {metadata.write_quorum} copies of an entry are on "

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidArgument, ServiceNotReady
+from magnetar.runtime.quantities import counted
 from magnetar.runtime.timeouts import TimeLimit
 
 from ..wiring.cluster_facts import ledgers_to_repair
@@ -107,7 +108,7 @@ async def restart(
             f"{back:.1f} s, all copies there after {well:.1f} s"
         )
     daemons = sum(len(group.members) for group in groups)
-    say(f"{daemons} daemons restarted in {loop.time() - began:.1f} s")
+    say(f"{counted(daemons, 'daemon')} restarted in {loop.time() - began:.1f} s")
 
 
 @asynccontextmanager

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from magnetar.runtime.quantities import counted
+
 from ..terminal.command import Answer, command
 from ..terminal.options import Begin, Kind, Topic
 from ..terminal.progress import ProgressMeter
-from ..terminal.tables import counted
 from .consume import say_if_new
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import typer
 
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge, StorageFailed
+from magnetar.runtime.quantities import counted
 
 from ..terminal.command import Answer, command
 from ..terminal.options import DEFAULT_URL, MessageCompression, Topic, Url
 from ..terminal.progress import ProgressMeter
 from ..terminal.session import connected, exclusive, fail, named_values, parsed, utf8
-from ..terminal.tables import counted
 from .lines import open_input, read_lines, read_whole
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from magnetar.proto.errors import SubscriptionNotFound
+from magnetar.runtime.quantities import counted
 
 from ..terminal.command import Answer, command
 from ..terminal.options import DEFAULT_URL, Begin, Force, Subscription, Topic, Url
 from ..terminal.session import connected, milliseconds, where
-from ..terminal.tables import Table, counted, figures, text
+from ..terminal.tables import Table, figures, text
 from .formats import Format, chosen
 
 if TYPE_CHECKING:

@@ -16,11 +16,6 @@ def text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def counted(count: int, one: str, more: str = "") -> str:
-    """`1 message`, `2 messages`; `more` where the plural is not the singular with an s."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
-
-
 class Table(NamedTuple):
     """What `print_table` prints.
 

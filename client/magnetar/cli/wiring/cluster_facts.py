@@ -14,6 +14,7 @@ from magnetar.metadata.paths import (
     KNOWN_BROKERS_PATH,
 )
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.runtime.quantities import counted
 from magnetar.runtime.tasks import LongTask
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
         if damaged := bookie["damaged_ledgers"]:
             more = " or more" if damaged == _MOST_DAMAGED else ""
             problems[f"damage at bookie {bookie['id']}"] = (
-                f"copies of {damaged:,} ledgers{more} are damaged there"
+                f"copies of {counted(damaged, 'ledger')}{more} are damaged there"
             )
     for broker in found["brokers"]:
         if broker["state"] == "lost":
@@ -79,7 +80,9 @@ async def _problems(store: MetadataStore, found: dict[str, Any]) -> dict[str, st
         )
     if waiting := found["under_replicated_ledgers"]:
         note = await _note(store)
-        problems["repair"] = f"{waiting:,} ledgers wait for repair" + (f"; {note}" if note else "")
+        problems["repair"] = f"{counted(waiting, 'ledger waits', 'ledgers wait')} for repair" + (
+            f"; {note}" if note else ""
+        )
     return problems
 
 

@@ -539,9 +539,9 @@ class TopicProducer:
         self._room.set()
 
     def _note_failed(self, group: Group) -> None:
-        log.warning(
-            "%d messages to %s failed: %s", group.message_count - group.confirmed, self.topic, group.error
-        )
+        count = group.message_count - group.confirmed
+        what = "1 message" if count == 1 else f"{count} messages"
+        log.warning("%s to %s failed: %s", what, self.topic, group.error)
         while self._failed and self._failed[0].error_seen:
             self._failed.popleft()
         self._failed.append(group)
