@@ -8,6 +8,7 @@ import pytest
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.core.events import (
     AddFailed,
+    AddStored,
     BookiesChosen,
     ChooseBookies,
     Confirm,
@@ -212,7 +213,11 @@ def test_defect_2615_an_empty_last_ensemble_recovers_nothing_of_the_ones_before(
     assert isinstance(choose, ChooseBookies)
     core.handle(BookiesChosen({1: "f"}))
     core.check()
-    assert core._changed.ensembles == (*metadata.ensembles[:2], Ensemble(2000, ("d", "f")))
+    for bookie in ("d", "f"):
+        core.handle(AddStored(bookie, 2000))
+    absent = [core.handle(entry_read(bookie, 2001, b"", 0, EntryNotFound.code)) for bookie in ("d", "e")]
+    (close,) = (one for some in absent for one in some if isinstance(one, WriteMetadata))
+    assert close.metadata.ensembles == (*metadata.ensembles[:2], Ensemble(2000, ("d", "f")))
 
 
 async def test_defect_2615_through_the_client_with_nothing_in_the_last_ensemble() -> None:

@@ -98,11 +98,6 @@ class OutstandingAdds:
         self._tick = 0
         self._heard_tick = 0  # in which the bookie was heard last
 
-    @property
-    def held(self) -> bool:
-        """Whether adds wait to be sent: later ones wait behind them."""
-        return bool(self._held)
-
     # --- for every entry ----------------------------------------------------------------------------------------------
 
     def add(

@@ -71,7 +71,7 @@ async def test_a_writer_leaves_a_drained_bookie_when_there_is_a_better_place() -
     watch = ClusterWatch(cluster.metadata)
     await watch.start()
     inner = await cluster.client()
-    placed = PlacedBookies(inner._components.bookies, watch)
+    placed = PlacedBookies(inner.components.bookies, watch)
     client = LedgerClient(
         StoredLedgers(cluster.metadata),
         LocalTransport(cluster.bookies),
