@@ -208,7 +208,7 @@ def test_defect_2615_an_empty_last_ensemble_recovers_nothing_of_the_ones_before(
     core.handle(entry_read("b", 1999, base, 20_000, 0))
     core.check()
     found = encode_ledger_entry(LEDGER, 2000, 1999, 20_010, b"x" * 10)
-    core.handle(entry_read("d", 2000, found, 20_010, 0))
+    core.handle(entry_read("e", 2000, found, 20_010, 0))
     (choose,) = core.handle(AddFailed("e", 2000, ConnectionLost.code))
     assert isinstance(choose, ChooseBookies)
     core.handle(BookiesChosen({1: "f"}))
