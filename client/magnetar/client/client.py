@@ -20,8 +20,8 @@ from magnetar.runtime.clock import SystemClock
 
 from .administration import Admin
 from .connection.broker_connection import ABORT_TIMEOUT_S, CLOSE_TIMEOUT_S
+from .connection.brokers import check_resolvable
 from .connection.pool import ConnectionPool
-from .connection.resolving import check_resolvable
 from .consumer import Consumer
 from .dead_letters import DeadLetters
 from .failover import ClusterFailover

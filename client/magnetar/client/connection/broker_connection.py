@@ -7,8 +7,10 @@ other kinds, the header is decoded.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -32,7 +34,6 @@ from magnetar.runtime.connection.addresses import format_address
 from magnetar.runtime.timeouts import TimeLimit
 
 from .calls import first_success
-from .resolving import addresses_of
 
 log = logging.getLogger("magnetar.client")
 
@@ -190,3 +191,21 @@ class BrokerConnection:
         """The write buffer is low again."""
         for port in list(self.ports.values()):
             port.writing_resumed()
+
+
+async def addresses_of(host: str, port: int) -> list[str]:
+    """IP addresses of a host. Raises ConnectionLost."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return [host]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could have
+        reason = getattr(error, "strerror", None) or error
+        raise ConnectionLost(
+            f"cannot connect to {host}:{port}: {reason}; is the name right, and can it be resolved here?"
+        ) from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

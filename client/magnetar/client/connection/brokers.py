@@ -1,4 +1,7 @@
-"""The connections of a client to the brokers of one cluster: one to each, opened when it is first needed."""
+"""The connections of a client to the brokers of one cluster: one to each, opened when it is first needed.
+
+And what a service URL stands for: its hosts, or those that the SRV records of its name have.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import random
 from functools import partial
 from typing import Any
 
-from magnetar.proto.errors import AlreadyClosed, ConnectionLost, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, ConnectionLost, InvalidArgument, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 from magnetar.runtime.connection.addresses import format_address
 from magnetar.runtime.timeouts import TimeLimit
@@ -18,7 +21,8 @@ from ..service_url import Address, ServiceUrl
 from .broker_connection import CLOSE_TIMEOUT_S, HEAD_START_S, BrokerConnection
 from .calls import SharedCalls, first_success
 from .core.reachability import Reachability
-from .resolving import hosts_of
+
+SRV_PREFIX = "_magnetar._tcp."
 
 
 class BrokerConnections:
@@ -159,3 +163,41 @@ class BrokerConnections:
                 raise
             self._service_host, connection = self._rng.choice(others)
         return connection
+
+
+def check_resolvable(service: ServiceUrl) -> None:
+    """Raises InvalidArgument if the URL needs a package that is not installed."""
+    if service.srv_name:
+        try:
+            import dns.asyncresolver  # noqa: F401
+        except ImportError:
+            raise InvalidArgument(
+                f"{service} needs the package dnspython, which is not installed: pip install 'magnetar[srv]', or name the "
+                "hosts: magnetar://host:port,host:port"
+            ) from None
+
+
+async def hosts_of(service: ServiceUrl, rng: random.Random, timeout: float) -> list[Address]:
+    """The hosts of a service in the order in which to try them, which differs from client to client.
+
+    Those of SRV records by priority, and within one priority by chance, as their weights say (RFC 2782). Raises
+    ConnectionLost if there are none.
+    """
+    if not service.srv_name:
+        hosts = list(service.hosts)
+        rng.shuffle(hosts)
+        return hosts
+    import dns.asyncresolver
+    import dns.exception
+
+    try:
+        answer = await dns.asyncresolver.resolve(SRV_PREFIX + service.srv_name, "SRV", lifetime=timeout)
+    except (dns.exception.DNSException, OSError) as error:
+        raise ConnectionLost(
+            f"no SRV records of {SRV_PREFIX}{service.srv_name}: {error}; is the name in {service} right?"
+        ) from error
+    # One of weight 2 comes before one of weight 1 twice as often as behind it.
+    records = sorted(
+        answer, key=lambda record: (record.priority, -(rng.random() ** (1 / max(record.weight, 0.01))))
+    )
+    return [(str(record.target).removesuffix("."), int(record.port)) for record in records]

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from magnetar.client import ConnectionLost, InvalidArgument, connect
+from magnetar.client.connection.brokers import hosts_of
 from magnetar.client.connection.calls import SharedCalls, first_success
-from magnetar.client.connection.resolving import hosts_of
 from magnetar.client.service_url import ServiceUrl
 from magnetar.proto.errors import AuthenticationFailed, MagnetarError
 from support.client_kit import until
