@@ -8,8 +8,8 @@ from magnetar.broker.dispatch.core.consumer import Consumer
 from magnetar.broker.dispatch.core.selection.entry_slots import EntrySlots
 from magnetar.broker.dispatch.core.selection.hash_ranges import Owners
 from magnetar.broker.dispatch.core.selection.key_shared import (
-    LOOKS_OF_A_SHARE,
-    MAX_LOOKS,
+    COST_OF_A_SHARE,
+    MAX_COST_PER_TURN,
     MAX_SHARED_OUT,
     KeySharedSelector,
 )
@@ -66,7 +66,7 @@ def test_what_is_left_over_before_a_cut_waits_for_the_older_messages_of_its_key(
 
 
 async def test_an_entry_of_many_keys_takes_several_turns() -> None:
-    count = 3 * MAX_LOOKS // LOOKS_OF_A_SHARE
+    count = 3 * MAX_COST_PER_TURN // COST_OF_A_SHARE
     async with running_broker() as broker:
         client = FakeClient(broker)
         await client.consumer(type="key_shared", permits=0)
@@ -88,7 +88,7 @@ async def test_an_entry_of_many_keys_takes_several_turns() -> None:
             delivered.append(len(client.messages))
         turns = [after - before for before, after in pairwise([0, *delivered]) if after > before]
         assert len(turns) >= 3
-        assert max(turns) <= MAX_LOOKS // LOOKS_OF_A_SHARE + MAX_SHARED_OUT
+        assert max(turns) <= MAX_COST_PER_TURN // COST_OF_A_SHARE + MAX_SHARED_OUT
 
 
 def test_an_entry_is_grouped_by_owner_and_cut_where_runs_end() -> None:

@@ -92,5 +92,5 @@ class Pointer:
         self.record = record
 
     async def delete(self) -> None:
-        """The node is gone when this returns."""
+        """The node does not exist any more when this returns."""
         await self._metadata.delete(self.path, version=self._version)

@@ -229,12 +229,12 @@ class Dispatcher:
         self.handle(self.core.timer_due, self.now_ms() + 1)
 
     async def close(self, error: MagnetarError | None) -> list[Consumer]:
-        """Ends reads; nothing is delivered any more. The consumers are told `error` at once; None: by the caller, later."""
+        """Ends reads; nothing is delivered any more. Consumers are notified of `error` now; None: by the caller, later."""
         consumers = list(self.core.consumers)
         self._turn_over = False
         self.handle(self.core.close)
         if error is not None:
-            tell_closed(consumers, error)
+            notify_closed(consumers, error)
         for timer in (self._timer, self._again):
             if timer is not None:
                 timer.cancel()
@@ -243,7 +243,7 @@ class Dispatcher:
         return consumers
 
 
-def tell_closed(consumers: Iterable[Consumer], error: MagnetarError) -> None:
+def notify_closed(consumers: Iterable[Consumer], error: MagnetarError) -> None:
     """They are closed, and look the topic up again."""
     for consumer in consumers:
         consumer.port.consumer_closed(error)

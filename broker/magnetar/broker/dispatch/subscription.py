@@ -480,25 +480,25 @@ class Subscription:
     async def close(self, error: MagnetarError, *, fenced: bool = False) -> list[Consumer]:
         """Makes the cursor durable and lets go. `fenced`: nothing is written.
 
-        Returns consumers that are to be told once nothing of the topic is written here any more: whoever is told goes to the
-        next owner, who would shut this one out. Of a fenced subscription they are told at once.
+        Returns consumers that are to be notified once nothing of the topic is written here any more: they go to the next
+        owner then, who would shut this one out. Of a fenced subscription they are notified at once.
         """
-        consumers = await self._stop(error, tell=fenced)
+        consumers = await self._stop(error, notify=fenced)
         await self.cursor.close(fenced=fenced)
         return [] if fenced else consumers
 
     async def delete(self) -> None:
         """The subscription and its cursor are deleted when this returns."""
-        await self._stop(SubscriptionNotFound(f"subscription {self.name!r} was deleted"), tell=True)
+        await self._stop(SubscriptionNotFound(f"subscription {self.name!r} was deleted"), notify=True)
         await self.cursor.delete()
 
-    async def _stop(self, error: MagnetarError, *, tell: bool) -> list[Consumer]:
+    async def _stop(self, error: MagnetarError, *, notify: bool) -> list[Consumer]:
         self._closed = error
         self._fail_lookups(error)
         if self._lookup_task is not None:
             self._lookup_task.cancel()
             await asyncio.wait([self._lookup_task])
-        return await self.dispatcher.close(error if tell else None)
+        return await self.dispatcher.close(error if notify else None)
 
 
 def _checked(rows: list[AckRange]) -> list[AckRange]:

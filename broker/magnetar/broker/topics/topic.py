@@ -31,7 +31,7 @@ from magnetar.runtime.tasks import TaskSet
 from ..compaction.topic_compaction import TopicCompaction
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.core.entry_source import DispatchCounters
-from ..dispatch.dispatcher import tell_closed
+from ..dispatch.dispatcher import notify_closed
 from ..dispatch.readers import Readers
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
@@ -385,7 +385,7 @@ class Topic:
             await self.maintenance.stop()
         finally:
             self.producers.close_all(self.not_served)
-            tell_closed(consumers, self.not_served)
+            notify_closed(consumers, self.not_served)
 
     async def probe_users(self) -> None:
         """Those who are not there any more have left when this returns."""

@@ -46,11 +46,11 @@ from .protocol import Mixed, Older, Selector, Share, SharedOut
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
-# Runs of one entry that are shared out in one step, and what one of them costs, until it is acknowledged, in looks at a run.
-MAX_SHARED_OUT = 1_000
-LOOKS_OF_A_SHARE = 5
-LOOKS_IN_BULK = 4  # that cost as much as one by itself
-MAX_LOOKS = 5_000  # of one turn of the loop
+MAX_SHARED_OUT = 1_000  # runs of one entry that are shared out in one step
+# What a step costs is counted in runs that are examined one by one, 0.5 us each.
+COST_OF_A_SHARE = 5  # of a run that is shared out, until it is acknowledged
+RANGES_PER_COST = 4  # that are examined as sorted lists
+MAX_COST_PER_TURN = 5_000  # of the loop
 
 
 def _first_message(share: Share) -> int:
@@ -90,8 +90,7 @@ class KeySharedSelector(Selector):
         # Of the entry that was shared out last: what the rest waits for, or that it waits for its turn in the replay queue.
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
-        # What was done for this subscription in this turn of the loop, in looks at a run (0.5 us).
-        self._looks = 0
+        self._cost = 0  # of what was done for this subscription in this turn of the loop
         self.look_ahead_messages = 0
 
     # --- consumers ---------------------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ class KeySharedSelector(Selector):
                 left_over.append((count, left))
         else:
             found = self._first_runs(slots, found)
-        self._looked(len(ranges) // LOOKS_IN_BULK, sum(map(slots.run_count, found.values())))
+        self._add_cost(len(ranges) // RANGES_PER_COST, sum(map(slots.run_count, found.values())))
         shares = [
             (consumer, list(mine), consumer.available_permits, count)
             for consumer, mine in found.items()
@@ -196,11 +195,11 @@ class KeySharedSelector(Selector):
         shares.sort(key=_first_message)
         return shares, left_over, following
 
-    def _looked(self, looks: int, shared_out: int) -> None:
-        """So many looks at a run, and so many runs that were shared out."""
-        self._looks += looks + LOOKS_OF_A_SHARE * shared_out
-        if self._looks >= MAX_LOOKS:
-            self._looks = 0
+    def _add_cost(self, examined: int, shared_out: int) -> None:
+        """Of so many runs that were examined one by one, and so many that were shared out."""
+        self._cost += examined + COST_OF_A_SHARE * shared_out
+        if self._cost >= MAX_COST_PER_TURN:
+            self._cost = 0
             self.turn_over = True
 
     def _groups_for(
@@ -251,7 +250,7 @@ class KeySharedSelector(Selector):
         found, in_flight = RangeSet(), self._in_flight
         for row_first, row_last in mine:
             for first, last, slot in slots.runs(row_first, row_last):
-                self._looks += 1
+                self._cost += 1
                 flight = in_flight.get(slot)
                 if flight is not None and flight.consumer is not consumer:
                     self._waits_for[slot] = None
@@ -264,15 +263,15 @@ class KeySharedSelector(Selector):
     def _first_runs(self, slots: EntrySlots, found: dict[Consumer, RangeSet]) -> dict[Consumer, RangeSet]:
         """What of it is shared out in one step; the rest waits for its turn in the replay queue."""
         room = MAX_SHARED_OUT
-        kept: dict[Consumer, RangeSet] = {}
+        taken: dict[Consumer, RangeSet] = {}
         for consumer, mine in found.items():
             if not room:
                 self._wait_in_turn = True
                 break
-            part = kept[consumer] = slots.first_runs(mine, room)
+            part = taken[consumer] = slots.first_runs(mine, room)
             room -= slots.run_count(part)
             self._wait_in_turn |= part.ends[-1] < mine.ends[-1]
-        return kept
+        return taken
 
     def _share_out_runs(
         self,
@@ -287,7 +286,7 @@ class KeySharedSelector(Selector):
         parts: list[tuple[Consumer, RangeSet, int]] = []
         current: dict[Consumer, tuple[RangeSet, int]] = {}  # the last one of `parts` of each
         left_over = DeliveredRanges()
-        looks = 0
+        examined = 0
         following, room = 0, MAX_SHARED_OUT
         look_ahead = MAX_MESSAGES_PER_ENTRY if again else self.look_ahead_messages - self._queued_messages
         for row_first, row_last, count in rows:
@@ -315,7 +314,7 @@ class KeySharedSelector(Selector):
                     if permits[owner] <= 0:
                         del permits[owner]
                     continue
-                looks += 1
+                examined += 1
                 if not again:
                     left_over.add(first, last, count)
                 look_ahead -= last - first + 1
@@ -326,7 +325,7 @@ class KeySharedSelector(Selector):
             elif again:
                 self._wait_in_turn = True
             break
-        self._looked(looks, MAX_SHARED_OUT - room)
+        self._add_cost(examined, MAX_SHARED_OUT - room)
         shares = [(owner, list(mine), owner.available_permits, count) for owner, mine, count in parts]
         return shares, list(left_over.by_count.items()), following
 
