@@ -20,7 +20,7 @@ PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "normal_adds_pass_the_fence": (0, "although it had been fenced"),
     "recovery_adds_do_not_pass_the_fence": (0, "to a recovery as fenced"),
     "writer_ignores_that_it_was_recovered": (2, "took its state back from IN_RECOVERY"),
-    "damage_is_answered_as_absence": (37, "denied what it had acknowledged"),
+    "damage_is_answered_as_absence": (3, "denied what it had acknowledged"),
     "replacement_is_in_the_ensemble_already": (0, "wrote the invalid ensemble"),
     "read_only_bookie_does_not_fence": (0, "refused to fence"),
     "entries_are_not_replayed": (0, "denied what it had acknowledged", "and it is on"),
