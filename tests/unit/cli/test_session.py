@@ -6,6 +6,7 @@ import asyncio
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -21,6 +22,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageTooLarge,
     SendTimeout,
+    ServiceNotReady,
     TopicNotFound,
 )
 from support.client_kit import until
@@ -185,3 +187,16 @@ def test_a_reason_that_was_a_warning_is_not_said_twice(capsys: pytest.CaptureFix
         run(command(), warnings=True)
     assert ended.value.code == 1
     assert capsys.readouterr().err == "magnetar: 2 messages to t failed: the topic is fenced\n"
+
+
+def test_a_command_says_at_once_that_it_waits_for_the_metadata_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_slowly(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(0.7)
+        raise ServiceNotReady("no server can be used")
+
+    monkeypatch.setattr("magnetar.metadata.zookeeper.store.open_zookeeper_store", open_slowly)
+    ended = CliRunner().invoke(app, ["cluster", "check", "--metadata", "zk://me:secret@zk1:2181/x"])
+    assert ended.exit_code == 1
+    waits, failed = ended.stderr.splitlines()
+    assert waits == "magnetar: waiting for the metadata store at zk1:2181/x"
+    assert failed == "magnetar: no server can be used"
