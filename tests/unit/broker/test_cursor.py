@@ -159,6 +159,33 @@ async def test_a_receipt_does_not_wait_for_the_deletion_of_what_the_cursor_had_b
         gate.set()
 
 
+async def test_what_could_not_be_deleted_waits_for_the_next_ledger_and_not_every_receipt_for_it() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers, max_cursor_ledger_entries=2) as broker:
+        client = FakeClient(broker)
+        await publish(client, 5)
+        await client.consumer()
+        await client.received(5)
+        tries: list[int] = []
+
+        async def refuse(ledger_id: int) -> None:
+            tries.append(ledger_id)
+            raise NotEnoughBookies("not now")
+
+        for message in client.messages[:2]:  # a ledger, and it is full
+            await client.ack(message.row())
+        ledgers.delete = refuse  # type: ignore[method-assign]
+        await client.ack(client.messages[2].row())
+        await settle()
+        assert len(tries) == 1
+        await client.ack(client.messages[3].row())  # a delta: nothing new is to be deleted
+        await settle()
+        assert len(tries) == 1
+        await client.ack(client.messages[4].row())
+        await settle()
+        assert len(tries) == 3
+
+
 async def test_many_acknowledgements_become_one_delta() -> None:
     ledgers = FakeLedgers()
     async with running_broker(ledgers) as broker:

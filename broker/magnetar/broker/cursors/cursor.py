@@ -264,12 +264,13 @@ class Cursor:
             while self._dirty or self._waiting:
                 self._writing, self._waiting = self._waiting, []
                 try:
-                    await self._write(store)
+                    replaced = await self._write(store)
                 except MagnetarError as failure:
                     self._answer(self._writing, failure)
                     break
                 self._answer(self._writing, None)
-                await store.delete_former()  # which no receipt waits for
+                if replaced:  # no receipt waits for this, nor does each of the next ones for what failed here
+                    await store.delete_former()
         except Exception as failure:  # a defect must not leave receipts waiting for ever
             _log.exception("%s: flush failed", self._name)
             error = StorageFailed(f"the cursor could not be written: {failure!r}")
@@ -293,10 +294,10 @@ class Cursor:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    async def _write(self, store: SnapshotLedger) -> None:
-        """Makes the current state durable: as a delta, else as a snapshot."""
+    async def _write(self, store: SnapshotLedger) -> bool:
+        """Makes the current state durable: as a delta, else (True) as a snapshot, which replaces the ledger."""
         if not self._dirty:
-            return
+            return False
         changed, self._changed = self._changed, LedgerRanges()
         self._dirty = False
         mark = self.state.mark_delete
@@ -304,13 +305,15 @@ class Cursor:
         count_rows, rewinds = counts.changed_rows, list(counts.rewinds) if counts.rewinds_changed else None
         counts.clear_changes()
         try:
-            if not await self._append_delta(store, mark, changed, count_rows, rewinds):
+            replaced = not await self._append_delta(store, mark, changed, count_rows, rewinds)
+            if replaced:
                 self._snapshot_due = False
                 await store.replace()
         except BaseException:  # whether it is durable is not known, and the changes were taken
             self._dirty = self._snapshot_due = True
             raise
         self._durable_mark = mark
+        return replaced
 
     async def _append_delta(
         self,

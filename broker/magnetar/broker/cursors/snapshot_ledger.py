@@ -213,7 +213,10 @@ class SnapshotLedger:
                 await self._write_pointer()
 
     async def delete_former(self) -> None:
-        """Deletes what the pointer no longer names; what fails is tried again at the next call or opening."""
+        """Deletes what the pointer no longer names; what fails is tried again at the next call or opening.
+
+        To be called after `replace`, not after each `append`: what cannot be deleted for a while would hold up all of them.
+        """
         former, self._former = self._former, None
         if former is not None:
             with contextlib.suppress(MagnetarError):
