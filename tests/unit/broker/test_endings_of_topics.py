@@ -94,6 +94,23 @@ async def test_a_topic_that_fences_itself_just_before_it_is_deleted_is_closed_al
         assert await broker.topic(TOPIC, create=False) is not fenced
 
 
+async def test_a_defect_in_one_cursor_leaves_no_consumer_of_an_ending_topic_without_a_word() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.consumer(1, "broken")
+        await client.consumer(2, "sound")
+
+        async def broken(**_: object) -> None:
+            raise RuntimeError("a defect")
+
+        broker.topics[str(TOPIC)].subscriptions["broken"].cursor.close = broken  # type: ignore[method-assign]
+        await broker.unload(TOPIC, TopicNotServed("it moves"))
+        await settle()
+        closed = [command.consumer_id for command, _ in client.frames if isinstance(command, c.CloseConsumer)]
+        assert sorted(closed) == [1, 2]
+        assert not broker.loaded()
+
+
 class SlowMetadata(MemoryMetadataStore):
     """Each change takes 20 ms, and those of cursors are counted."""
 

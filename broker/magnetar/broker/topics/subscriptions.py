@@ -287,14 +287,15 @@ class Subscriptions(Mapping[str, Subscription]):
         slots = asyncio.Semaphore(_CURSORS_AT_ONCE)
 
         async def close(subscription: Subscription) -> list[Consumer]:
-            try:
-                async with slots:
+            async with slots:
+                consumers = list(subscription.consumers)
+                try:
                     return await subscription.close(error, fenced=fenced)
-            except Exception:
-                _log.exception(
-                    "topic %s: closing subscription %r failed", self._ledger.name, subscription.name
-                )
-                return []
+                except Exception:
+                    _log.exception(
+                        "topic %s: closing subscription %r failed", self._ledger.name, subscription.name
+                    )
+                    return consumers  # they are notified all the same: they would wait here for ever
 
         await self.recovery.stop()
         subscriptions = list(self._by_name.values())
