@@ -10,6 +10,7 @@ and one that was deleted leaves. The receiver queue that the options ask for is 
 
     open --a named topic cannot be opened--> closed, and its error is raised
     open --a topic fails for good--> it leaves; its error is raised once by whoever waits for messages; the others go on
+    the last of the named topics has left --> the last error is raised by every call: there is nobody to wait for
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class TopicsConsumer:
         self._ready: dict[TopicConsumer, None] = {}  # may have something to hand out, in turn
         self._current: TopicConsumer | None = None  # whose delivery is open
         self._failures: list[MagnetarError] = []  # not raised yet
+        self._last_failure: MagnetarError | None = None
         self.arrived = asyncio.Event()
         self._discovery: LongTask | None = None
         self._sharing: asyncio.TimerHandle | None = None
@@ -154,6 +156,8 @@ class TopicsConsumer:
             if self._failures:
                 raise self._failures.pop(0)
             if not self._ready:
+                if self._changing is None and not self.consumers:
+                    raise self._last_failure or AlreadyClosed(f"{self.what} has no topic any more")
                 return False
             consumer = next(iter(self._ready))
             del self._ready[consumer]
@@ -180,6 +184,7 @@ class TopicsConsumer:
                 self._changing.made_again(consumer.topic)
         else:
             self._failures.append(error)
+            self._last_failure = error
         self._remove(consumer)
 
     # --- topics come and go ------------------------------------------------------------------------------------------

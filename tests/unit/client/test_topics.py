@@ -250,6 +250,18 @@ async def test_a_topic_that_fails_for_good_costs_itself_only() -> None:
         await consumer.ack(message, receipt=True)
 
 
+async def test_rule_45_who_receives_when_no_topic_is_left_has_an_error_each_time() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(["a", "b"], "s")
+        member: Any
+        for member in list(consumer._consumer.consumers.values()):
+            member._attachment.fail(TopicNotFound(f"{member.topic} is gone"))
+        for name in ("a", "b", "b", "b"):
+            with pytest.raises(TopicNotFound, match=f"/{name} is gone"):
+                await consumer.receive(60.0)
+        await consumer.close()
+
+
 async def test_rule_48_a_call_to_several_topics_ends_for_the_others_and_names_what_failed() -> None:
     async with serving() as server, connect_to(server) as client:
         consumer = await client.subscribe(NAMES, "s")
