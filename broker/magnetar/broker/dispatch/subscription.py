@@ -99,7 +99,7 @@ class SubscribeRequest(NamedTuple):
             raise InvalidArgument(
                 f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {self.type} one"
             )
-        if self.hash_ranges and self.type != "key_shared":
+        if self.hash_ranges and not SELECTORS[self.type].hash_ranges:
             raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {self.type} one")
         check_hash_ranges(self.hash_ranges, ())
         if self.subscription or self.durable:
@@ -207,7 +207,7 @@ class Subscription:
                 f"subscription {self.name!r} is held by {len(self.consumers)} consumer(s) of type {self.type}; "
                 "close them, choose another subscription, or subscribe with type='shared' on all of them"
             )
-        if type == "key_shared":
+        if SELECTORS[type].hash_ranges:
             check_hash_ranges(asked.hash_ranges, self.consumers)
         self.type = type
         self.epoch = max(self.epoch, asked.epoch)

@@ -72,6 +72,7 @@ class KeySharedSelector(Selector):
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
+    hash_ranges: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.observer: Observer | None = self

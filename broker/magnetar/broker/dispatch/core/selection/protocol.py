@@ -32,6 +32,8 @@ class Selector(Protocol):
     individual_acks: ClassVar[bool]
     # More than one consumer may be attached.
     several: ClassVar[bool]
+    # Consumers may ask for slots of the keys' hash (`check_hash_ranges`).
+    hash_ranges: ClassVar[bool] = False
     # Of a type that decides by keys: learns where the messages are. What it cannot deliver now is set aside.
     observer: Observer | None = None
     # The one consumer that gets everything, if it is for one; where others wait for its place each change is reported.
