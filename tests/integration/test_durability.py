@@ -117,7 +117,7 @@ async def test_two_of_three_step_around_a_bookie_that_hangs(
         opened = topic.ledger.appending.open_ledger
         assert opened is not None
         assert len(opened.writer.metadata.ensembles) == 1, "on the same bookies"
-        (link,) = [channel._link for name, channel in links._channels.items() if name == "b2"]
+        (link,) = [channel._link for name, channel in links._add_channels.items() if name == "b2"]
         assert link is not None
         waiting = link._adds.outstanding_bytes
         assert waiting <= limit, "what waits for it is bounded"

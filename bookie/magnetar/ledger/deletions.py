@@ -1,12 +1,13 @@
 """Deleting ledgers: the metadata first, then the entries on every bookie of the ledger (rule 38).
 
-    delete ──one commit──> no metadata, and a note for each bookie ──bookie has confirmed──> the note goes
+    delete ──one commit──> no metadata, and a note for each bookie ──bookie has confirmed──> the note is removed
                                                          └──bookie is away, broker killed──> sent again until it has
 
-Bookies that compare their ledgers with the metadata by themselves need no notes: a deletion that they miss is found out by
-their garbage collection. Those of a static list have no metadata, so `remember` makes notes (`metadata.ledgers`).
+A note is a record in the metadata store that a bookie has not confirmed the deletion of a ledger (`metadata.ledgers`).
+Bookies that compare their ledgers with the metadata need none: their garbage collection finds the deletions that they
+missed. Bookies of a static list have no access to the metadata, so notes are made for them (`remember`).
 
-Deleting is repeatable, so it does no harm that two clients send one deletion, or one twice.
+Deleting is idempotent: two clients may send the same deletion, or one client twice.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .transport import BookieTransport
 
 _log = logging.getLogger(__name__)
 
-# Deletions that are sent to bookies at a time. Further ones wait for the next turn of `_repeat`, or for garbage collection.
+# Deletions that are sent to bookies at a time. Further ones wait for the next round of `_repeat`, or for garbage collection.
 _MAX_IN_FLIGHT = 64
-_PAGE = 1000
+_PAGE = 1000  # notes that are read at a time
 
 
 class Deletions:
-    """The deletions of one ledger client. `remember`: its bookies do not find out by themselves what they have missed."""
+    """The deletions of one ledger client. `remember`: makes notes, for bookies without the metadata."""
 
     def __init__(
         self,
@@ -51,11 +52,15 @@ class Deletions:
         self._closed = False
 
     def start(self) -> None:
-        """Sends from now on, again and again, what bookies have missed, also while an earlier process ran."""
+        """From now on sends all noted deletions, also those of earlier processes, every `retry_s`."""
         if self._remember and self._repeating is None:
             self._repeating = LongTask("the sending of missed deletions", self._repeat)
 
     async def delete(self, ledger_id: int) -> None:
+        """The ledger's metadata is deleted when this returns; its bookies get the deletion in the background.
+
+        Raises LedgerNotFound, and errors of the metadata store: then it may have been deleted, or not.
+        """
         try:
             ensembles = (await self._records.read(ledger_id)).metadata.ensembles
             bookies = [bookie for ensemble in ensembles for bookie in ensemble.bookies]
@@ -70,9 +75,9 @@ class Deletions:
             self._in_flight.begin(self._send_to_all(bookies, ledger_id), f"delete ledger {ledger_id}")
 
     def delete_later(self, ledger_id: int) -> None:
-        """A record of this ledger may have been made, which nobody uses: deletes it when the metadata store answers again.
+        """Deletes a ledger that nobody uses, and that may not exist, as soon as the metadata store answers again.
 
-        Beyond `_MAX_IN_FLIGHT` of them they stay. So they do when the process ends before: open, empty, and harmless.
+        It is left, open, empty and harmless, if `_MAX_IN_FLIGHT` deletions are under way, or the process ends before.
         """
         if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
             self._in_flight.begin(
@@ -91,7 +96,7 @@ class Deletions:
                 _log.info("ledger %d, which was not used, is not deleted yet: %s", ledger_id, error)
 
     async def close(self) -> None:
-        """Ends what is under way; notes stay."""
+        """Cancels what is under way; notes stay in the metadata store."""
         self._closed = True
         if self._repeating is not None:
             await self._repeating.close()
@@ -110,13 +115,13 @@ class Deletions:
         return True
 
     async def _forget(self, ledger_id: int, bookies: Sequence[str]) -> None:
-        """The notes of confirmed deletions go."""
+        """Removes the notes of a deletion that these bookies have confirmed."""
         if not self._remember or not bookies:
             return
         try:
             await self._records.forget_deletions(ledger_id, bookies)
-        except MagnetarError as error:  # they are sent once more
-            _log.info("notes of deletions cannot be taken away: %s", error)
+        except MagnetarError as error:  # the deletions are sent once more
+            _log.info("notes of confirmed deletions cannot be removed: %s", error)
 
     async def _repeat(self) -> None:
         while True:
@@ -128,7 +133,7 @@ class Deletions:
             await asyncio.sleep(self._retry_s)
 
     async def _send_missed(self, bookie: str) -> None:
-        """All that the bookie has missed, until it does not answer."""
+        """Sends a bookie the deletions that it has missed, up to the first that it does not confirm."""
         after, sent = -1, 0
         while ledgers := await self._records.noted_deletions(bookie, after, _PAGE):
             for ledger_id in ledgers:

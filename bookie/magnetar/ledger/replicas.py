@@ -1,9 +1,9 @@
 """The replicas of entries, and how one good copy is read when bookies are slow, silent or damaged.
 
-After a replica that fails the next one is asked at once. A replica that is silent for `speculative_read_s` is not given up:
-the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
-failed or were slow are asked last (`health`); among the others those of the client's own zone come first. Ranges of which no
-bookie has all are read in shares: see `striped_read`.
+When a replica fails, the next one is asked at once. A replica that is silent for `speculative_read_s` is not given up: the
+next one is asked as well, the first good answer counts, and the other requests are then cancelled. Bookies that failed or
+were slow are asked last (`health`); among the others those of the client's own zone come first. A range that no single
+bookie stores completely is read from several at once: see `striped_read`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The bookie gave no answer, so nothing is known of the entry.
 SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
 
@@ -43,9 +44,10 @@ async def first_good(
     slow: Callable[[str], None],
     errors: list[MagnetarError],
 ) -> T | None:
-    """The first answer that is not a MagnetarError; None, and all of them in `errors`, when there is none.
+    """The first answer that is not a MagnetarError. If there is none: None, and `errors` has what each bookie failed with.
 
-    One bookie after another; the next one without waiting for the end of those that took longer than `slow_s` (0: never).
+    The bookies are asked in this order: the next one when one has failed, or when the last one has not answered for `slow_s`
+    (0: no limit). `slow` is called with each bookie that was too slow.
     """
     loop = asyncio.get_running_loop()
     running: dict[asyncio.Future[T], str] = {}
@@ -66,8 +68,7 @@ async def first_good(
                         return task.result()
                     except MagnetarError as error:
                         errors.append(error)
-                # There is no further replica: waits for all requests under way.
-                failed = number < len(bookies)
+                failed = number < len(bookies)  # after the last bookie the requests under way are waited for
     finally:
         await end_all(running)
     return None
@@ -83,10 +84,10 @@ class Replicas:
         self._slow_s = components.settings.speculative_read_s
         self._zone = components.settings.zone
         self._ledger_id = ledger_id
-        self._entry_bytes = 0  # about so many bytes an entry has; 0: not known yet
+        self._entry_bytes = 0  # average size of an entry, an estimate; 0: not known yet
 
     async def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """See LedgerReader.read; the range must be confirmed, and `metadata` as new as that."""
+        """See LedgerReader.read. The range must be confirmed, and `metadata` must have its ensembles."""
         entries: list[bytes] = []
         while True:
             start = first + len(entries)
@@ -100,7 +101,7 @@ class Replicas:
     async def _read_whole(
         self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int
     ) -> list[bytes]:
-        """Entries first..last of one ensemble that one replica can give; at least one."""
+        """As many of the entries first..last, all of one ensemble, as one replica returns; at least one."""
 
         def ask(bookie: str) -> Coroutine[Any, Any, list[bytes]]:
             return self._ask(bookie, first, last, max_bytes, EVERY_ENTRY)
@@ -115,9 +116,9 @@ class Replicas:
     async def _read_striped(
         self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int
     ) -> list[bytes]:
-        """The same when each entry has a write set of its own. Without `max_bytes` all that can be had."""
+        """The same for a striped ledger, from several bookies. Without `max_bytes`, all entries that can be read."""
         if max_bytes:
-            # Each bookie gives one entry at least: not all are asked where one entry is about what fits.
+            # Each bookie returns at least one entry, however large: fewer are asked if only few entries fit.
             if not self._entry_bytes and metadata.last_entry >= 0:
                 self._entry_bytes = metadata.length // (metadata.last_entry + 1) + LEDGER_ENTRY_HEADER_BYTES
             count = max_bytes // (self._entry_bytes or max_bytes)
@@ -153,9 +154,13 @@ class Replicas:
         return verified(result.entries, self._ledger_id, stripe.ids(first, last, len(result.entries)), bookie)
 
     def _in_order(self, metadata: LedgerMetadata, first: int, last: int) -> list[str]:
-        """Replicas, near ones first; else the same one for a whole ledger if all have it, for its read-ahead.
+        """The bookies to ask for the range, of at most Qw entries if the ledger is striped, in the order of preference.
 
-        Striped, position `last % E` has all of a run of Qw entries at most; the others of the write set its beginning.
+        Bookies that failed or were slow come last, those of other zones behind those of this client's. Otherwise:
+
+            each bookie has every entry    the same one comes first for all reads of a ledger, to profit from its read-ahead
+            striped                        position `last % E` first, which has the whole range; the others of the write set
+                                           of `first` have only its beginning
         """
         bookies = metadata.ensemble_of(first).bookies
         striped = metadata.striping.cycle > 1
@@ -171,14 +176,14 @@ class Replicas:
         return order
 
     def _far(self, bookie: str) -> bool:
-        """Not known to be in the zone of this client, if that has one."""
+        """True if this client has a zone, and the bookie is not known to be in it."""
         return bool(self._zone) and self._labels(bookie).zone != self._zone
 
 
 def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: str) -> list[bytes]:
-    """The entries of these ids up to a damaged one, which is left to the next read, and to another replica.
+    """The entries, which must have these ids, up to the first damaged one: the next read gets that from another replica.
 
-    More entries than ids are ignored. Raises EntryDamaged when the first is, EntryNotFound when there is none.
+    Entries beyond the ids are ignored. Raises EntryDamaged if the first one is damaged, EntryNotFound if there is none.
     """
     del entries[len(ids) :]
     for index, (entry, entry_id) in enumerate(zip(entries, ids)):
@@ -200,7 +205,7 @@ def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: s
 
 
 def most_significant(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
-    """A temporary error outweighs damage, damage outweighs absence: an entry that some bookie may have is never given up."""
+    """A silent bookie outweighs damage, damage outweighs absence: an entry that some bookie may have is never given up."""
     for kind in (*SILENT, EntryDamaged):
         for error in errors:
             if isinstance(error, kind):

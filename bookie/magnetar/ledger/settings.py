@@ -17,7 +17,7 @@ MAX_WAIT_S = 366 * 86400.0  # a longer time is a mistake, and timers take neithe
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """Defaults for new ledgers, and how long to wait. Raises InvalidSetting when made with values that do not fit."""
+    """Defaults for new ledgers, timeouts, placement. Raises InvalidSetting when made with values that are not allowed."""
 
     ensemble_size: int = 3
     write_quorum: int = 2
@@ -26,7 +26,7 @@ class LedgerSettings:
     read_timeout_s: float = 5.0
     # A read that has not been answered for so long is asked of another replica as well; 0: only after read_timeout_s.
     speculative_read_s: float = 2.0
-    # Of this process. Reads ask bookies of this zone first ([bookie] zone); "": all are alike.
+    # The zone of this process: reads ask bookies of the same zone ([bookie] zone) first. "": no bookie is preferred.
     zone: str = ""
     metadata_timeout_s: float = 10.0  # of one read or write of ledger metadata
     connect_timeout_s: float = 3.0
@@ -34,38 +34,38 @@ class LedgerSettings:
     reconnect_backoff_max_s: float = 5.0
     # An idle writer writes its last-add-confirmed to its bookies after this time (explicit LAC, rule 19); 0: never.
     explicit_lac_interval_s: float = 0.2
-    explicit_lac_backoff_max_s: float = 30.0  # while a bookie does not take it
-    # A bookie that failed is asked last for reads for so long, and chosen last for new ledgers until it is back.
+    explicit_lac_backoff_max_s: float = 30.0  # the interval doubles while a bookie refuses it
+    # For so long after a failure a bookie is asked last for reads and chosen last for ensembles, unless it is back earlier.
     suspect_bookie_s: float = 10.0
     # Bytes of adds outstanding at one bookie over TCP, for all ledgers. Further adds are refused (TooManyRequests): a
     # writer replaces the bookie; without another one it goes on where Qa < Qw (LedgerWriter.under_replicated).
     max_outstanding_bytes: int = 256 * 1024 * 1024
 
-    # Deferred sync: entries that were answered and are not durable stay in the writer's memory. At 50% of it the writer
-    # forces by itself; at all of it appends are answered as earlier ones become durable.
+    # Deferred sync: entries that were answered and are not durable yet stay in the writer's memory, at most so many bytes.
+    # At 50% the writer forces by itself; at 100% it answers further appends only as earlier ones become durable.
     max_unforced_bytes: int = 32 * 1024 * 1024
 
-    # Where new ledgers and replacements go: "random"; "rack" and "zone" spread each write set over what the bookies give as
-    # theirs ([bookie] rack, zone), over so many racks at least, over all zones.
+    # How bookies are chosen for new ledgers and as replacements: "random"; "rack" and "zone" spread each write set over the
+    # racks or zones that the bookies name ([bookie] rack, zone): over so many racks at least, over as many zones as can be.
     placement: str = "random"
     placement_minimum_racks: int = 2
     placement_minimum_zones: int = 2
     # Refuse an ensemble that cannot be spread like this (NotEnoughBookies), instead of coming as near as possible.
     placement_strict: bool = False
-    # Prefer bookies in proportion to their free bytes; above so many times the median more space counts for nothing.
+    # Prefer bookies in proportion to their free bytes, of which at most so many times the median count.
     placement_weighted: bool = False
     placement_max_weight_ratio: float = 3.0
-    # Bookies of a list are asked how they are: this often while they answer, every second at most while they do not.
+    # Bookies of a static list are asked for their state this often; at least once a second while they do not answer.
     bookie_info_interval_s: float = 10.0
-    # Bookies without metadata get deletions that they have missed this often, until they confirm.
+    # Bookies without access to the metadata are sent deletions that they have missed this often, until they confirm them.
     deletion_retry_s: float = 10.0
-    # A bookie that failed so often (0: never) in the window is out of placement for a while. TooManyRequests does not count.
+    # A bookie that failed so often (0: off) within the window is quarantined: for `quarantine_s` placement chooses it only
+    # if there are too few others. TooManyRequests is not such a failure.
     quarantine_errors: int = 5
     quarantine_window_s: float = 60.0
     quarantine_s: float = 1800.0
-    # With fewer writable bookies than ensemble_size, new ledgers go to those that are left if they are so many at
-    # least, with fewer copies each; 0: they are refused. Full ledgers again as soon as there are bookies for them. For a
-    # ledger with fewer copies than this the minimum is all of them.
+    # With fewer writable bookies than ensemble_size, new ledgers are made on those that there are, with fewer copies if need
+    # be, as long as there are at least so many (or as many as the write quorum, if that is less). 0: they are refused.
     minimum_write_quorum: int = 0
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class LedgerSettings:
 
 
 def check_waits(settings: Any, above_zero: Sequence[str], or_zero: Sequence[str]) -> None:
-    """InvalidSetting unless these fields of a dataclass are seconds that a timer takes; the error names the default."""
+    """Raises InvalidSetting unless these fields of a dataclass are seconds that timers accept; the error has the default."""
     defaults = {field.name: field.default for field in fields(settings)}
     for name in (*above_zero, *or_zero):
         seconds = getattr(settings, name)

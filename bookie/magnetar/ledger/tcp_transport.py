@@ -1,8 +1,8 @@
-"""The transport to bookies over TCP: connections per bookie for all ledgers, opened when they are first needed.
+"""The transport to bookies over TCP: up to three connections to each bookie, opened when they are first needed.
 
-One is for adds. Requests go over a second: a read or a fence must not wait behind adds, least of all while the bookie reads
-none because its write cache is full. Re-adds of recoveries go over a third: a stale writer of this very process may have the
-same entry in flight, and an AddDone row does not say which of the two it answers.
+The first is for the adds of writers. Requests have a second one: a read or a fence must not wait behind adds, least of all
+while the bookie takes none from the socket because its write cache is full. The adds of recoveries have a third one: a stale
+writer in this process may have the same entry in flight, and an AddDone row does not say which of the two it answers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .transport import Answer, BookieTransport
 
 
 class TcpTransport(BookieTransport):
-    """BookieTransport over TCP. `options` are those of every connection; the directory tells the addresses.
+    """BookieTransport over TCP. `options` are those of every connection; `bookies` has the addresses.
 
-    `identities` say who is believed to be which bookie; without them everybody is.
+    `identities` verify that the peer is the bookie that is meant (rule 35); without them no peer is verified.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TcpTransport(BookieTransport):
             max_buffered_bytes=max(options.max_buffered_bytes, 2 * settings.max_outstanding_bytes),
         )
         self._identities = identities or GivenIdentities({})
-        self._channels: dict[str, BookieChannel] = {}
+        self._add_channels: dict[str, BookieChannel] = {}
         self._request_channels: dict[str, BookieChannel] = {}
         self._recovery_channels: dict[str, BookieChannel] = {}
         self._closed = False
@@ -59,16 +59,16 @@ class TcpTransport(BookieTransport):
         done: AddCallback,
         deferred: bool = False,
     ) -> None:
-        channels = self._recovery_channels if recovery else self._channels
+        channels = self._recovery_channels if recovery else self._add_channels
         channel = channels.get(bookie) or self._channel(channels, bookie)
         channel.add(entry, ledger_id, entry_id, done, deferred)
 
     def force(self, bookie: str, ledger_id: int) -> None:
-        if (channel := self._channels.get(bookie)) is not None:
+        if (channel := self._add_channels.get(bookie)) is not None:  # recovery adds are never deferred
             channel.force(ledger_id)
 
     def reset_backoff(self, bookie: str) -> None:
-        for channels in (self._channels, self._recovery_channels):
+        for channels in (self._add_channels, self._recovery_channels):
             if (channel := channels.get(bookie)) is not None:
                 channel.reset_backoff()
 
@@ -76,7 +76,7 @@ class TcpTransport(BookieTransport):
         channels = self._request_channels
         channel = channels.get(bookie) or self._channel(channels, bookie)
         if isinstance(command, BookieInfo):
-            channel.reset_backoff()  # whatever the backoff says: the caller limits its own rate
+            channel.reset_backoff()  # a bookie that is back is noticed at once; the caller limits how often it asks
         connection = await channel.connected()
         reply = await connection.request(command, timeout=self._settings.read_timeout_s + longer_s)
         sizes = reply.result.get("sizes") if isinstance(reply.result, dict) else None
@@ -86,7 +86,7 @@ class TcpTransport(BookieTransport):
         self._closed = True
         channels = [
             channel
-            for channels in (self._channels, self._request_channels, self._recovery_channels)
+            for channels in (self._add_channels, self._request_channels, self._recovery_channels)
             for channel in channels.values()
         ]
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -103,7 +103,7 @@ class TcpTransport(BookieTransport):
 
 
 def _cut(bookie: str, reply: Reply) -> list[bytes]:
-    """The entries of an answer with `sizes`. MalformedFrame if they do not fit."""
+    """Splits the payload of an answer into entries of the given `sizes`. MalformedFrame if they do not add up to it."""
     entries: list[bytes] = []
     position = 0
     try:

@@ -58,9 +58,10 @@ ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
 class LedgerWriter:
     """The one writer of an open ledger. Made by LedgerClient.create.
 
-    With deferred sync `confirmed` callbacks only say that an entry was accepted. `last_add_confirmed`, readers and
-    recoveries only count durable entries. `force` makes all entries durable; bookies sync by themselves after
-    `journal_deferred_sync_s`.
+    With deferred sync an entry is *accepted* when its ack quorum has it, and *confirmed* when its ack quorum has it durably:
+    after `force`, or when the bookies sync by themselves (`journal_deferred_sync_s`). `append` says which callback comes
+    when. `last_add_confirmed`, readers and recoveries only count durable entries. Without deferred sync bookies answer only
+    when an entry is durable.
     """
 
     def __init__(
@@ -88,43 +89,45 @@ class LedgerWriter:
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._add = components.transport.add
-        # One bound method for all adds.
+        # Bound once, and not for every add.
         self._added = self._on_deferred_answer if self._defers else self._on_added
         self._tasks = TaskSet(f"ledger {ledger_id}")
-        # Of `force`: what must be confirmed, in order, and who waits for it.
+        # Calls of `force`, in order: the entry that must be confirmed, and the future of the caller.
         self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._closing: asyncio.Future[LedgerMetadata] | None = None
         self._lac_interval_s = components.settings.explicit_lac_interval_s if explicit_lac else 0.0
-        self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
+        self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take the explicit LAC
         self._lac_timer: asyncio.TimerHandle | None = None
         self._lac_seen = NO_ENTRY  # last_add_pushed when the timer fired last
         self._retry_timer: asyncio.TimerHandle | None = None
         self._replicas = Replicas(components, ledger_id)
-        self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
-        # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
-        self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
-        self._writable: Sequence[str] | None = None  # for which, and `_suspects`, `_replaceable` was found
+        # While busy bookies are retried: last_add_confirmed, and since when it has not moved.
+        self._stalled_since: tuple[int, float] | None = None
+        # The striping that was asked for, if there were too few bookies for it; None: the ledger has it.
+        self._full_striping = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
+        # `_replaceable` was found out for these writable bookies and suspects.
+        self._writable: Sequence[str] | None = None
         self._suspects: tuple[str, ...] = ()
         self._replaceable = False
 
     @property
     def degraded(self) -> bool:
-        """Whether it has fewer bookies than it was asked for (`minimum_write_quorum`)."""
-        return self._full is not None
+        """Whether the ledger has fewer bookies than were asked for (`minimum_write_quorum`)."""
+        return self._full_striping is not None
 
     @property
     def replaceable(self) -> bool:
-        """A better ledger could be made now: the owner should close this one and make the next.
+        """Whether a better ledger could be made now: the owner should close this one and make the next.
 
-        It is degraded and there are bookies for a full one, or it is on a bookie that is drained and there are others.
-        Cheap enough to ask at every append: it looks again when the writable bookies, or those that failed, have changed.
+        That is so if this one is degraded and there are bookies for a full one, or if one of its bookies is being drained
+        and there are others. Cheap enough for every append: it looks again only when writable or suspected bookies change.
         """
         bookies = self._components.bookies
         writable, suspects = bookies.writable(), self._components.health.suspects()
         if writable is not self._writable or suspects != self._suspects:
             self._writable, self._suspects = writable, suspects
             metadata = self.metadata
-            wanted = self._full
+            wanted = self._full_striping
             if wanted is None and any(map(bookies.draining, metadata.last_ensemble.bookies)):
                 wanted = metadata.striping
             chooser = self._components.chooser.of(metadata.properties)
@@ -138,7 +141,7 @@ class LedgerWriter:
 
     @property
     def last_add_confirmed(self) -> int:
-        """Last entry that its ack quorum has; -1 for none."""
+        """Last entry that is durable on its ack quorum, as all before it are; -1 for none."""
         return self._core.last_add_confirmed
 
     @property
@@ -148,7 +151,7 @@ class LedgerWriter:
 
     @property
     def last_add_accepted(self) -> int:
-        """Last entry that was answered, in order; -1 for none. After a failure equal to last_add_confirmed."""
+        """Last entry that was accepted, as all before it were; -1 for none. After a failure equal to last_add_confirmed."""
         return self.last_add_confirmed if self._deferred is None else self._deferred.last_add_accepted
 
     @property
@@ -173,7 +176,7 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last known here."""
+        """The ledger's metadata as last written or read by this writer."""
         return self._core.metadata
 
     def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
@@ -204,10 +207,10 @@ class LedgerWriter:
         return entry_id
 
     async def force(self) -> None:
-        """Returns when all that was appended before is durable on its ack quorum, and `last_add_confirmed` has reached it.
+        """Returns when all entries appended before are durable on their ack quorums and `last_add_confirmed` says so.
 
-        Means most with deferred sync; an ordinary ledger is on its way there anyhow. Raises what the writer failed with,
-        and then it is not known how much of it is stored; the ledger's end, once it is closed or recovered, shows it.
+        Without deferred sync this only waits, because bookies sync every add. Raises what the writer failed with; then only
+        the end of the ledger, once it is closed or recovered, shows how many of the entries are stored.
         """
         core = self._core
         if core.error is not None:
@@ -220,11 +223,11 @@ class LedgerWriter:
             await forced
 
     async def close(self) -> LedgerMetadata:
-        """Waits for what is outstanding, which it forces, then closes by compare-and-set; returns the final metadata.
+        """Forces what is outstanding and waits for it, then closes by compare-and-set; returns the final metadata.
 
         After a failure it closes at last_add_confirmed; EntriesNotForced if that loses entries that had been answered.
-        LedgerFenced if another owner closed it differently or is recovering it; FinalError and others of the metadata
-        store: call again. May be called more than once.
+        LedgerFenced if another owner closed it at another entry or is recovering it; after FinalError and other errors of
+        the metadata store, call it again. May be called more than once.
         """
         future = self._closing
         if future is None:
@@ -255,7 +258,7 @@ class LedgerWriter:
         self._forget(self)
 
     def ledger_deleted(self) -> None:
-        """Its client deleted the ledger: what is outstanding fails with LedgerNotFound, and nothing is sent any more."""
+        """Called when its client deleted the ledger: outstanding adds fail with LedgerNotFound, and nothing more is sent."""
         self._stop_timer()
         self._handle(LedgerDeleted())
         self._forget(self)
@@ -264,7 +267,7 @@ class LedgerWriter:
         """Waits for the tasks that `detach` cancelled."""
         await self._tasks.wait()
 
-    # --- the way back ------------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
         if code:
@@ -318,7 +321,10 @@ class LedgerWriter:
         self._loop.call_exception_handler({"message": message, "exception": failure})
 
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
-        """These entries are accepted: calls each callback once, not again when the entry is confirmed, or fails."""
+        """These entries are accepted: reports them to the owner that gave `accepted`, or else calls their callbacks.
+
+        A callback that is called here is not called again when the entry is confirmed, or fails.
+        """
         deferred = self._deferred
         assert deferred is not None
         if self._accepted is not None:
@@ -334,7 +340,7 @@ class LedgerWriter:
             self._handle(ForceRequested())
 
     def _end_forces(self, error: MagnetarError | None) -> None:
-        """With an error: all of them."""
+        """Ends the calls of `force` whose entries are confirmed; with an error all of them, by raising it."""
         forces, confirmed = self._forces, self._core.last_add_confirmed
         while forces and (error is not None or forces[0][0] <= confirmed):
             _, forced = forces.popleft()
@@ -348,7 +354,7 @@ class LedgerWriter:
         self._run(self._machine.handle(event))
 
     def _run(self, instructions: list[Instruction]) -> None:
-        """Carries out instructions, and those that their immediate answers bring."""
+        """Carries out instructions, and those that follow from events which these cause at once."""
         queue = deque(instructions)
         while queue:
             match queue.popleft():
@@ -374,7 +380,7 @@ class LedgerWriter:
                 case WriteExplicitLac(bookies, last_add_confirmed):
                     self._start(self._write_explicit_lac(bookies, last_add_confirmed))
                 case Finished(metadata):
-                    self._ended(metadata)
+                    self._finished(metadata)
                 case Failed(error):
                     self._close_failed(error)
                 case instruction:
@@ -384,7 +390,7 @@ class LedgerWriter:
         self._tasks.begin(work, ended=self._work_ended)
 
     def _work_ended(self, task: asyncio.Task[None]) -> None:
-        """What breaks it fails the writer, so that adds and `close` end with an error: nobody else would answer them."""
+        """A defect in a task fails the writer: adds and `close` would otherwise wait for its answer for ever."""
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             _log.error("the writer of ledger %d fails by a defect", self.ledger_id, exc_info=failure)
@@ -398,11 +404,12 @@ class LedgerWriter:
     async def _read_metadata(self) -> None:
         self._handle(await self._components.records.find(self.ledger_id))
 
-    def _ended(self, metadata: LedgerMetadata) -> None:
+    def _finished(self, metadata: LedgerMetadata) -> None:
         self._stop_timer()
         self._forget(self)
         deferred = self._deferred
-        if deferred is not None and deferred.dropped and self._accepted is None:  # else its owner has them
+        # An owner that gave `accepted` still has the entries, and so loses none.
+        if deferred is not None and deferred.dropped and self._accepted is None:
             self._close_failed(
                 EntriesNotForced(
                     f"ledger {self.ledger_id} is closed at entry {metadata.last_entry}; {deferred.dropped} entries behind "
@@ -417,7 +424,7 @@ class LedgerWriter:
     def _close_failed(self, error: MagnetarError) -> None:
         if self._closing is not None and not self._closing.done():
             self._closing.set_exception(error)
-        self._closing = None
+        self._closing = None  # `close` may be called again
 
     # --- busy bookies ------------------------------------------------------------------------------------------------
 
@@ -429,19 +436,19 @@ class LedgerWriter:
         self._retry_timer = None
         now, confirmed = self._loop.time(), self._core.last_add_confirmed
         if not self._core.pending:
-            self._stuck = None
-        elif self._stuck is None or self._stuck[0] != confirmed:
-            self._stuck = (confirmed, now)
-        since = now if self._stuck is None else self._stuck[1]
+            self._stalled_since = None
+        elif self._stalled_since is None or self._stalled_since[0] != confirmed:
+            self._stalled_since = (confirmed, now)
+        since = now if self._stalled_since is None else self._stalled_since[1]
         expired = now - since > MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
         self._handle(RetryDue(expired))
 
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
     def _idle_tick(self) -> None:
-        """Writes the explicit LAC after 0.5 intervals without an append, and so within an interval after the last one.
+        """Writes the explicit LAC after half an interval without an append, and so within an interval after the last one.
 
-        A writer that appends now and then tells with its entries: it costs neither itself nor a journal anything here.
+        While entries are appended they carry the LAC themselves, so that nothing is written here.
         """
         self._lac_timer = None
         core = self._core
@@ -461,7 +468,7 @@ class LedgerWriter:
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s
             self._handle(ExplicitLacWritten(last_add_confirmed))
-        elif not any(isinstance(result, LedgerFenced) for result in results):  # which it stays
+        elif not any(isinstance(result, LedgerFenced) for result in results):  # which it stays: no retry
             maximum = self._components.settings.explicit_lac_backoff_max_s
             self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))
             if self._lac_timer is None and self._machine.idle_last_confirmed:

@@ -142,7 +142,7 @@ async def test_memory_is_bounded_when_qa_is_below_qw_and_a_bookie_stands_still()
             writer.append(b"x" * 50_000, confirmed)
             number += 1
             await confirmed.count(number + 1)
-            link = transport._channels["b3"]._link
+            link = transport._add_channels["b3"]._link
             assert link is not None
             assert link._connection is not None
             highest = max(highest, link._adds.outstanding_bytes, link._connection.transport.buffered_bytes)

@@ -345,7 +345,7 @@ async def test_a_link_forgets_ledgers_of_which_nothing_is_outstanding() -> None:
         await writer.close()
     transport = party.transports[0]
     assert isinstance(transport, TcpTransport)
-    links = [channel._link for channel in transport._channels.values()]
+    links = [channel._link for channel in transport._add_channels.values()]
     assert all(links)
     async with asyncio.timeout(5):
         while any(link._adds._deferred for link in links if link is not None):

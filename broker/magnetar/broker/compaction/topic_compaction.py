@@ -1,19 +1,21 @@
 """The compaction of one topic: when it runs, what it replaces, who reads it.
 
-    IDLE     --asked for, or above the threshold--> RUNNING
-    RUNNING  --done: the topic's metadata names the new ledger--> IDLE
-    RUNNING  --failed, or the topic is unloaded--> IDLE   what the last compaction left stays; `error` says why
+    IDLE     --asked for, above the threshold, or the last one is damaged--> RUNNING   (waits for a slot of the broker first)
+    RUNNING  --done: the topic's metadata points to the new ledger--> IDLE
+    RUNNING  --failed, or the topic is unloaded--> IDLE   the last compaction stays in use; `error` says why
 
-The order of writes, so that a crash at any point loses nothing and leaves nothing:
+The order of writes, so that a crash at any point loses no message and leaves no ledger behind:
 
-    1. the id of the new ledger into the topic's metadata (`compacting`)     the next owner deletes that ledger
+    1. the id of the new ledger into the topic's metadata (`compacting`)     after a crash the next owner deletes that ledger
     2. the new ledger, closed: all of it is durable
-    3. one compare-and-set: the pointer to the new ledger, the old one among those to be deleted, `compacting` none
-    4. the old ledger is deleted                                             if need be by the next owner
+    3. one compare-and-set: the pointer to the new ledger, the old one among those to be deleted, `compacting` = -1
+    4. the old ledger is deleted                                             after a crash by the next owner
 
-**Damage.** What cannot be read of a compacted ledger costs readers the compacted view, never the topic: they see the
-ledgers of the topic that there are. The next compaction, which the next round of maintenance begins by itself, goes through
-all of those and what can be read of the damaged ledger.
+The *horizon* of a compaction is the first message that it has not looked at; the backlog is the topic from there on.
+
+**Damage.** If a compacted ledger cannot be read, its readers lose the compacted view, never the topic: they get all messages
+that the topic's ledgers have. The next round of maintenance compacts again, from the beginning of these ledgers, with what
+can still be read of the damaged one.
 """
 
 from __future__ import annotations
@@ -44,19 +46,19 @@ _log = logging.getLogger(__name__)
 class CompactionStats(msgspec.Struct, frozen=True):
     """Figures of a topic's compaction; WIRE.md says what they mean."""
 
-    state: str  # "never", "running", "done" or "failed": the last one, of which `error` tells
+    state: str  # "never", "running", "done", or "failed": the last one, and `error` says why
     error: str
     horizon: list[int] | None
     compacted_messages: int
     compacted_bytes: int
     compacted_ms: int
-    backlog_bytes: int  # behind the horizon: what the next compaction goes through
-    messages_read: int  # by the one that is running
-    damaged: bool  # what the last one left cannot be read: readers get all messages
+    backlog_bytes: int  # from the horizon on: what the next compaction reads
+    messages_read: int  # by the compaction that is running
+    damaged: bool  # the compacted ledger cannot be read: readers get all messages
 
 
 class TopicCompaction:
-    """Compacts one topic, and knows what the last compaction left. `stop` it in the end."""
+    """Compacts one topic, and has the view of its last compaction. `stop` it in the end."""
 
     def __init__(
         self,
@@ -67,38 +69,39 @@ class TopicCompaction:
         now_ms: Callable[[], int],
         switched: Callable[[], None],
     ) -> None:
-        """`slots`: of the broker, one for each compaction that may run. `switched`: readers are to look again."""
+        """`slots` of the broker bound the compactions that run at a time. `switched` is called when `view` was replaced."""
         self._ledger = ledger
         self._ledgers = ledgers
         self._settings = settings
         self._slots = slots
         self._now_ms = now_ms
         self._switched = switched
-        self.view: CompactedView | None = None  # of the pointer in metadata, once somebody reads it
-        self._damaged = False  # what the pointer names
+        self.view: CompactedView | None = None  # of the ledger that `_pointer` names, once it was opened
+        self._damaged = False  # that ledger cannot be read
         self._opening: asyncio.Task[None] | None = None
         self._tasks = TaskSet(f"compaction of topic {ledger.name}")  # one at most
-        self._progress: Progress | None = None  # of the one that is running and has its turn
-        self._error = ""
+        self._progress: Progress | None = None  # of the compaction that has a slot
+        self._error = ""  # why the last compaction failed
         self._stopped = False
 
     @property
     def running(self) -> bool:
-        """True while a compaction is under way, or waits for its turn."""
+        """True while a compaction is under way, or waits for a slot."""
         return len(self._tasks) > 0
 
     @property
     def _pointer(self) -> CompactedLedger | None:
+        """The last compaction, as the topic's metadata has it."""
         return self._ledger.list.record.compaction
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def log_of(self, whole: LedgerReading) -> CompactedLog:
-        """The topic for one `read_compacted` subscription; `load` before."""
+        """The topic as one `read_compacted` subscription sees it; call `load` before."""
         return CompactedLog(whole, lambda: self.view, self._found_damage)
 
     async def load(self) -> None:
-        """`view` is what the last compaction left, unless that is damaged. Raises what may pass."""
+        """Opens `view`, if there is a compaction and it is not damaged. Raises errors that may pass (a lost bookie)."""
         while self.view is None and self._pointer is not None and not self._damaged:
             if self._opening is None:
                 self._opening = awaited(self._open_view())
@@ -116,7 +119,7 @@ class TopicCompaction:
             view = await CompactedView.open(pointer, self._ledger.reading.read_stored)
         except MagnetarError as error:
             if self._pointer is not pointer:
-                return  # another compaction was done meanwhile: that one is to be opened
+                return  # another compaction has ended meanwhile: `load` opens that one
             if not is_damage(error):
                 raise
             self._mark_damaged(error)
@@ -154,11 +157,11 @@ class TopicCompaction:
 
     @property
     def _threshold_bytes(self) -> int:
-        """So much behind the horizon makes a compaction due; 0: none is made by itself."""
+        """A backlog of so many bytes makes a compaction due; 0: none begins by itself."""
         return self._settings.compaction_threshold_bytes
 
     def backlog_bytes(self) -> int:
-        """Bytes behind the horizon; within a ledger estimated by the number of entries."""
+        """Bytes from the horizon on; within the ledger of the horizon they are estimated by the number of entries."""
         ledgers, pointer = self._ledger.list, self._pointer
         if pointer is None:
             return sum(info.size for info in ledgers.ledgers)
@@ -195,7 +198,7 @@ class TopicCompaction:
         await self._compact_once(rebuild=True)
 
     async def _old_is_damaged(self) -> bool:
-        """True if the damage that a compaction met is in what the last one left: all chunks are tried."""
+        """True if the damage that a compaction met is in the old compacted ledger, of which this reads every chunk."""
         view = self.view
         if view is None:
             return self._damaged
@@ -210,6 +213,7 @@ class TopicCompaction:
         return False
 
     async def _compact_once(self, *, rebuild: bool) -> None:
+        """`rebuild`: from the beginning of the topic, with what can be read of the damaged compacted ledger."""
         ledgers, pointer = self._ledger.list, self._pointer
         end = ledgers.end
         old, start = self.view, ledgers.start
@@ -240,9 +244,9 @@ class TopicCompaction:
             await self._switch(done)
         except BaseException as error:
             writer.abandon()
-            # Cancelled: the topic is unloaded, and its next owner sweeps.
+            # If it was cancelled, `remove` deletes the ledger, or the next owner of the topic does.
             if isinstance(error, MagnetarError):
-                with contextlib.suppress(MagnetarError):  # the next compaction does it, or the next owner
+                with contextlib.suppress(MagnetarError):  # the next compaction, or owner, does it
                     await self._name_unfinished(-1)
             raise
 
@@ -255,7 +259,7 @@ class TopicCompaction:
         )
 
     async def _name_unfinished(self, ledger_id: int) -> None:
-        """Step 1, or (-1) its end after a failure; the ledger of one that failed before is deleted."""
+        """Step 1; -1 undoes it after a failure. The ledger that was named before, of a failed compaction, is deleted."""
         ledgers = self._ledger.list
 
         async def change() -> None:
@@ -265,7 +269,7 @@ class TopicCompaction:
         await self._ledger.changes.edit(change)
 
     async def _switch(self, done: CompactedLedger) -> None:
-        """From here on `done` is what readers see; the ledger before it is deleted. It is read back before."""
+        """Steps 3 and 4: readers see `done` from here on, once its index could be read back; the old ledger is deleted."""
         view = await CompactedView.open(done, self._ledger.reading.read_stored)
         ledgers = self._ledger.list
 
@@ -279,7 +283,7 @@ class TopicCompaction:
         self._switched()
 
     async def remove(self) -> None:
-        """Gives compaction up: what the last one left is deleted, and trimming does not wait for one."""
+        """Ends compaction of the topic: deletes the compacted ledger, and trimming waits for no compaction any more."""
         await self._stop_task()
         ledgers = self._ledger.list
 
@@ -313,6 +317,6 @@ class TopicCompaction:
         await end_all([self._opening] if self._opening is not None else [])
 
     async def stop(self) -> None:
-        """What is under way is given up; nothing is begun any more."""
+        """Cancels what is under way; no compaction begins any more."""
         self._stopped = True
         await self._stop_task()

@@ -1,12 +1,12 @@
-"""A topic: producers, the coalescer, the managed ledger, the cache, subscriptions. Knows no wire protocol.
+"""A topic: its producers, coalescer, managed ledger, tail cache and subscriptions. It knows no wire protocol.
 
     publish --> Coalescer --call_soon--> ManagedLedger.append (while its pipeline has room)
-    confirmed entries of one wake-up --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
+    entries answered in one loop turn --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
 
-Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
-(`cursors.recovery`). A topic that meets another owner fences itself: nothing is confirmed, everybody is sent to look the
-topic up again, and the registry forgets it. `end` lets go of a topic in one order, whatever ended it: what is queued,
-cursors, the work of the background, ledger and list, then whoever has to look the topic up again.
+`load` recovers the ledger list, and then the durable cursors concurrently; a cursor that cannot be read costs only its own
+subscription (`cursors.recovery`). A topic that learns of another owner fences itself: it confirms nothing more, and the
+registry ends and forgets it. `end` releases a topic in the same order, whatever ended it: queued entries, cursors,
+background work, ledger and ledger list. Only then are its producers and consumers sent to look the topic up again.
 """
 
 from __future__ import annotations
@@ -116,23 +116,24 @@ class Topic:
             components.clock,
         )
         self._append_scheduled = False
-        # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
-        self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
+        # What the ledger has answered since the last `_send_receipts`: ledger, entry, stored bytes, the gathered entry, and
+        # whether it is confirmed. With flush=async an entry comes twice: accepted (False), then confirmed (True).
+        self._answered_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False  # nothing may be written any more
-        self._drained: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None  # `end` waits for it: nothing is queued
         self.messages_in = 0
         self.bytes_in = 0
         self.receipted_entries = 0
-        self.publish_s = 0.0  # from their appends to their receipts, summed
-        self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
+        self.publish_s = 0.0  # of `receipted_entries`: the times from append to receipt, summed
+        self.used_at = self._loop.time()  # when somebody asked for the topic, or maintenance found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
     async def load(self, *, create: bool) -> bool:
         """Takes the topic over and recovers its cursors; True if it was made. Raises TopicNotFound, TopicBusy."""
         existed = await self.ledger.open(create=create)
-        if self.ledger.list.record.deleting:
+        if self.ledger.list.record.deleting:  # a deletion was interrupted: it is completed first
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
         metadata = self._components.metadata
@@ -147,14 +148,17 @@ class Topic:
         return not existed
 
     async def set_policies(self, policies: Policies, version: int) -> int:
-        """Compare-and-set of its own policies; the new version. Raises VersionConflict, unless it has just these."""
+        """Compare-and-set of the topic's own policies; returns the new version.
+
+        Raises VersionConflict if they were changed meanwhile, except to these very policies.
+        """
         version = await self.policies.set(self.ledger.changes, policies, version)
         self.ledger.appending.look_at_durability()
         return version
 
     @property
     def export(self) -> TopicExport:
-        """What it offers to those who go to its ledgers themselves. Raises TopicNotServed."""
+        """For clients that read and write the topic's ledgers at the bookies themselves. Raises TopicNotServed."""
         if self._export is None:
             self.check_served()
             self._export = TopicExport(
@@ -167,9 +171,10 @@ class Topic:
     async def open_producer(
         self, name: str, *, epoch: int, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session to publish with; `new_port` makes its port, given the epoch. Waits as rule 33 wants.
+        """A session to publish with; `new_port` makes its port, given the epoch.
 
-        Raises ProducerBusy, QuorumLost, TopicNotServed.
+        Waits until nothing that an older session of the name has queued can still be stored (rule 33). Raises ProducerBusy,
+        QuorumLost, TopicNotServed.
         """
         self.check_served()
         claim = Claim(name, epoch)
@@ -217,9 +222,9 @@ class Topic:
             self._loop.call_soon(self._append)
 
     def _append(self) -> None:
-        """End of the turn: entries go to the ledger while it takes them; before that those confirmed are receipted."""
+        """Ends a loop turn: sends receipts for answered entries, then appends entries while the ledger takes them."""
         self._append_scheduled = False
-        if self._confirmed_entries:
+        if self._answered_entries:
             self._send_receipts()
         ledger, coalescer = self.ledger.appending, self._coalescer
         while coalescer:
@@ -232,26 +237,26 @@ class Topic:
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
-        self._confirmed_entries.append((ledger_id, entry_id, data, entry, True))
+        self._answered_entries.append((ledger_id, entry_id, data, entry, True))
         self._append_soon()
 
     def _accepted(self, ledger_id: int, entry_id: int, entry: GatheredEntry) -> None:
         """flush=async: its producers get their receipts now, and consumers get the entry when it is confirmed."""
-        self._confirmed_entries.append((ledger_id, entry_id, None, entry, False))
+        self._answered_entries.append((ledger_id, entry_id, None, entry, False))
         self._append_soon()
 
     def _send_receipts(self) -> None:
-        """Receipts for all entries of one wake-up, one call per producer; then those that are confirmed are dispatched.
+        """Sends receipts for all answered entries, one call per producer; then those that are confirmed are dispatched.
 
-        None is sent by a broker that may not be the owner any more (rule 31): its topics are about to be fenced.
+        A broker that may not be the owner any more sends none (rule 31): its topics are about to be fenced.
         """
         if not self._components.ownership.valid:
             return
-        confirmed, self._confirmed_entries = self._confirmed_entries, []
+        answered, self._answered_entries = self._answered_entries, []
         sessions: dict[int, ProducerSession] = {}
         released, now_s = 0, self._loop.time()
         cached = len(self.readers) > 0
-        for ledger_id, entry_id, data, entry, is_confirmed in confirmed:
+        for ledger_id, entry_id, data, entry, confirmed in answered:
             if not entry.receipted:
                 entry.receipted = True
                 self.receipted_entries += 1
@@ -261,7 +266,7 @@ class Topic:
                     if not session.rows:
                         sessions[id(session)] = session
                     session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
-            if is_confirmed:
+            if confirmed:
                 released += entry.size
             if cached and data is not None:
                 self.cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
@@ -285,7 +290,7 @@ class Topic:
         self.subscriptions.ledgers_changed()
 
     def maintain(self) -> None:
-        """The regular round."""
+        """One round of maintenance."""
         if self.in_use:
             self.used_at = self._loop.time()
         self.subscriptions.restore_cursors()
@@ -317,9 +322,10 @@ class Topic:
             raise self.not_served
 
     def fence(self, error: MagnetarError) -> None:
-        """Nothing is confirmed any more when this returns, and nothing is written: `end` follows.
+        """Nothing is confirmed any more when this returns, and nothing is written; `end` releases the rest.
 
-        The first reason counts: one that is being unloaded waits for nothing more, and its users learn where the topic goes.
+        The first reason counts: for a topic that is being unloaded this ends the wait for queued entries, and its users
+        still learn where the topic goes.
         """
         self._fenced = True
         served, self.not_served = self.not_served is None, self.not_served or error
@@ -329,16 +335,17 @@ class Topic:
             self._on_fenced(self)
 
     def _delayed(self, error: MagnetarError) -> None:
-        """Nothing can be stored for now: those who wait learn why, and may give up knowing it."""
+        """Nothing can be stored for now: producers that wait for receipts learn why, so that they can give up."""
         for session in self.producers:
             session.delay(error)
 
     def _fail_queued(self, error: MagnetarError) -> None:
-        """Everything queued or appended and not confirmed: their producers get the first sequence id."""
-        if self._confirmed_entries:
+        """Fails what is queued, or appended and not confirmed: each producer learns its first sequence id that failed."""
+        if self._answered_entries:
             self._send_receipts()
-        unsent, self._confirmed_entries = self._confirmed_entries, []
-        entries = [entry for *_, entry, is_confirmed in unsent if is_confirmed]
+        # Left over if the ownership is in doubt. Entries that are only accepted are among those that the ledger abandons.
+        unsent, self._answered_entries = self._answered_entries, []
+        entries = [entry for *_, entry, confirmed in unsent if confirmed]
         entries += self.ledger.appending.abandon() + self._coalescer.clear()
         released = sum(entry.size for entry in entries)
         if receipted := [entry for entry in entries if entry.receipted]:
@@ -356,11 +363,11 @@ class Topic:
         self._release(released)
 
     async def end(self, error: MagnetarError | None = None, *, drain_s: float = 0.0) -> None:
-        """Whatever ends a topic, this lets go of it, once: nothing of it is left, or under way, when it returns.
+        """Releases the topic, whatever ended it; called once. Nothing of it is left, or under way, when this returns.
 
-        Unless it was fenced before, `error` says why, and by its detail `url` where the topic goes. What is queued is
-        waited for, at most so long; cursors are written, side by side, and then the ledger list. Users are notified last,
-        when nothing is written here any more: the next owner, whom they ask then, would shut this one out.
+        Unless the topic was fenced before, `error` says why it ends, and by its detail `url` where it goes; queued entries
+        are waited for, at most `drain_s`. Cursors are written concurrently, then the ledger list. Producers and consumers
+        are notified last: what was still to be written here would be fenced off by the next owner, whom they ask then.
         """
         if self.not_served is None and error is not None:
             self.not_served = error
@@ -388,7 +395,7 @@ class Topic:
             notify_closed(consumers, self.not_served)
 
     async def probe_users(self) -> None:
-        """Those who are not there any more have left when this returns."""
+        """Pings all producers and consumers; those whose connections are dead have left when this returns."""
         await probe([user.port.peer for user in (*self.producers, *self.subscriptions.consumers)])
 
     def check_unused(self) -> None:
@@ -402,7 +409,7 @@ class Topic:
 
     async def delete(self) -> None:
         """Ends the topic, and deletes all that it holds. Raises TopicNotServed if it was fenced just before."""
-        if self.not_served is not None:
+        if self.not_served is not None:  # fenced while it is DELETING: the registry leaves `end` to this call
             await self.end()
             raise self.not_served
         export = self.export

@@ -6,12 +6,12 @@ and the ranges of the messages that are left. Messages keep their indexes, so me
     entry 7:12   batches  [a1 b2 a3] [c4] [d5] [e6]     left: b2, d5      (messages 1 and 4)
     row 7:12     batches  [-- b2 --] []        [d5] []  ranges: 1-1, 4-4
 
-A batch of which nothing is left has no bytes, and such batches in a row are one; a batch of which something is left is
-encoded anew with nil in place of the others, if that is shorter. Batches that cannot be decoded are left as they are.
+A batch of which nothing is left has no bytes, and adjacent ones are merged into one; a batch of which something is left is
+encoded again with nil in place of the removed messages, if that is shorter. Batches that cannot be decoded stay as they are.
 
-Rows are stored many to a *chunk*, an entry of the compacted ledger: a table of them and then their bytes. The tables of all
-chunks stand once more behind the last chunk, in index pages, so that a reader need not read the messages to know what there
-is.
+Many rows are stored in one *chunk*, an entry of the compacted ledger: the table of the rows, then their bytes. The tables of
+all chunks are stored again behind the last chunk, in index pages, so that a reader learns what there is without reading the
+messages.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from magnetar.proto.ranges import Range
 
 CHUNK, INDEX_PAGE = 1, 2  # first byte of an entry of a compacted ledger
 _CHUNK_HEAD = struct.Struct(">BI")  # kind, bytes of the table
-# Digests of what has no key to go by: 128 bits of a key are none of them, but for one key in 2^127.
+# In place of the digest of a key, which is not negative: the message has no key, or its batch cannot be decoded.
 NO_KEY, UNDECODABLE = -1, -2
-MAX_MESSAGES_AT_ONCE = 1024  # of one step of work, if batches are not larger
+MAX_MESSAGES_AT_ONCE = 1024  # that one step of work takes, or one batch that is larger
+assert MAX_MESSAGES_AT_ONCE < MAX_MESSAGES_PER_ENTRY
 
 
 class TableRow(NamedTuple):
-    """What is left of one entry of the topic: where, how many bytes, and flat ranges [first, last, ...] of messages."""
+    """What is left of one entry of the topic. Messages are flat ranges [first, last, ...] of indexes in that entry."""
 
     ledger: int  # position id
     entry: int
-    size: int
+    size: int  # of the row, in bytes
     messages: list[int]  # those that are left
-    tombstones: list[int]  # of those: the ones without a value, which delete their key
+    tombstones: list[int]  # of those: the ones with a key and without a value, which delete their key
 
 
 class Row(NamedTuple):
@@ -122,7 +123,7 @@ def to_ranges(indexes: Sequence[int]) -> list[int]:
 
 
 def pairs(flat: Sequence[int]) -> list[Range]:
-    """Flat ranges as pairs."""
+    """Flat ranges as pairs (first, last)."""
     return list(zip(flat[::2], flat[1::2]))
 
 
@@ -132,7 +133,7 @@ def members(flat: Sequence[int]) -> list[int]:
 
 
 class Remainder:
-    """What is left of an entry, made batch by batch: `add` for each batch of which something is left, then `row`."""
+    """Makes the row of one entry: call `add` for each batch of which something is left, in their order, then `row`."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -145,7 +146,10 @@ class Remainder:
         self._tombstones: list[int] = []
 
     def add(self, position: int, left: list[int], *, keep_tombstones: bool) -> None:
-        """`left`: indexes in the stored entry of the messages of this batch that are left, at least one."""
+        """Adds the batch at `position`. `left`: indexes in the entry of its messages that are left, at least one.
+
+        Without `keep_tombstones` the tombstones among them are removed as well.
+        """
         entry = self._entry
         first, last = entry.batch_start_index(position), entry.end_indexes[position]
         data = bytes(entry.batch(position))
@@ -153,15 +157,15 @@ class Remainder:
             batch = DecodedBatch(data, 0, verify=False)
             tombstones = _tombstones_of(batch, [index - first for index in left])
             if tombstones and not keep_tombstones:
-                gone = set(tombstones)
-                left = [index for index in left if index - first not in gone]
+                removed = set(tombstones)
+                left = [index for index in left if index - first not in removed]
                 tombstones = []
                 if not left:
                     return
             if len(left) < last - first:
-                data = min(_without_others(batch, {index - first for index in left}), data, key=len)
+                data = min(_keep_only(batch, {index - first for index in left}), data, key=len)
             self._tombstones += (first + number for number in tombstones)
-        except MalformedFrame:  # not this broker's to judge: all of it stays
+        except MalformedFrame:  # what this broker cannot decode it does not judge: the whole batch stays
             left = list(range(first, last))
         self._skip_to(first)
         self._batches.append(data)
@@ -172,13 +176,14 @@ class Remainder:
         self._left += left
 
     def _skip_to(self, index: int) -> None:
+        """Adds an empty batch in place of the messages before `index` that are in none yet."""
         if index > self._end:
             self._batches.append(b"")
             self._counts.append(index - self._end)
             self._producers.append(0)
 
     def row(self, ledger: int, entry_id: int) -> Row | None:
-        """None: nothing is left."""
+        """The row of the entry with this id; None if nothing is left."""
         if not self._left:
             return None
         entry = self._entry
@@ -196,7 +201,7 @@ class Remainder:
 
 
 def _tombstones_of(batch: DecodedBatch, numbers: list[int]) -> list[int]:
-    """Those of the messages, by their numbers in the batch, that have a key and no value."""
+    """The messages among `numbers` (indexes in the batch) that have a key and no value."""
     keys = batch.keys
     if keys is None:
         return []
@@ -204,8 +209,8 @@ def _tombstones_of(batch: DecodedBatch, numbers: list[int]) -> list[int]:
     return [number for number in numbers if values[number] is None and keys[number] is not None]
 
 
-def _without_others(batch: DecodedBatch, left: set[int]) -> bytes:
-    """The batch with nil in place of messages that are not left. Sequence ids and event times stay as they are."""
+def _keep_only(batch: DecodedBatch, left: set[int]) -> bytes:
+    """The batch with nil in place of all messages but these. Sequence ids and event times stay as they are."""
     metadata = dict(batch.metadata or {})
 
     def sparse(column: list[object] | None) -> list[object] | None:
@@ -237,7 +242,7 @@ _decode_page = msgspec.msgpack.Decoder(list[list[TableRow]]).decode
 
 
 def encode_chunk(rows: Sequence[Row]) -> bytes:
-    """Payload of an entry that holds rows."""
+    """Payload of a chunk with these rows."""
     table = _encode([row.table for row in rows])
     return b"".join((_CHUNK_HEAD.pack(CHUNK, len(table)), table, *(row.data for row in rows)))
 
@@ -257,7 +262,7 @@ def decode_chunk(payload: bytes) -> tuple[list[TableRow], int]:
 
 
 def encode_index_page(tables: Sequence[Sequence[TableRow]]) -> bytes:
-    """Payload of an entry with the tables of some chunks, in their order."""
+    """Payload of an index page: the tables of consecutive chunks."""
     return bytes([INDEX_PAGE]) + _encode(tables)
 
 
@@ -268,7 +273,4 @@ def decode_index_page(payload: bytes) -> list[list[TableRow]]:
             return _decode_page(payload[1:])
     except msgspec.MsgspecError as error:
         raise DataDirectoryError(f"the index of a compacted ledger is damaged: {error}") from error
-    raise DataDirectoryError("the index of a compacted ledger is damaged: this is none")
-
-
-assert MAX_MESSAGES_AT_ONCE < MAX_MESSAGES_PER_ENTRY
+    raise DataDirectoryError("the index of a compacted ledger is damaged: this entry is not an index page")

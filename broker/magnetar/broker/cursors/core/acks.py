@@ -1,10 +1,10 @@
 """Acknowledgement state of one subscription: a mark-delete position and what is acknowledged beyond it.
 
-A position is (ledger, entry, index). The mark-delete position is *exclusive*: the first message that is not known to be
-acknowledged together with everything before it. What is acknowledged beyond it are ranges of numbers in each ledger:
+A position is (ledger, entry, index). The mark-delete position is *exclusive*: everything before it is
+acknowledged, and the message at it is not known to be. What is acknowledged beyond it are ranges of numbers in each ledger:
 
-    number of a message    entry << INDEX_BITS | index
-    last of its entry      acknowledged together with all numbers that the entry does not use
+    number of a message           entry << INDEX_BITS | index
+    last message of an entry      acknowledged together with all numbers that the entry does not use
 
 so that entries acknowledged as a whole, parts of entries, and what lies across their borders are ranges of one kind:
 
@@ -53,7 +53,10 @@ class EntryRanges(NamedTuple):
 
 
 def by_entry(rows: Iterable[AckRange]) -> list[EntryRanges]:
-    """Rows, none of which is empty, in their order: those of an entry that are sorted are one. 0.1 us for each of these."""
+    """The rows in their order; adjacent rows of one entry become one item as long as they ascend. 0.1 us a row.
+
+    No row may be empty.
+    """
     found: list[EntryRanges] = []
     firsts: list[int] = []
     lasts: list[int] = []
@@ -71,19 +74,22 @@ def by_entry(rows: Iterable[AckRange]) -> list[EntryRanges]:
 
 
 class Topology(Protocol):
-    """What the ledger list of the topic tells."""
+    """What follows what: the ledger list of the topic, or what a compaction has left of it (`compaction.view`)."""
 
     def normalise(self, position: Position) -> Position:
-        """`position`, or the start of the ledger that follows if its ledger ends before it or is gone."""
+        """`position`, or the first one after it at which there is, or will be, a message to be delivered.
+
+        For a ledger list that is the start of the next ledger if the ledger of `position` ends before it or was deleted.
+        """
 
 
 def number_of(position: Position) -> int:
-    """The number in its ledger of the message there, or of the place behind the last one of an entry."""
+    """The number of a position in its ledger; the position may be behind the last message of an entry."""
     return (position[1] << INDEX_BITS) + position[2]
 
 
 def acked_numbers(entry: int, first: int, last: int, message_count: int) -> Range:
-    """The numbers in their ledger of messages first..last of an entry: the module docstring."""
+    """The range of numbers that acknowledging messages first..last of an entry adds; see the module docstring."""
     base = entry << INDEX_BITS
     return base + first, base + (last if last + 1 < message_count else _LAST_INDEX)
 
@@ -91,7 +97,7 @@ def acked_numbers(entry: int, first: int, last: int, message_count: int) -> Rang
 def numbers_of(
     entry: int, firsts: Sequence[int], lasts: Sequence[int], message_count: int
 ) -> tuple[list[int], list[int]]:
-    """`acked_numbers` of many ranges of an entry, which are sorted: where they start, and where they end."""
+    """`acked_numbers` for sorted ranges of one entry: where the ranges of numbers start, and where they end."""
     base = entry << INDEX_BITS
     starts, ends = [base + first for first in firsts], [base + last for last in lasts]
     ends[-1] = acked_numbers(entry, firsts[-1], lasts[-1], message_count)[1]
@@ -99,9 +105,9 @@ def numbers_of(
 
 
 class AckState:
-    """See the module docstring. One door for every change: `ack`, `ack_all`, `ack_through`, `move_to`, `merge`, `reset`.
+    """See the module docstring.
 
-    Invariants (`check`): nothing is recorded below the mark-delete position or beginning at it.
+    Invariant (`check`): every range in `acked` starts beyond the mark-delete position.
     """
 
     __slots__ = ("_topology", "acked", "mark_delete")
@@ -132,7 +138,8 @@ class AckState:
             self._move((ledger, (end + 1) >> INDEX_BITS, (end + 1) & _LAST_INDEX))
             self._advance()
             return last - first + 1
-        unused = end - start - (last - first)  # counted if they are new: if the last message is
+        # Numbers that the entry does not use do not count; `add` counts them if the last message of the entry is new.
+        unused = end - start - (last - first)
         if unused and ranges is not None and ranges.end_of(end) is not None:
             unused = 0
         added = self.acked.add(ledger, start, end) - unused
@@ -142,13 +149,13 @@ class AckState:
     def ack_all(
         self, ledger: int, entry: int, firsts: Sequence[int], lasts: Sequence[int], message_count: int
     ) -> int:
-        """`ack` for ranges of one entry, sorted and disjoint: 0.2 us each if there are many, and all are new."""
+        """`ack` for sorted, disjoint ranges of one entry; 0.2 us each if there are many, and all are new."""
         if len(firsts) == 1 or (ledger, entry, firsts[0]) < self.mark_delete or lasts[-1] >= message_count:
             rows = zip(firsts, lasts)
             return sum([self.ack(ledger, entry, first, last, message_count) for first, last in rows])
         starts, ends = numbers_of(entry, firsts, lasts, message_count)
         ranges = self.acked.by_ledger.get(ledger)
-        unused = ends[-1] - starts[-1] - (lasts[-1] - firsts[-1])  # counted if they are new, as in `ack`
+        unused = ends[-1] - starts[-1] - (lasts[-1] - firsts[-1])  # as in `ack`
         if unused and ranges is not None and ranges.end_of(ends[-1]) is not None:
             unused = 0
         added = self.acked.add_all(ledger, starts, ends) - unused
@@ -156,12 +163,12 @@ class AckState:
         return added
 
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
-        """Acknowledges everything up to and with `index`; False if that was known. `message_count` 0: not known."""
+        """Acknowledges everything up to and including `index`; False if all of it was. `message_count` 0: not known."""
         whole = index + 1 == message_count
         return self.move_to((ledger, entry + 1, 0) if whole else (ledger, entry, index + 1))
 
     def move_to(self, target: Position) -> bool:
-        """Everything before `target` is acknowledged. Never goes back."""
+        """Acknowledges everything before `target`; False if all of it was. The mark-delete position never goes back."""
         if target <= self.mark_delete:
             return False
         self._move(target)
@@ -169,7 +176,7 @@ class AckState:
         return True
 
     def merge(self, mark_delete: Position, rows: Iterable[RangesOfLedger]) -> None:
-        """Adds what is stored of a cursor: ranges of numbers, sorted and apart in each ledger, and where it stood."""
+        """Adds the stored state of a cursor: its mark-delete position, and sorted, disjoint ranges of numbers by ledger."""
         if mark_delete > self.mark_delete:
             self._move(mark_delete)
         mark_ledger = self.mark_delete[0]
@@ -180,12 +187,12 @@ class AckState:
         self._advance()
 
     def reset(self, position: Position) -> None:
-        """Forgets everything and starts at `position`: a seek, forwards or back."""
+        """Forgets all acknowledgements and starts at `position`: a seek, forward or backward."""
         self.acked.clear()
         self.mark_delete = self._topology.normalise(position)
 
     def follow(self, topology: Topology) -> None:
-        """What follows what is another matter from now on."""
+        """Uses this topology from now on: the subscription reads another compacted view, or the ledgers themselves."""
         self._topology = topology
         self._advance()
 
@@ -194,7 +201,7 @@ class AckState:
         self._advance()
 
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
-        """What of first..last is not acknowledged."""
+        """The parts of first..last that are not acknowledged."""
         mark_ledger, mark_entry, mark_index = self.mark_delete
         if (ledger, entry) <= (mark_ledger, mark_entry):
             if (ledger, entry) < (mark_ledger, mark_entry):
@@ -209,13 +216,13 @@ class AckState:
         return [(start - base, end - base) for start, end in ranges.gaps(base + first, base + last)]
 
     def skip_whole(self, ledger: int, entry: int) -> int:
-        """The first entry from `entry` on that is not acknowledged as a whole: readers jump over ranges."""
+        """The first entry from `entry` on that is not wholly acknowledged, so that dispatch can skip the others at once."""
         ranges = self.acked.by_ledger.get(ledger)
         end = None if ranges is None else ranges.end_of(entry << INDEX_BITS)
         return entry if end is None else (end + 1) >> INDEX_BITS
 
     def _advance(self) -> None:
-        """Moves the mark-delete position over everything that follows it and is acknowledged."""
+        """Moves the mark-delete position over the acknowledged messages that follow it."""
         while True:
             position = self._topology.normalise(self.mark_delete)
             ranges = self.acked.by_ledger.get(position[0])
@@ -227,7 +234,7 @@ class AckState:
             self._move(position)
 
     def _move(self, position: Position) -> None:
-        """The mark-delete position is there; what is recorded below it is forgotten."""
+        """Sets the mark-delete position and drops the ranges below it."""
         before, self.mark_delete = self.mark_delete, position
         if self.acked:
             if position[0] != before[0]:

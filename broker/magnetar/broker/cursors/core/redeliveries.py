@@ -1,13 +1,13 @@
-"""How often the unacknowledged messages of a subscription were delivered before: what its cursor stores of that.
+"""How often the unacknowledged messages of a subscription were delivered before, as its cursor stores it.
 
-A message's redelivery count is the sum of two parts, so that going back costs one position and not a row for each message:
+A message's redelivery count is the sum of two parts, so that a rewind costs one position and not a row for each message:
 
-    rewinds    positions from which the read position went back: a message below n of them was delivered n times
-    by_entry   what was counted message by message (nacks, consumers that left with what they had handed out), without what
-               `rewinds` says already
+    rewinds    positions from which the read position was rewound: a message below n of them was delivered n times
+    by_entry   what was counted message by message (nacks, consumers that left after they had handed messages to the
+               program), without what `rewinds` counts already
 
-What was never delivered, or never came back, has no row. A message that was at a consumer when the broker was killed may
-count one delivery less than it had.
+A message whose second part is 0 has no row. If the broker is killed while a consumer has a message, the last delivery may
+not be counted.
 
 >>> counts = RedeliveryCounts()
 >>> counts.set((5, 0), 2, 3, 1)                 # messages 2 and 3 of an entry were nacked
@@ -26,11 +26,12 @@ from magnetar.proto.ranges import Range, RangeSet
 
 from .acks import EntryKey, Position
 
-# Read positions from which an exclusive subscription went back. A consumer that nacks all it has more often without
-# acknowledging gets redelivery counts that are too low; nothing else depends on them.
+# Rewinds of an exclusive subscription that are counted. After more of them without an acknowledgement, redelivery counts are
+# too low; nothing else depends on them.
 MAX_REWINDS = 1000
-# Ranges that are remembered beyond `rewinds`: 50 bytes of memory and 7 of a snapshot each where an entry has many, 630 and 9
-# where it has one. Above, those delivered least often are forgotten, and count as new after the next restart.
+# Ranges in `by_entry`: 50 bytes of memory and 7 of a snapshot each where an entry has many, 630 and 9 where it has one.
+# Above that the rows with the lowest counts are dropped, and their messages count as never delivered when these counts are
+# next asked for: after a restart or a rewind, but not for what waits in the replay queue, which has its own counts.
 MAX_ROWS = 50_000
 MAX_LOOKED_AT = 100  # entries, by `most`
 _EVERYTHING = 1 << 32  # more messages than an entry has
@@ -40,20 +41,21 @@ RedeliveryRow = tuple[int, int, int, int, int]  # ledger, entry, first, last, co
 
 
 class DeliveredRanges:
-    """Messages of one entry that were delivered or wait for redelivery, by how often they were delivered before.
+    """Messages of one entry by how often they were delivered before: of a cursor, a consumer (pending) or the replay queue.
 
-    A message is in at most one range, so that it is owed to one consumer only.
+    A message is in at most one range, so that it has one count.
     """
 
     __slots__ = ("by_count",)
 
     def __init__(self) -> None:
-        # Redelivery count -> messages. One key in practice: a nack makes a second.
+        # Redelivery count -> messages; in pending acknowledgements the count has a flag of `redelivery_tracker` as well.
+        # Mostly one key: after a nack there are two.
         self.by_count: dict[int, RangeSet] = {}
 
     @classmethod
     def of(cls, rows: Iterable[CountedRange]) -> DeliveredRanges:
-        """Of rows that are sorted and disjoint."""
+        """Made from sorted, disjoint rows."""
         found = cls()
         for first, last, count in rows:
             found.by_count.setdefault(count, RangeSet()).add(first, last)
@@ -69,7 +71,7 @@ class DeliveredRanges:
         self.by_count.setdefault(count, RangeSet()).add(first, last)
 
     def take(self, first: int, last: int) -> list[CountedRange]:
-        """Takes out what is recorded of first..last, as (first, last, count)."""
+        """Removes what is recorded of first..last and returns it, as (first, last, count)."""
         taken: list[CountedRange] = []
         for count in list(self.by_count):
             ranges = self.by_count[count]
@@ -82,15 +84,15 @@ class DeliveredRanges:
         return taken
 
     def add_all(self, firsts: Sequence[int], lasts: Sequence[int], count: int) -> None:
-        """`add` for ranges that are sorted and disjoint, of messages that are not recorded."""
+        """`add` for sorted, disjoint ranges, none of whose messages is recorded yet."""
         ranges = self.by_count.get(count)
         if ranges is None:
             ranges = self.by_count[count] = RangeSet()
         ranges.add_all(firsts, lasts)
 
     def take_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """`take` for many ranges, sorted and disjoint; where what was recorded starts and ends, in any order."""
-        if len(self.by_count) == 1:  # as a rule, and all that is recorded, or one range of it
+        """`take` for sorted, disjoint ranges; returns the starts and ends of what was recorded of them, in any order."""
+        if len(self.by_count) == 1:  # mostly so, and mostly all that is recorded is taken, or one range
             (ranges,) = self.by_count.values()
             if ranges.starts == firsts and ranges.ends == lasts:
                 self.by_count.clear()
@@ -124,12 +126,12 @@ class DeliveredRanges:
         return min([ranges.starts[0] for ranges in found]), max([ranges.ends[-1] for ranges in found])
 
     def lowest(self) -> tuple[int, RangeSet]:
-        """The count, and its ranges, that hold the lowest message."""
+        """The count of the lowest message, and all ranges with that count."""
         items = self.by_count.items()
         return next(iter(items)) if len(items) == 1 else min(items, key=lambda item: item[1].starts[0])
 
     def at(self, member: int) -> tuple[int, int | None]:
-        """The count of a message, 0 if it is not recorded, and the last one for which that holds; None: all that follow."""
+        """The count of a message (0 if it is not recorded), and the last message up to which it holds; None: to the end."""
         following: int | None = None
         for count, ranges in self.by_count.items():
             end = ranges.end_of(member)
@@ -147,7 +149,7 @@ class DeliveredRanges:
 
     @property
     def range_count(self) -> int:
-        """In how many ranges they are."""
+        """How many ranges are recorded."""
         return sum(map(len, self.by_count.values()))
 
 
@@ -181,7 +183,11 @@ class RedeliveryCounts:
         return count, last
 
     def most(self, mark_delete: Position) -> tuple[int, EntryKey, int]:
-        """The highest count, and its message: of the first one behind the mark, and of the first that have counts."""
+        """The highest count that a short look finds, and the message that has it. The two parts of a count are not added.
+
+        Looks at the rewinds of the message at the mark-delete position, and at the first range of each count of the first
+        MAX_LOOKED_AT entries in `by_entry`.
+        """
         found = (self._rewound_at(mark_delete)[0], mark_delete[:2], mark_delete[2])
         for key, ranges in islice(self.by_entry.items(), MAX_LOOKED_AT):
             for count, members in ranges.by_count.items():
@@ -199,7 +205,7 @@ class RedeliveryCounts:
                 first = end + 1
 
     def of(self, key: EntryKey, ranges: list[Range]) -> tuple[int, list[Range], DeliveredRanges | None]:
-        """The count of the first of these messages, which of them have it, and if some have another one, all with theirs."""
+        """The count of the first of these messages, those that have it, and all of them by count (None: all have it)."""
         rows = list(self.split(key, ranges))
         count = rows[0][2]
         if all(row[2] == count for row in rows):
@@ -208,6 +214,7 @@ class RedeliveryCounts:
         return count, list(mixed.by_count[count]), mixed
 
     def _rewound_at(self, position: Position) -> tuple[int, int]:
+        """The part of the count that comes from `rewinds`, and the last index of the entry for which that holds."""
         at = bisect_right(self.rewinds, position)
         following = self.rewinds[at : at + 1]
         last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
@@ -216,7 +223,7 @@ class RedeliveryCounts:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def set(self, key: EntryKey, first: int, last: int, count: int) -> None:
-        """These messages have this redelivery count now."""
+        """Sets the redelivery count of messages."""
         while first <= last:
             rewound, end = self._rewound_at((*key, first))
             end = min(end, last)
@@ -224,7 +231,7 @@ class RedeliveryCounts:
             first = end + 1
 
     def set_row(self, row: RedeliveryRow) -> None:
-        """A row, as `changed_rows` has them."""
+        """Sets the part of the count that `by_entry` holds: a row as it is stored."""
         ledger, entry, first, last, count = row
         key = (ledger, entry)
         ranges = self.by_entry.get(key)
@@ -242,13 +249,13 @@ class RedeliveryCounts:
             self._forget_lowest()
 
     def rewound(self, read_position: Position, mark_delete: Position) -> None:
-        """The read position went back from there: everything unacknowledged below it is delivered once more."""
+        """The read position was rewound from there: everything unacknowledged below it is delivered once more."""
         self.rewinds = [position for position in self.rewinds if position > mark_delete][-MAX_REWINDS + 1 :]
         insort(self.rewinds, read_position)
         self.rewinds_changed = True
 
     def forget(self, key: EntryKey, first: int, last: int) -> None:
-        """These are acknowledged. Nothing is stored of that: the acknowledgement is."""
+        """The messages are acknowledged: drops their counts. Nothing needs to be stored, as the acknowledgement is."""
         ranges = self.by_entry.get(key)
         if ranges is not None:
             before = ranges.range_count
@@ -256,19 +263,19 @@ class RedeliveryCounts:
             self._resized(key, ranges, before)
 
     def drop_below(self, mark_delete: Position) -> None:
-        """Forgets entries that are acknowledged with all before them."""
+        """Drops the counts of entries before the mark-delete position."""
         for key in [key for key in self.by_entry if key < mark_delete[:2]]:
             self.rows -= self.by_entry.pop(key).range_count
 
     def clear(self) -> None:
-        """All counts begin anew: a seek."""
+        """Drops all counts: after a seek they begin at 0."""
         self.by_entry.clear()
         self.rewinds.clear()
         self.rows = 0
         self.clear_changes()
 
     def clear_changes(self) -> None:
-        """Everything is stored, or about to be, or never will be."""
+        """The caller has stored the changes or is about to; or they are not to be stored."""
         self.changed_rows = []
         self.rewinds_changed = False
 
@@ -278,7 +285,7 @@ class RedeliveryCounts:
             del self.by_entry[key]
 
     def _forget_lowest(self) -> None:
-        """Leaves at most three quarters, those that were delivered most often."""
+        """Drops the rows with the lowest counts until at most three quarters of MAX_ROWS are left."""
         while self.rows > MAX_ROWS * 3 // 4:
             lowest = min(count for ranges in self.by_entry.values() for count in ranges.by_count)
             for key, ranges in list(self.by_entry.items()):
@@ -294,7 +301,7 @@ class RedeliveryCounts:
     def pieces(self, most: int) -> Iterator[list[RedeliveryRow]]:
         """Everything in `by_entry`, in pieces of at most `most` rows.
 
-        Counts may change while the caller pauses between two pieces; `changed_rows` has what did.
+        Counts may change while the caller pauses between two pieces; `changed_rows` has these changes.
         """
         rows: list[RedeliveryRow] = []
         for key in list(self.by_entry):
