@@ -43,7 +43,6 @@ class Group:
     """
 
     __slots__ = (
-        "_callbacks",
         "_future",
         "bytes",
         "confirmed",
@@ -71,7 +70,6 @@ class Group:
         self.error: MagnetarError | None = None
         self.error_seen = False  # somebody awaited a receipt and got it
         self._future: asyncio.Future[None] | None = None
-        self._callbacks: list[Callable[[], object]] | None = None
 
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:
         """The next `message_count` messages are stored from (ledger, entry, index) on; True when that was the last."""
@@ -92,26 +90,24 @@ class Group:
         self.encoded = None
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], object]) -> None:
         """Calls it in a turn of the loop of its own once the group has settled, however it does."""
         if self.settled:
             asyncio.get_running_loop().call_soon(callback)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
+        else:  # the future may be cancelled, by who awaits it as well
+            self._pending().add_done_callback(lambda _: self.when_settled(callback))
+
+    def _pending(self) -> asyncio.Future[None]:
+        if self._future is None or self._future.done():
+            self._future = asyncio.get_running_loop().create_future()
+        return self._future
 
     def __await__(self) -> Generator[Any, None, None]:
         """Waits until the group settles, however it does; one future for all who wait."""
         while not self.settled:
-            if self._future is None or self._future.done():
-                self._future = asyncio.get_running_loop().create_future()
             try:
-                yield from self._future
+                yield from self._pending()
             except asyncio.CancelledError:
                 # Cancelling a task cancels the future that it waits for, which is everybody's: only the task that
                 # was meant gives up, the others go on with a new one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from magnetar.cli.bookie_tools.tools import RunningTool
 from magnetar.cli.wiring.flags import UsageError, is_daemon, parse_flags
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import InvalidArgument, MagnetarError, RequestTimeout
 
 
 @pytest.mark.parametrize(
@@ -107,3 +110,17 @@ def test_a_subcommand_that_comes_too_late_is_told_so() -> None:
 )
 def test_a_bookie_alone_or_with_flags_is_the_daemon(line: list[str], daemon: bool) -> None:
     assert is_daemon(line) is daemon
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("no such log"), RequestTimeout("the disk hangs")])
+def test_what_a_running_bookie_answers_in_the_middle_is_its_own_error(
+    monkeypatch: pytest.MonkeyPatch, error: MagnetarError
+) -> None:
+    """Regression: since these are a ValueError and an OSError as well, they became "no bookie answers there"."""
+    lines = [b'{"entry": 1}', json.dumps({"error": error.message, "code": error.code}).encode()]
+    tool = RunningTool("127.0.0.1:1")
+    monkeypatch.setattr(tool, "_open", lambda *_, **__: contextlib.nullcontext(lines))
+    rows = tool.rows("entrylog")
+    assert next(rows) == {"entry": 1}
+    with pytest.raises(type(error), match=f"^{error.message}$"):
+        next(rows)

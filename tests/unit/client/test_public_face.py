@@ -95,6 +95,20 @@ async def test_a_receipt_calls_back_once_it_is_done(broker: FakeBroker, client: 
     assert done[2:] == [failing]
     with pytest.raises(StorageFailed):
         failing.result()
+    # Whoever awaits the receipt beside it may be cancelled.
+    watched = producer.send_nowait(b"z")
+    waiting = asyncio.ensure_future(_result_of(watched))
+    await asyncio.sleep(0)
+    watched.add_done_callback(done.append)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await watched
+    await asyncio.sleep(0)
+    assert done[3:] == [watched]
+
+
+async def _result_of(receipt: Receipt) -> MessageId:
+    return await receipt
 
 
 async def test_a_part_of_send_many_that_fails_is_named(broker: FakeBroker, client: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 from magnetar.metadata import MetadataStore
@@ -15,6 +14,7 @@ from magnetar.proto.errors import (
     RequestTimeout,
     VersionConflict,
 )
+from magnetar.runtime.timeouts import TimeLimit
 
 from .cluster_view import NEW, ClusterView, KnownTransfer, put_bounds
 from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
@@ -119,14 +119,10 @@ class ClusterAdministration:
                 f"the owner of bundle {bundle} is busy with another request; try again"
             ) from None
         transfers.drop()
+        late = f"the owner of bundle {bundle} did not answer within {_REQUEST_TIMEOUT_S:g} s"
         try:
-            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            async with TimeLimit(_REQUEST_TIMEOUT_S, lambda: RequestTimeout(late)):
                 await _until_gone(transfers, bundle)
-        except TimeoutError:
-            await self._withdraw(path)
-            raise RequestTimeout(
-                f"the owner of bundle {bundle} did not answer within {_REQUEST_TIMEOUT_S:g} s"
-            ) from None
         except BaseException:
             await self._withdraw(path)
             raise

@@ -111,6 +111,8 @@ class RunningTool:
                     f"what answers at http://{self._address} is no bookie (status {error.code}); {_WANTED}"
                 ) from None
             raise _error(json.loads(error.read())) from None
+        except MagnetarError:  # some are an OSError or a ValueError, too
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise ServiceNotReady(

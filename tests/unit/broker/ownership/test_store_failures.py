@@ -24,7 +24,13 @@ from magnetar.broker.ownership.records import (
 from magnetar.broker.service.broker import BrokerService
 from magnetar.metadata.drains import BROKER, mark_drained
 from magnetar.proto import commands as c
-from magnetar.proto.errors import ConnectionLost, MagnetarError, ServiceNotReady, TopicNotServed
+from magnetar.proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    RequestTimeout,
+    ServiceNotReady,
+    TopicNotServed,
+)
 from support.cluster_kit import Cluster, brokers
 from unit.broker.ownership.test_ownership import TOPICS, locate, owner, until
 
@@ -82,6 +88,22 @@ async def test_a_request_whose_deletion_is_lost_is_deleted_all_the_same() -> Non
         lost = fail_once(cluster, "delete", transfer_path(bundle))
         assert len(await source.ownership.administration.split(str(bundle))) == 2
         assert lost
+        assert await cluster.metadata.get(transfer_path(bundle)) is None
+
+
+async def test_who_asks_an_owner_learns_that_the_store_was_late_and_not_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with brokers("a", default_bundles=1) as cluster:
+        source = await owner(cluster, TOPICS[0])
+        (bundle,) = source.ownership.held
+
+        async def late() -> None:
+            raise RequestTimeout("the store is late")
+
+        monkeypatch.setattr(source.ownership.view.transfers, "get", late)
+        with pytest.raises(RequestTimeout, match="the store is late"):
+            await source.ownership.administration.split(str(bundle))
         assert await cluster.metadata.get(transfer_path(bundle)) is None
 
 
