@@ -187,6 +187,21 @@ async def test_the_next_owner_finds_what_was_receipted_while_its_bookies_live() 
     await ledgers.close()
 
 
+async def test_what_was_receipted_does_not_fail_when_the_topic_is_fenced() -> None:
+    bookies = Bookies("a", "b", "c")
+    ledgers = bookies.client()
+    async with running_broker(ledgers, bookies.metadata, **ASYNC) as broker:
+        client = FakeClient(broker)
+        await client.producer(name="p")
+        await publish(client, *range(3))
+        (session,) = broker.topics[str(TOPIC)].producers
+        broker.fence(TopicNotServed("another owner"))
+        await settle()
+        assert client.failures == []
+        assert session.outstanding == 0, "or the next session of the name waits for ever"
+    await ledgers.close()
+
+
 async def test_a_power_failure_of_all_loses_what_nobody_has_consumed() -> None:
     """The one case in which async loses, and sync does not."""
     bookies = Bookies("a", "b", "c")

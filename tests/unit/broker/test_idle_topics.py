@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.proto import commands as c
-from magnetar.proto.errors import InvalidSetting, LedgerNotFound
+from magnetar.proto.errors import InvalidSetting, LedgerNotFound, TopicNotServed
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -58,6 +60,17 @@ async def test_a_topic_is_unloaded_when_it_was_idle_for_long_and_comes_back_with
         await asyncio.sleep(80)
         assert not loaded(broker)
         assert await read(broker, 3, "audit") == [b"a", b"b", b"c"]
+
+
+async def test_nothing_keeps_a_topic_that_was_unloaded() -> None:
+    async with running_broker() as broker:
+        await published(broker, b"a", b"b")
+        assert await read(broker, 2) == [b"a", b"b"]
+        unloaded = weakref.ref(broker.topics[str(TOPIC)])
+        await broker.unload(TOPIC, TopicNotServed("it moves"))
+        await settle()
+        gc.collect()
+        assert unloaded() is None
 
 
 @in_virtual_time

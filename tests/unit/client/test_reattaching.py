@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from magnetar.proto.commands import (
     Seek,
     Subscribe,
 )
-from magnetar.proto.errors import MalformedFrame
+from magnetar.proto.errors import MalformedFrame, TopicNotFound
 from support.client_kit import fill, take, until
 from support.fake_broker import FakeBroker, Handler
 
@@ -63,6 +64,18 @@ async def test_a_request_that_meets_the_end_of_its_consumer_at_the_broker_is_rep
     monkeypatch.setattr(broker, "answer", moved)
     await (consumer.ack(message, receipt=True) if request_type is Ack else consumer.seek("latest"))
     assert len(broker.received(Subscribe)) == 2
+
+
+async def test_rule_50_a_request_that_waits_for_a_broker_ends_with_its_refusal(broker: FakeBroker) -> None:
+    async with connect(broker.url, backoff_first=0.2, rng=random.Random(1)) as client:
+        consumer = await client.subscribe("t", "s")
+        broker.failures[Subscribe] = TopicNotFound("it was deleted")
+        broker.cut()
+        await until(lambda: client.connection_state == "reconnecting")
+        async with asyncio.timeout(5):  # and not after operation_timeout
+            with pytest.raises(TopicNotFound, match="it was deleted"):
+                await consumer.last_message_id()
+        assert len(broker.received(Subscribe)) == 2
 
 
 async def test_a_seek_without_an_answer_starts_anew_from_where_the_broker_is(broker: FakeBroker) -> None:
