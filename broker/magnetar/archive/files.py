@@ -89,6 +89,8 @@ class LedgerManifest:
                     f"manifest {path} was written by a later release; read it with that one"
                 )
             return msgspec.convert(fields, cls)
+        except InvalidArgument:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(
                 f"manifest {path} is damaged ({type(error).__name__}: {error}); bring it back from a copy, or delete it "

@@ -124,8 +124,9 @@ def test_a_damaged_manifest_is_named(text: str) -> None:
 
 
 def test_a_later_format_is_told_from_damage() -> None:
-    with pytest.raises(InvalidArgument, match="written by a later release"):
+    with pytest.raises(InvalidArgument, match="written by a later release") as refused:
         LedgerManifest.from_json('{"format": 2}', "/a/12.json")
+    assert "delete" not in refused.value.message, "it is whole"
 
 
 def test_places_that_nobody_knows() -> None:
