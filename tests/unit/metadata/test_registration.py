@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata import registration
+from magnetar.metadata import Session, registration
 from magnetar.metadata.registration import Registration
 from magnetar.proto.errors import ConnectionLost, ServiceNotReady
 from support.memory_metadata import MemoryMetadataStore
@@ -53,6 +53,45 @@ async def test_a_lost_session_is_followed_by_a_new_registration() -> None:
     assert await value_of(store) is None
     await until(store, lambda value: value == b"here")
     await registered.close()
+
+
+async def test_what_is_made_in_a_session_ends_with_it_and_who_needs_one_waits_for_the_next() -> None:
+    store = MemoryMetadataStore()
+    lost: list[bool] = []
+    running: list[int] = []
+
+    async def beside(session: Session) -> None:
+        running.append(session.session_id)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.remove(session.session_id)
+
+    registered = Registration(
+        store,
+        PATH,
+        lambda: b"here",
+        1.0,
+        name="bookie b1",
+        on_lost=lambda: lost.append(registered.registered.is_set()),
+        in_session=beside,
+    )
+    await registered.start()
+    first = registered.session
+    async with asyncio.timeout(10):
+        while not running:
+            await asyncio.sleep(0)
+        store.expire(first.session_id)
+        assert not registered.standing
+        while not lost:
+            await asyncio.sleep(0)
+        await registered.registered.wait()
+        second = registered.session
+        while not running:
+            await asyncio.sleep(0)
+    assert (lost, second is first, running) == ([False], False, [second.session_id])
+    await registered.close()
+    assert (lost, running) == ([False], []), "who closes it knows"
 
 
 async def test_it_waits_for_the_session_of_a_predecessor_and_not_for_ever(
