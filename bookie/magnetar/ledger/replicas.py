@@ -150,6 +150,8 @@ class Replicas:
             )
         except SILENT as error:
             self._health.failed(bookie, error.code)
+            if isinstance(error, RequestTimeout):
+                self._health.slow(bookie)  # its disk may hang while its process says that it is back
             raise
         return verified(result.entries, self._ledger_id, stripe.ids(first, last, len(result.entries)), bookie)
 

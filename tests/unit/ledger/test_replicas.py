@@ -83,6 +83,29 @@ async def test_without_speculation_the_answer_is_waited_for() -> None:
     assert numbers(await reading) == [0, 1, 2]
 
 
+@in_virtual_time
+async def test_rule_21_a_bookie_whose_reads_hang_is_asked_last_although_it_answers_otherwise() -> None:
+    """Its disk hangs, its process does not: that it answers what it is asked about itself ends the suspicion alone."""
+    bookies = Bookies("b1", "b2")
+    writer = await filled(bookies, (2, 2, 2), 3)
+    directory = bookies.directory()
+    patient = LedgerSettings(explicit_lac_interval_s=0, speculative_read_s=0)
+    reader = await bookies.client(patient, directory=directory).open(writer.ledger_id, recover=True)
+    for bookie in bookies.values():
+        bookie.calls.clear()
+    await reader.read(0, 2)
+    (hung,) = (name for name, bookie in bookies.items() if bookie.calls)
+    bookies[hung].hold()
+    began = asyncio.get_running_loop().time()
+    assert numbers(await reader.read(0, 2)) == [0, 1, 2]
+    waited = asyncio.get_running_loop().time()
+    assert waited > began + 1
+    directory.lost(hung)
+    directory.answered(hung, BookieFacts())
+    assert numbers(await reader.read(0, 2)) == [0, 1, 2]
+    assert asyncio.get_running_loop().time() < waited + 1, "it is not waited for once more"
+
+
 async def test_closed_ledger_that_is_deleted_while_a_bookie_is_gone_for_good_is_not_asked_for_for_ever() -> (
     None
 ):
