@@ -2,12 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from magnetar.broker.cursors.snapshot_ledger import SnapshotLedger
 from magnetar.broker.log.durability import Durability
-from magnetar.proto.errors import AlreadyExists, MagnetarError, NotEnoughBookies, VersionConflict
+from magnetar.proto.errors import (
+    AlreadyExists,
+    ConnectionLost,
+    MagnetarError,
+    NotEnoughBookies,
+    VersionConflict,
+)
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 
@@ -100,3 +107,27 @@ async def test_a_former_owner_is_told_whatever_it_writes_next() -> None:
         await store.delete()
     await heir.delete()
     assert await stage.metadata.get("/deduplication") is None
+
+
+async def test_a_ledger_that_the_pointer_may_name_already_is_not_deleted() -> None:
+    stage, state = Stage(), Sequences()
+    store = stage.store(state)
+    await store.create(1)
+    state.last = {f"producer {number}": number for number in range(100)}  # more than the pointer has room for
+    put = stage.metadata.put
+
+    async def answer_lost(*given: Any, **named: Any) -> int:
+        await put(*given, **named)
+        stage.metadata.get = lost  # type: ignore[method-assign]
+        raise ConnectionLost("the answer is lost")
+
+    async def lost(path: str) -> Any:
+        del stage.metadata.put, stage.metadata.get
+        raise ConnectionLost("and so is the next one")
+
+    stage.metadata.put = answer_lost  # type: ignore[method-assign]
+    with pytest.raises(VersionConflict):  # its own write: nothing is known but that this owner is to end
+        await store.replace()
+    recovered, heir = await stage.recovered()
+    assert recovered.last == state.last
+    assert not heir.damage
