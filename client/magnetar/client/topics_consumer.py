@@ -35,6 +35,7 @@ from magnetar.runtime.tasks import LongTask
 from .connection.pool import ConnectionPool
 from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget
+from .receipts import copy_of
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
 from .topics_watch import TopicChanges
@@ -157,7 +158,8 @@ class TopicsConsumer:
                 raise self._failures.pop(0)
             if not self._ready:
                 if self._changing is None and not self.consumers:
-                    raise self._last_failure or AlreadyClosed(f"{self.what} has no topic any more")
+                    failure = self._last_failure or AlreadyClosed(f"{self.what} has no topic any more")
+                    raise copy_of(failure)
                 return False
             consumer = next(iter(self._ready))
             del self._ready[consumer]
