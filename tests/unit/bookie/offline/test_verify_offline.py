@@ -73,6 +73,16 @@ def test_rule_05_a_torn_tail_is_sound(killed: Path) -> None:
 
 
 @pytest.mark.real
+def test_a_torn_tail_does_not_excuse_a_header_that_was_synced(killed: Path) -> None:
+    log = entry_logs(killed)[-1]
+    flip(log, 3)
+    with log.open("ab") as file:
+        file.write(b"half of a flush" * 50)
+    result = verified(killed)
+    assert any("does not begin as entry log" in found.text for found in result.findings), result.findings
+
+
+@pytest.mark.real
 def test_every_page_of_an_entry_log(stopped: Path) -> None:
     log = entry_logs(stopped)[0]
     good = log.read_bytes()
