@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.proto.errors import LedgerFenced, LedgerNotFound, ServiceNotReady
+from magnetar.proto.errors import LedgerFenced, LedgerNotFound, ServiceNotReady, StorageFailed
 from support.bookie_kit import add, add_all, entry, until
 from support.gc_kit import DAY_MS, Collected, data
 
@@ -243,6 +243,36 @@ async def test_a_collection_waits_for_a_tombstone_that_is_on_its_way(
     await deleting
     await bookie.collector.collect()
     assert not bookie.index.list_locations(1)
+
+
+async def test_rule_06_no_fence_is_answered_after_the_journal_has_failed(
+    gc: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one failed with the journal; the second was looked up meanwhile, and finds the ledger fenced in memory."""
+    bookie = await gc.open()
+    await add(bookie, entry(1, 0))
+    held: list[Any] = []
+    monkeypatch.setattr(
+        bookie.journals.of(1), "fence", lambda ledger_id, done: held.append((ledger_id, done))
+    )
+    first = asyncio.create_task(bookie.fence(1))
+    await until(lambda: bool(held))
+    looked_up, warm = asyncio.Event(), bookie.ledgers.warm
+
+    async def slow(ledger_id: int) -> None:
+        await looked_up.wait()
+        await warm(ledger_id)
+
+    monkeypatch.setattr(bookie.ledgers, "warm", slow)
+    second = asyncio.create_task(bookie.fence(1))
+    await asyncio.sleep(0)
+    for ledger_id, done in held:
+        done(ledger_id, -1, StorageFailed.code)
+    bookie.fail(StorageFailed("the journal cannot be written"))
+    looked_up.set()
+    for fencing in (first, second):
+        with pytest.raises(StorageFailed):
+            await fencing
 
 
 async def test_a_stopping_bookie_deletes_nothing(gc: Collected) -> None:
