@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from magnetar.proto.errors import StorageFailed
-from magnetar.runtime.tasks import LongTask, TaskSet, begin, long_tasks, on_change
+from magnetar.runtime.tasks import LongTask, TaskSet, begin, finish, long_tasks, on_change
 from support.virtual_time import in_virtual_time
 
 
@@ -188,3 +188,28 @@ async def test_a_task_that_is_handed_over_twice_leaves_once() -> None:
     await tasks.wait()
     await asyncio.sleep(0)
     assert (len(tasks), failures) == (0, [])
+
+
+@pytest.mark.parametrize("error", [None, StorageFailed("full")])
+async def test_work_that_is_finished_goes_on_and_its_caller_is_cancelled_all_the_same(
+    error: StorageFailed | None,
+) -> None:
+    going, done = asyncio.Event(), []
+
+    async def work() -> str:
+        await going.wait()
+        done.append("all of it")
+        if error is not None:
+            raise error
+        return "result"
+
+    caller = asyncio.create_task(finish(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done(), "it waits for the end"
+    going.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert done == ["all of it"]
