@@ -9,6 +9,8 @@ import pytest
 
 from magnetar.ledger import BookieFacts, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.events import BookiesChosen, ChooseBookies, NoBookies
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.placement.chooser import BOOKIE_GROUP_PROPERTY
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, NotEnoughBookies
@@ -39,6 +41,16 @@ class Party:
 
 def fast(names: tuple[str, ...]) -> int:
     return sum(name.startswith("f") for name in names)
+
+
+async def test_what_a_writer_writes_to_breaks_no_placement_nor_does_what_is_empty() -> None:
+    chooser = Party().client.components.chooser
+    properties = {BOOKIE_GROUP_PROPERTY: "fast"}
+    written = LedgerMetadata.create(Striping(2, 2, 2), ("s1", "s2"), 0, properties)
+    assert not chooser.breaks_placement(written)
+    assert not chooser.breaks_placement(written.close(-1, 0))
+    assert chooser.breaks_placement(written.close(0, 1))
+    assert chooser.breaks_placement(written.with_ensemble(1, ("f1", "f2")))
 
 
 async def test_a_strict_group_has_all_of_its_ledgers_and_their_replacements() -> None:
