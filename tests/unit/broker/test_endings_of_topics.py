@@ -1,6 +1,7 @@
 """A topic that ends here lets nobody in any more, and its successor begins when nothing of it is left."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,34 @@ async def test_a_defect_in_one_cursor_leaves_no_consumer_of_an_ending_topic_with
         closed = [command.consumer_id for command, _ in client.frames if isinstance(command, c.CloseConsumer)]
         assert sorted(closed) == [1, 2]
         assert not broker.loaded()
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_rule_48_a_client_that_cannot_be_notified_keeps_no_topic_from_ending(fenced: bool) -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        broken, sound = FakeClient(broker), FakeClient(broker)
+        for number, client in enumerate((broken, sound)):
+            await client.producer(name=f"p{number}")
+            await client.consumer(2, f"s{number}")
+        ledgers.hold = True
+        broken.publish(b"never stored")
+        await settle()
+
+        def send(header: bytes, payload: Any = b"") -> None:
+            raise RuntimeError("a defect")
+
+        broken.send = send  # type: ignore[method-assign]
+        ended = broker.topics[str(TOPIC)]
+        if fenced:
+            ended.fence(TopicNotServed("another owner"))
+        else:
+            await broker.delete_topic(TOPIC, force=True)
+        await settle()
+        closed = [type(one) for one, _ in sound.frames if isinstance(one, c.CloseProducer | c.CloseConsumer)]
+        assert closed == [c.CloseProducer, c.CloseConsumer]
+        ledgers.hold = False
+        assert await broker.topic(TOPIC, create=True) is not ended
 
 
 class SlowMetadata(MemoryMetadataStore):

@@ -246,4 +246,7 @@ class Dispatcher:
 def notify_closed(consumers: Iterable[Consumer], error: MagnetarError) -> None:
     """They are closed, and look the topic up again."""
     for consumer in consumers:
-        consumer.port.consumer_closed(error)
+        try:
+            consumer.port.consumer_closed(error)
+        except Exception:  # it costs this one alone
+            _log.exception("consumer %s does not learn that it was closed", consumer.name)

@@ -19,7 +19,6 @@ session is closed and nothing of it is queued any more.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 from collections.abc import Callable, Iterator
@@ -92,9 +91,7 @@ class ProducerSession:
             self.port.receipts(rows)
         except Exception as failure:
             _log.exception("producer %s: its receipts could not be sent, so that it is closed", self.name)
-            self.close()
-            with contextlib.suppress(Exception):
-                self.port.producer_closed(TopicNotServed(f"receipts could not be sent: {failure!r}"))
+            self.end(TopicNotServed(f"receipts could not be sent: {failure!r}"))
 
     def delay(self, error: MagnetarError) -> None:
         """Tells the producer why it has no receipts yet, if it waits for any."""
@@ -105,11 +102,22 @@ class ProducerSession:
         """Tells the producer once; what it sends later in this epoch is dropped."""
         if self.state is SessionState.OPEN:
             self.state = SessionState.FAILED
-            self.port.send_failed(sequence_id, error)
+            try:
+                self.port.send_failed(sequence_id, error)
+            except Exception:  # as in `end`
+                _log.exception("producer %s does not learn that its messages failed", self.name)
 
     def close(self) -> None:
         """Its connection ended, or it was closed: nothing more is taken, what is queued still lands."""
         self.state = SessionState.CLOSED
+
+    def end(self, error: MagnetarError) -> None:
+        """The broker closes it, and says why. A port that fails keeps neither the others nor the topic from ending."""
+        self.close()
+        try:
+            self.port.producer_closed(error)
+        except Exception:
+            _log.exception("producer %s does not learn that it was closed", self.name)
 
 
 @dataclass(slots=True)
@@ -165,10 +173,7 @@ class Producers:
                 if claim.epoch <= old.epoch:
                     claim.asked = old
                     return Ask(old)
-                old.close()
-                old.port.producer_closed(
-                    ProducerFenced(f"producer {name!r} was opened again with epoch {claim.epoch}")
-                )
+                old.end(ProducerFenced(f"producer {name!r} was opened again with epoch {claim.epoch}"))
             if old.outstanding and claim.awaited is old:
                 raise QuorumLost(
                     f"what producer {name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
@@ -210,6 +215,5 @@ class Producers:
         self.stop(error)
         for session in self:
             if session.state is not SessionState.CLOSED:
-                session.close()
-                session.port.producer_closed(error)
+                session.end(error)
         self._by_name.clear()
