@@ -6,5 +6,5 @@ from magnetar.cli.main import main
 from support.lossy import lossy_components
 
 if __name__ == "__main__":
-    with patch("magnetar.cli.production.os_components", lossy_components):
+    with patch("magnetar.cli.wiring.service.os_components", lossy_components):
         main()
