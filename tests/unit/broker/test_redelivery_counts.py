@@ -350,3 +350,14 @@ async def test_rule_41_a_defect_of_one_topic_costs_neither_the_problems_of_other
         monkeypatch.setattr(Subscription, "trouble", lambda _: next(names))  # the second look raises
         assert list((await problems(broker)).values()) == ["it is stuck"]
         assert list(broker.problems().values()) == ["it is stuck"]
+
+
+def test_rule_54_the_highest_count_is_that_of_a_message_that_still_waits() -> None:
+    counts = RedeliveryCounts()
+    counts.set((1, 0), 0, 9, 3)
+    assert counts.most((1, 0, 5)) == (3, (1, 0), 5)
+    counts = RedeliveryCounts()
+    counts.set((1, 0), 0, 1, 3)
+    counts.set((1, 0), 8, 9, 3)
+    assert counts.most((1, 0, 5)) == (3, (1, 0), 8)
+    assert counts.most((1, 1, 0)) == (0, (1, 1), 0)

@@ -237,7 +237,10 @@ class NamespacePolicies:
             )  # fmt: skip
             return
         for changed in list(self._listeners.get(namespace, ())):
-            changed()
+            try:
+                changed()
+            except Exception:  # costs its own topic only (rule 48)
+                _log.exception("a topic of namespace %s does not follow its new policies", namespace)
 
     def _changed(self, namespace: str) -> None:
         self.known(namespace)

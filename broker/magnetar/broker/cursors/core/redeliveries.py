@@ -18,7 +18,7 @@ not be counted.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -185,15 +185,17 @@ class RedeliveryCounts:
     def most(self, mark_delete: Position) -> tuple[int, EntryKey, int]:
         """The highest count that a short look finds, and the message that has it. The two parts of a count are not added.
 
-        Looks at the rewinds of the message at the mark-delete position, and at the first range of each count of the first
-        MAX_LOOKED_AT entries in `by_entry`.
+        Looks at the rewinds of the message at the mark-delete position, and at the first message of each count, from that
+        position on, in the first MAX_LOOKED_AT entries of `by_entry`.
         """
-        found = (self._rewound_at(mark_delete)[0], mark_delete[:2], mark_delete[2])
+        marked, index = mark_delete[:2], mark_delete[2]
+        found = (self._rewound_at(mark_delete)[0], marked, index)
         for key, ranges in islice(self.by_entry.items(), MAX_LOOKED_AT):
             for count, members in ranges.by_count.items():
-                first, last = next(iter(members))
-                if count > found[0] and (*key, last) >= mark_delete:
-                    found = (count, key, first)
+                low = index if key == marked else 0
+                at = bisect_left(members.ends, low)
+                if count > found[0] and key >= marked and at < len(members):
+                    found = (count, key, max(members.starts[at], low))
         return found
 
     def split(self, key: EntryKey, ranges: Iterable[Range]) -> Iterator[CountedRange]:
