@@ -204,11 +204,11 @@ def test_faults_of_the_archive_cost_its_readers_alone(
     spark: Any, service: Service, url: str, tmp_path: Path
 ) -> None:
     topic, path = "tiered-faults", tmp_path / "archive"
-    asyncio.run(produce(url, topic, 20))
+    asyncio.run(produce(url, topic, 24))  # an entry each: a ledger of 20, which is closed, and another
     assert archive(spark, url, [topic], str(path), trim=True).trimmed
     (folder, full) = ArchiveFolder(str(path)), FULL + topic
     manifests = list(folder.manifests(full).values())
-    count = 20 * 15
+    count = 24 * 15
 
     async def run() -> None:
         async with connect(url) as client:
