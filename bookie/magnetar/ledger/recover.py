@@ -17,11 +17,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from magnetar.proto.errors import (
-    BookieUnavailable,
-    ConnectionLost,
     EntryDamaged,
     MagnetarError,
-    RequestTimeout,
 )
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import Stripe
@@ -51,13 +48,13 @@ from .core.events import (
 from .core.metadata import LedgerMetadata
 from .core.outstanding_adds import MAX_ADD_TIMEOUTS
 from .core.recovery import RecoveryCore
+from .replicas import SILENT
 
 # Before a bookie that had too much to do gets entries again.
 RETRY_PAUSE_S = 0.1
 _MAX_READS = 12
 _MAX_READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 _MAX_HELD_BYTES = 32 << 20
-_SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
 # First and last entry, and the stripe, which has both.
 _Run = tuple[int, int, Stripe]
@@ -276,7 +273,7 @@ class _Reads:
             result = await self._transport.read(
                 bookie, self._ledger_id, first, last, max_bytes=_MAX_READ_BYTES, fence=True, stripe=stripe
             )
-        except _SILENT as error:
+        except SILENT as error:
             self._health.failed(bookie, error.code)
             silent = [EntryRead(entry_id, b"", 0, error.code) for entry_id in stripe.ids(first, last)]
             self._handle(EntriesRead(bookie, silent))

@@ -15,21 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magnetar.proto.errors import (
-    BookieUnavailable,
-    ConnectionLost,
     EntryDamaged,
     EntryNotFound,
     LedgerNotFound,
     MagnetarError,
-    RequestTimeout,
     error_name,
 )
 from magnetar.proto.ledger_entry import NO_ENTRY, verify_ledger_entry
 
 from .core.metadata import LedgerMetadata
+from .replicas import SILENT
 from .transport import BookieTransport
 
-_SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 _NEGATIVE = (EntryNotFound, LedgerNotFound)
 _LIST = 1000
 
@@ -123,7 +120,7 @@ async def _ask_for_end(transport: BookieTransport, ledger_id: int, bookie: Booki
         return
     except MagnetarError as error:
         bookie.error = f"{error_name(error.code)}: {error.message}"
-        if isinstance(error, _SILENT):
+        if isinstance(error, SILENT):
             return
     if bookie.error:  # it may have lost entries; what it still has of the ledger counts all the same
         try:
@@ -173,7 +170,7 @@ async def _ask_for_entries(
                 raise EntryDamaged(f"another entry stands where entry {entry_id} should")
         except _NEGATIVE:
             bookie.denied[entry_id] = None
-        except _SILENT as error:
+        except SILENT as error:
             bookie.error = f"{error_name(error.code)}: {error.message}"
             bookie.unknown.update(dict.fromkeys(entries[place:], error_name(error.code)))
             return

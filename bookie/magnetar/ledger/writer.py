@@ -84,13 +84,12 @@ class LedgerWriter:
         if deferred_sync or accepted is not None:
             self._deferred = DeferredSync(self._core, components.settings.max_unforced_bytes)
         self._accepted = accepted
-        self._defers = self._deferred is not None
         self._machine: WriterCore | DeferredSync = self._deferred or self._core  # takes the events
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._add = components.transport.add
         # Bound once, and not for every add.
-        self._added = self._on_deferred_answer if self._defers else self._on_added
+        self._added = self._on_added if self._deferred is None else self._on_deferred_answer
         self._tasks = TaskSet(f"ledger {ledger_id}")
         # Calls of `force`, in order: the entry that must be confirmed, and the future of the caller.
         self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -147,7 +146,7 @@ class LedgerWriter:
     @property
     def deferred_sync(self) -> bool:
         """Whether appends are answered before they are durable."""
-        return self._defers
+        return self._deferred is not None
 
     @property
     def last_add_accepted(self) -> int:
@@ -202,7 +201,7 @@ class LedgerWriter:
                 entry_id,
                 recovery=False,
                 done=self._added,
-                deferred=self._defers,
+                deferred=self._deferred is not None,
             )
         return entry_id
 
@@ -218,7 +217,7 @@ class LedgerWriter:
         if core.last_add_pushed > core.last_add_confirmed:
             forced: asyncio.Future[None] = self._loop.create_future()
             self._forces.append((core.last_add_pushed, forced))
-            if self._defers:  # every add of an ordinary ledger is synced already
+            if self._deferred is not None:  # every add of an ordinary ledger is synced already
                 self._handle(ForceRequested())
             await forced
 
