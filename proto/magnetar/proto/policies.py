@@ -6,7 +6,7 @@ is a policy, with two exceptions. The two limits of retention belong together: w
 that of the same level, and no limit if it is not set. The three sizes of a ledger are set together or not at all.
 
 This is where a policy is added: a field of `Policies`, what its value may be in `check`, and a row of `DESCRIBED`, which the
-command line is made of. The setting of the same name in the broker's section, if there is one, is its default.
+command line is made of. The setting of the same name in the broker's section is its default.
 
 >>> Policies(retention_ms=3_600_000).check().retention
 (3600000, -1)
@@ -133,7 +133,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def check_topic(self) -> Policies:
         """Returns itself, or raises InvalidArgument where these cannot be the policies of a topic."""
-        for name in _OF_NAMESPACES:
+        for name in OF_NAMESPACES:
             if getattr(self, name) is not None:
                 raise InvalidArgument(
                     f"{name} is a policy of namespaces, whose topics move together; set it there"
@@ -155,10 +155,13 @@ class Described(NamedTuple):
     @property
     def of_namespaces(self) -> bool:
         """Topics have no such policy: they move together."""
-        return self.policies[0] in _OF_NAMESPACES
+        return self.policies[0] in OF_NAMESPACES
 
 
-_OF_NAMESPACES = ("broker_group", "broker_zone")
+OF_NAMESPACES = (
+    "broker_group",
+    "broker_zone",
+)  # which are no settings of a broker: "", any, is their default
 DESCRIBED = (
     Described(
         ("retention_ms",), "retention", "time", "TIME",

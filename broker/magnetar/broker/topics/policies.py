@@ -31,7 +31,7 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
-from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
+from magnetar.proto.policies import OF_NAMESPACES, PlacementGroup, Policies, PolicyInForce
 from magnetar.runtime.tasks import Jobs
 
 from ..log.durability import Durability
@@ -109,9 +109,11 @@ class Resolved:
 
 @lru_cache(maxsize=1)
 def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
-    """The last level: the settings that are called as policies; what is no setting, such as broker_group, is "", any."""
+    """The last level: the settings that are called as policies are."""
     names = (name for name in Policies.__struct_fields__ if name != "subscription_ttl_ms")
-    values: dict[str, Any] = {name: getattr(settings, name, "") for name in names}
+    values: dict[str, Any] = {
+        name: "" if name in OF_NAMESPACES else getattr(settings, name) for name in names
+    }
     return "broker", Policies(**values)
 
 
