@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import NamespaceRecord, namespace_path
+from magnetar.broker.topics.policies import NamespacePolicies
 from magnetar.ledger import BookieFacts
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
@@ -311,3 +312,17 @@ async def test_a_group_without_brokers_is_refused() -> None:
         with pytest.raises(InvalidArgument, match=r"broker_group=west: no broker has .*preferred:west"):
             await set_policies(client, -1, namespace=SPACE, broker_group="west")
         await set_policies(client, -1, namespace=SPACE, broker_group="preferred:west")
+
+
+async def test_rule_48_a_topic_that_cannot_follow_its_policies_costs_itself_only() -> None:
+    namespaces = NamespacePolicies(MemoryMetadataStore())
+    followed: list[str] = []
+
+    def fails() -> None:
+        raise AssertionError("a defect of one topic")
+
+    namespaces.listen("a/b", fails)
+    namespaces.listen("a/b", lambda: followed.append("another topic"))
+    await namespaces.learn("a/b")
+    assert followed == ["another topic"]
+    await namespaces.close()
