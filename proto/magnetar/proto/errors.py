@@ -14,11 +14,12 @@
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
             StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
-            NodeNotEmpty, EntriesNotForced, EntryUnreadable
+            NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound
 
 Where Python has a word for it, an error is that as well: RequestTimeout and ReceiveTimeout are TimeoutErrors,
 ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting and MessageTooLarge are ValueErrors;
-NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound and SubscriptionNotFound are LookupErrors. So
+NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound, PartitionNotFound and SubscriptionNotFound are
+LookupErrors. So
 `except MagnetarError` stands before one of these, and `runtime.timeouts.TimeLimit` in place of `except TimeoutError`.
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
@@ -197,6 +198,10 @@ class TopicNotFound(FinalError, LookupError, code=80):
 
 class TopicInUse(FinalError, code=102):
     """The topic has producers or consumers."""
+
+
+class PartitionNotFound(FinalError, LookupError, code=104):
+    """The topic has no such partition."""
 
 
 class SubscriptionNotFound(FinalError, LookupError, code=81):

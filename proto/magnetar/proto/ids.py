@@ -11,6 +11,12 @@ Topic names are `persistent://tenant/namespace/name`; a short name means `persis
 
 >>> str(TopicName.parse("orders"))
 'persistent://public/default/orders'
+
+The partitions of a topic are topics named after it, "-partition-" and their number; no other topic has such a name.
+
+>>> name = TopicName.parse("orders").partition_of(3)
+>>> str(name), name.partition, str(name.whole)
+('persistent://public/default/orders-partition-3', 3, 'persistent://public/default/orders')
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ MAX_MESSAGES_PER_BATCH = 1 << 15
 MAX_BATCHES_PER_ENTRY = 65_535
 MAX_LEDGER_ID = (1 << 63) - 1
 NO_PARTITION = -1
+MAX_PARTITIONS = 10_000  # of one topic: who makes, deletes or opens it has to do with each of them
 
 _MESSAGE_ID = struct.Struct(">QQIi")
 
@@ -81,6 +88,8 @@ def check_ids(ledger_id: int, first: int = 0, last: int = -1) -> None:
 
 _PART = re.compile(r"[-=:.\w]+")
 _MAX_NAME = 255
+# The number in its canonical form: "orders-partition-03" is a topic like any other.
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)")
 
 
 class TopicName(NamedTuple):
@@ -113,6 +122,28 @@ class TopicName(NamedTuple):
                     f"not a topic name: {text!r} ({part[:40]!r} must be 1 to {_MAX_NAME} letters, digits or -=:._)"
                 )
         return cls(domain, *parts)
+
+    def partition_of(self, number: int) -> TopicName:
+        """The name of partition `number` of this topic. Raises InvalidTopicName if that is too long for a name."""
+        name = f"{self.name}-partition-{number}"
+        if len(name) > _MAX_NAME:
+            raise InvalidTopicName(
+                f"not a topic name: {name[:40]!r}... (with the number of its partition it has {len(name)} characters, "
+                f"more than {_MAX_NAME}; choose a shorter name for the topic)"
+            )
+        return self._replace(name=name)
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition that this names; NO_PARTITION: it names a whole topic."""
+        found = _PARTITION.fullmatch(self.name)
+        return NO_PARTITION if found is None else int(found[2])
+
+    @property
+    def whole(self) -> TopicName:
+        """The topic whose partition this names; itself if it names none."""
+        found = _PARTITION.fullmatch(self.name)
+        return self if found is None else self._replace(name=found[1])
 
     @property
     def full_namespace(self) -> str:

@@ -1,5 +1,6 @@
 """Commands about topics and subscriptions as a whole: administration, and the ledgers of which a topic is made (48 to 74);
-and about the brokers of a cluster and the bundles that they own (76 to 80; broker/CLUSTER.md explains the words).
+about the brokers of a cluster and the bundles that they own (76 to 80; broker/CLUSTER.md explains the words); and about
+partitioned topics as a whole (81 to 83), which any broker answers.
 
 By the ledgers, Spark and other clients of the bookies learn and change what a topic consists of. A ledger has a
 position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
@@ -31,7 +32,7 @@ class TopicStats(Command, tag=49):
 
 
 class CreateTopic(Command, tag=50):
-    """Ok: null."""
+    """Ok: null. With `partitions` a partitioned topic; AlreadyExists if there is one with another number of partitions."""
 
     topic: str
     partitions: int = 0
@@ -354,3 +355,33 @@ class Drain(Command, tag=80):
     zone: str = ""
     kind: str = ""
     undo: bool = False
+
+
+# --- partitioned topics ----------------------------------------------------------------------------------------------
+
+
+class UpdatePartitions(Command, tag=81):
+    """The partitioned topic has this many partitions from now on. Ok: {"partitions": int}.
+
+    InvalidArgument for fewer than it has, TopicNotFound unless it is a partitioned topic.
+    """
+
+    topic: str
+    partitions: int
+
+
+class WatchPartitions(Command, tag=82):
+    """From now on the broker tells by PartitionsChanged how many partitions the topic has. Ok: {"partitions": int}, as 17.
+
+    The peer chooses `watch_id`, which is another one for each watch of a connection. An empty topic ends the watch.
+    """
+
+    watch_id: int
+    topic: str = ""
+
+
+class PartitionsChanged(Command, tag=83):
+    """From the broker: a watched topic has this many partitions now; 0: it is not, or no longer, a partitioned topic."""
+
+    watch_id: int
+    partitions: int = 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
-from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 
 
 def test_message_ids_are_ordered_hashable_and_read_back() -> None:
@@ -52,6 +52,31 @@ def test_topic_names() -> None:
 def test_names_that_are_none(text: str) -> None:
     with pytest.raises(InvalidTopicName, match="not a topic name"):
         TopicName.parse(text)
+
+
+def test_names_of_partitions() -> None:
+    whole = TopicName.parse("non-persistent://a/b/orders")
+    one = whole.partition_of(12)
+    assert str(one) == "non-persistent://a/b/orders-partition-12"
+    assert (one.partition, one.whole) == (12, whole)
+    assert (whole.partition, whole.whole) == (NO_PARTITION, whole)
+    nested = whole.partition_of(1).partition_of(0)
+    assert (nested.partition, nested.whole) == (0, whole.partition_of(1))
+
+
+@pytest.mark.parametrize(
+    "end", ["-partition-", "-partition-01", "-partition--1", "-partition-1a", "-partition-٣"]
+)
+def test_names_that_look_like_those_of_partitions(end: str) -> None:
+    name = TopicName.parse(f"orders{end}")
+    assert (name.partition, name.whole) == (NO_PARTITION, name)
+
+
+def test_a_name_that_is_too_long_with_the_number_of_its_partition() -> None:
+    name = TopicName.parse("n" * 243)
+    assert len(name.partition_of(9).name) == 255
+    with pytest.raises(InvalidTopicName, match="shorter name for the topic"):
+        name.partition_of(10)
 
 
 @pytest.mark.parametrize("name", [None, 5, b"orders"])
