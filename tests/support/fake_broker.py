@@ -251,7 +251,7 @@ class FakeBroker:
             return
         topic, name, current = handler.producers[command.producer_id]
         assert command.epoch == current
-        batches, counts, sequence_ids = admit_groups(payloads)
+        batches, counts, sequence_ids, _ = admit_groups(payloads)
         if self.fail_next_send is not None:
             error, self.fail_next_send = self.fail_next_send, None
             self.failed_epochs[epoch] = None

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from magnetar.proto.batch import Columns, encode_batch, encode_singles
+from magnetar.proto.batch import Columns, encode_batch, encode_singles, entry_flags
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, InvalidArgument, MagnetarError
@@ -334,6 +334,7 @@ class _Rows:
             list(names),
             first_index=self._offsets[start] - first_offset,
             append_time_ms=self._append_ms[start],
+            flags=0 if self._extensions is None else entry_flags(batches),
         )
 
     def _singles(self, start: int, stop: int) -> list[bytes]:

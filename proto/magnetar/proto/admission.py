@@ -7,36 +7,71 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import lt, or_
 from typing import NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_digest
 
 from .batch import (
+    BATCH_HEADER_BYTES,
     FLAG_COMPRESSION_SHIFT,
     FORMAT_NATIVE,
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
+    META_SEQUENCE_IDS,
     UNDECODABLE,
+    BatchExtensions,
     BatchHeader,
+    batch_extensions,
     decode_batch_header,
     verify_batch,
 )
 from .compression import Compression, decompress
 from .entry import Entry
 from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame
-from .message_rules import MAX_TIME_MS, check_message_count, checked_time_ms
+from .ids import MAX_MESSAGES_PER_BATCH
+from .message_rules import (
+    MAX_SEQUENCE_ID,
+    MAX_TIME_MS,
+    check_message_count,
+    checked_sequence_id,
+    checked_time_ms,
+)
 
-_ADMIT = struct.Struct(">I8sxxxxI4xQQ4xI")
+_ADMIT = struct.Struct(">I8sxxHI4xQQ4xI")
+_PLAIN_SEQUENCE_IDS = (
+    MAX_SEQUENCE_ID - MAX_MESSAGES_PER_BATCH
+)  # nothing that begins here or before can be too high
 
 
 class AdmittedGroups(NamedTuple):
-    """What `admit_groups` found: batches in order, with message counts, sequence ids and sizes as parallel lists."""
+    """What `admit_groups` found: batches in order, with message counts and first sequence ids as parallel lists."""
 
     batches: list[bytes]
     counts: list[int]
     sequence_ids: list[int]
+    extensions: dict[int, BatchExtensions] | None = (
+        None  # of the batches that have any, by position; None: none has
+    )
+
+    def part(self, start: int, end: int) -> AdmittedGroups:
+        """The batches [start, end)."""
+        extensions = self.extensions and {
+            position - start: found for position, found in self.extensions.items() if start <= position < end
+        }
+        return AdmittedGroups(
+            self.batches[start:end], self.counts[start:end], self.sequence_ids[start:end], extensions or None
+        )
+
+    def last_sequence_id(self, position: int) -> int:
+        """Of the batch at `position`."""
+        if self.extensions is not None and (found := self.extensions.get(position)) is not None:
+            if found.last_sequence_id is not None:
+                return found.last_sequence_id
+        return self.sequence_ids[position] + self.counts[position] - 1
 
 
 def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
@@ -47,28 +82,35 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
     one small batch, and more for one with properties or event times.
     """
     batches, counts, sequence_ids = list[bytes](), list[int](), list[int]()
+    extensions: dict[int, BatchExtensions] = {}
     unpack = _ADMIT.unpack_from
     for position, payload in enumerate(payloads):
         try:
-            length, checksum, count, sequence_id, publish_time_ms, metadata_length = unpack(payload)
+            length, checksum, header_length, count, sequence_id, publish_time_ms, metadata_length = unpack(
+                payload
+            )
             if length + 4 == len(payload) and count > 0 and length >= 44:
                 # A copy of a small slice is cheaper than a view of it; of 128 KB it costs 8 us.
                 rest = payload[12:] if length < 4096 else memoryview(payload)[12:]
                 if xxh3_64_digest(rest) != checksum:
                     raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
                 check_message_count(count)
-                if metadata_length or publish_time_ms > MAX_TIME_MS:
-                    _check_rules(payload)
+                if metadata_length or publish_time_ms > MAX_TIME_MS or sequence_id > _PLAIN_SEQUENCE_IDS:
+                    found = _check_rules(payload)
+                    if found is not None:
+                        extensions[len(batches)] = found
+                elif header_length != BATCH_HEADER_BYTES:
+                    extensions[len(batches)] = _extensions(payload, header_length, count, has_ids=False)
                 batches.append(payload)
                 counts.append(count)
                 sequence_ids.append(sequence_id)
             else:
-                _admit_several(payload, batches, counts, sequence_ids)
+                _admit_several(payload, batches, counts, sequence_ids, extensions)
         except (struct.error, MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
             failure = error if not isinstance(error, struct.error) else MalformedFrame("a batch is cut short")
             failure.details["position"] = position
             raise failure from None
-    return AdmittedGroups(batches, counts, sequence_ids)
+    return AdmittedGroups(batches, counts, sequence_ids, extensions or None)
 
 
 def check_entry(entry: Entry, max_batch_bytes: int) -> None:
@@ -80,6 +122,8 @@ def check_entry(entry: Entry, max_batch_bytes: int) -> None:
     if (largest := max(map(len, batches))) > max_batch_bytes:
         raise InvalidArgument(f"a batch has {largest} bytes, and may have {max_batch_bytes}")
     counts = [end - start for start, end in pairwise((0, *entry.end_indexes))]
+    if entry.flags != reduce(or_, (one.entry_flags for one in (admitted.extensions or {}).values()), 0):
+        raise MalformedFrame("its flags are not those of its batches")
     if admitted.counts != counts:
         raise MalformedFrame("its table counts other messages than its batches")
     if max(entry.producers) >= len(entry.producer_names):
@@ -88,14 +132,22 @@ def check_entry(entry: Entry, max_batch_bytes: int) -> None:
     checked_time_ms(entry.append_time_ms)
 
 
-def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequence_ids: list[int]) -> None:
+def _admit_several(
+    payload: bytes,
+    batches: list[bytes],
+    counts: list[int],
+    sequence_ids: list[int],
+    extensions: dict[int, BatchExtensions],
+) -> None:
     found: dict[int, BatchHeader] = {}
     offset = 0
     while offset < len(payload) or not found:
         found[offset] = header = decode_batch_header(payload, offset)
         verify_batch(payload, offset, header.size)
         check_message_count(header.message_count)
-        _check_rules(payload[offset : offset + header.size])
+        extension = _check_rules(payload[offset : offset + header.size])
+        if extension is not None:
+            extensions[len(batches) + len(found) - 1] = extension
         offset += header.size
     batches += [payload[start : start + header.size] for start, header in found.items()]
     counts += [header.message_count for header in found.values()]
@@ -105,12 +157,36 @@ def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequ
 _decode_metadata = msgspec.msgpack.Decoder(dict[int, list[dict[str, str] | int | None]]).decode
 
 
-def _check_rules(data: bytes) -> None:
-    """What readers of any kind rely on: see `message_rules`. Raises InvalidArgument or MalformedFrame."""
+def _check_rules(data: bytes) -> BatchExtensions | None:
+    """What readers of any kind rely on: see `message_rules`. Returns the extensions, if the batch has any.
+
+    Raises InvalidArgument or MalformedFrame.
+    """
     header = decode_batch_header(data)
     checked_time_ms(header.publish_time_ms)
-    if not header.metadata_length or header.format != FORMAT_NATIVE:
-        return
+    checked_sequence_id(header.sequence_id + header.message_count - 1)
+    extensions = None
+    if header.header_length != BATCH_HEADER_BYTES:
+        has_ids = header.metadata_length > 0 or header.format != FORMAT_NATIVE
+        extensions = _extensions(data, header.header_length, header.message_count, has_ids=has_ids)
+    if header.metadata_length and header.format == FORMAT_NATIVE:
+        _check_metadata(data, header, None if extensions is None else extensions.last_sequence_id)
+    return extensions
+
+
+def _extensions(data: bytes, header_length: int, message_count: int, *, has_ids: bool) -> BatchExtensions:
+    """`has_ids`: the batch may have a sequence id for each message."""
+    if not BATCH_HEADER_BYTES <= header_length <= len(data):
+        raise MalformedFrame(f"the header of a batch of {len(data)} bytes cannot have {header_length}")
+    extensions = batch_extensions(data, header_length)
+    if extensions.chunk is not None and message_count != 1:
+        raise InvalidArgument("a chunk is a batch of its own")
+    if extensions.last_sequence_id is not None and not has_ids:
+        raise InvalidArgument("a batch names its last sequence id, and not the others")
+    return extensions
+
+
+def _check_metadata(data: bytes, header: BatchHeader, last_sequence_id: int | None) -> None:
     column = memoryview(data)[header.size - header.metadata_length : header.size]
     codec = header.flags >> FLAG_COMPRESSION_SHIFT
     try:
@@ -129,3 +205,17 @@ def _check_rules(data: bytes) -> None:
         if number == META_EVENT_TIMES_MS and times:
             checked_time_ms(min(times))
             checked_time_ms(max(times))
+    sequence_ids = metadata.get(META_SEQUENCE_IDS)
+    if (sequence_ids is None) != (last_sequence_id is None):
+        raise InvalidArgument(
+            "a batch has either all of its sequence ids and the last one in its header, or only the first"
+        )
+    if sequence_ids is not None and not (
+        None not in sequence_ids
+        and sequence_ids[0] == header.sequence_id
+        and sequence_ids[-1] == last_sequence_id
+        and all(map(lt, sequence_ids, sequence_ids[1:]))  # type: ignore[arg-type]
+    ):
+        raise InvalidArgument(
+            "the sequence ids of a batch rise, from the one to the other that its header names"
+        )

@@ -30,6 +30,9 @@ from .errors import MalformedFrame
 from .ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
 
 ENTRY_VERSION = 1
+# Flags: some batch of the stored entry has such an extension. Readers look into the headers of such entries' batches only.
+ENTRY_DELAYED = 0x01
+ENTRY_CHUNKED = 0x02
 _HEADER = struct.Struct(">BBHIIIIQQ")
 ENTRY_HEADER_BYTES = _HEADER.size
 _ROW_BYTES = 4 + 4 + 2
@@ -48,11 +51,13 @@ def encode_entry(
     *,
     first_index: int,
     append_time_ms: int,
+    flags: int = 0,
 ) -> bytes:
     """Joins batches into an entry.
 
     `counts` are messages per batch, `producers` indexes into `producer_names`, `first_index` the ledger-wide index of the
-    first message. At most 65,535 batches and 2^20 messages (the caller's bound). Cost per batch: three list passes in C.
+    first message, `flags` what `batch.entry_flags` finds in the batches. At most 65,535 batches and 2^20 messages (the
+    caller's bound). Cost per batch: three list passes in C.
     """
     assert 0 < len(batches) <= MAX_BATCHES_PER_ENTRY
     end_indexes = array("I", accumulate(counts))
@@ -63,7 +68,7 @@ def encode_entry(
     names = msgspec.msgpack.encode(producer_names)
     header = _HEADER.pack(
         ENTRY_VERSION,
-        0,
+        flags,
         ENTRY_HEADER_BYTES + len(names),
         len(batches),
         message_count,
@@ -110,7 +115,7 @@ class Entry:
     batch_count, message_count: of this slice. base_index: index, in the stored entry, of the first message here.
     base_offset: byte offset of the first batch in the stored entry's batch area. first_index: ledger-wide index of the
     *stored entry's* first message. end_indexes[i], end_offsets[i]: where batch i ends, counted from the stored entry's
-    start. producers[i]: index into producer_names.
+    start. producers[i]: index into producer_names. flags: of the stored entry, ENTRY_DELAYED and ENTRY_CHUNKED.
     """
 
     __slots__ = (
@@ -125,6 +130,7 @@ class Entry:
         "end_indexes",
         "end_offsets",
         "first_index",
+        "flags",
         "message_count",
         "producers",
     )
@@ -135,7 +141,7 @@ class Entry:
             raise MalformedFrame("an entry is cut short")
         (
             version,
-            _flags,
+            self.flags,
             header_length,
             self.batch_count,
             self.message_count,
@@ -255,7 +261,7 @@ class Entry:
         names = self.data[self._names[0] : self._names[1]]
         header = _HEADER.pack(
             ENTRY_VERSION,
-            0,
+            self.flags,
             ENTRY_HEADER_BYTES + len(names),
             last - first,
             self.end_indexes[last - 1] - base_index,

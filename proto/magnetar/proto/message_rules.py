@@ -3,6 +3,7 @@
 * The value, the key and the properties as they are encoded count together against max_message_bytes.
 * Properties are a map of text to text: nothing else, and no null.
 * A batch has at most MAX_MESSAGES_PER_BATCH messages.
+* Sequence ids have 63 bits; those of a batch rise.
 * Times are milliseconds since the epoch, not before it and not after the year 9999: every reader can show them.
 
 Who copies a message (a dead letter) adds where it comes from, at most GROUP_OVERHEAD_BYTES together with the headers of a
@@ -20,6 +21,7 @@ from .errors import InvalidArgument
 from .ids import MAX_MESSAGES_PER_BATCH
 
 MAX_TIME_MS = 253_402_300_799_999
+MAX_SEQUENCE_ID = (1 << 63) - 1
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -68,3 +70,10 @@ def checked_time_ms(ms: Any) -> int:
             f"not a time: {ms!r} (want a datetime or whole milliseconds, not before the epoch and not after the year 9999)"
         )
     return ms
+
+
+def checked_sequence_id(number: Any) -> int:
+    """`number`, or InvalidArgument unless a message may have this sequence id."""
+    if type(number) is not int or not 0 <= number <= MAX_SEQUENCE_ID:
+        raise InvalidArgument(f"not a sequence id: {number!r} (want 0 to {MAX_SEQUENCE_ID})")
+    return number

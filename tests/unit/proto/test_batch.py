@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from magnetar.proto.batch import (
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
+    BatchExtensions,
+    Chunk,
     Columns,
     DecodedBatch,
     decode_batch,
@@ -23,17 +26,83 @@ from magnetar.proto.batch import (
     encode_batch,
     encode_by_key,
     encode_singles,
+    entry_extensions,
+    entry_flags,
     entry_keys,
     entry_values,
     key_hash_of,
     without_values,
 )
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
-from magnetar.proto.entry import Entry, encode_entry
+from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry, encode_entry
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.frames import FrameParser
 
 values_strategy = st.lists(st.one_of(st.none(), st.binary(max_size=60)), min_size=1, max_size=20)
+
+
+def test_admission_reads_and_checks_extensions() -> None:
+    plain = encode_batch([b"a"], sequence_id=0, publish_time_ms=1)
+    delayed = encode_batch([b"b", b"c"], sequence_id=1, publish_time_ms=1, extensions={1: 77, 200: "unknown"})
+    gaps = encode_batch(
+        [b"d", b"e"], sequence_id=3, publish_time_ms=1, sequence_ids=[3, 9], extensions={3: 9}
+    )
+    chunk = encode_batch([b"f"], sequence_id=10, publish_time_ms=1, extensions={4: [b"12345678", 2, False]})
+    admitted = admit_groups([plain, delayed + gaps, chunk])
+    assert admitted.extensions == {
+        1: BatchExtensions(deliver_at_ms=77),
+        2: BatchExtensions(last_sequence_id=9),
+        3: BatchExtensions(chunk=Chunk(b"12345678", 2, False)),
+    }
+    assert [admitted.last_sequence_id(position) for position in range(4)] == [0, 2, 9, 10]
+    part = admitted.part(2, 4)
+    assert part.sequence_ids == [3, 10]
+    assert part.extensions == {0: admitted.extensions[2], 1: admitted.extensions[3]}
+    assert admitted.part(0, 1).extensions is None
+    flags = entry_flags(admitted.batches)
+    assert flags == ENTRY_DELAYED | ENTRY_CHUNKED
+    entry = Entry(
+        encode_entry(
+            admitted.batches, admitted.counts, [0] * 4, ["p"], first_index=0, append_time_ms=1, flags=flags
+        )
+    )
+    assert entry_extensions(entry) == admitted.extensions
+    slice_ = Entry(b"".join(entry.slice(1, 3)))
+    assert slice_.flags == flags
+    assert entry_extensions(slice_) == {0: admitted.extensions[1], 1: admitted.extensions[2]}
+
+
+@pytest.mark.parametrize(
+    ("extensions", "sequence_ids"),
+    [
+        ({1: -1}, None),
+        ({1: 1 << 60}, None),
+        ({1: "soon"}, None),
+        ({3: 9}, None),
+        ({3: 1 << 63}, [3, 1 << 63]),
+        ({3: 9}, [4, 9]),
+        ({3: 9}, [3, 8]),
+        ({3: 3}, [3, 3]),
+        ({}, [3, 9]),
+        ({4: [b"1234", 0, True]}, None),
+        ({4: [b"12345678", -1, True]}, None),
+        ({4: [b"12345678", True, True]}, None),
+        ({4: [b"12345678", 0, True]}, [3, 4]),  # not alone
+        ({"text": 1}, None),
+    ],
+)
+def test_rule_47_extensions_that_no_reader_could_believe_are_refused(
+    extensions: dict[Any, Any], sequence_ids: list[int] | None
+) -> None:
+    values = [b"a"] if sequence_ids is None else [b"a", b"b"]
+    bad = encode_batch(
+        values, sequence_id=3, publish_time_ms=1, sequence_ids=sequence_ids, extensions=extensions
+    )
+    good = encode_batch([b"a"], sequence_id=2, publish_time_ms=1)
+    for payload in (bad, good + bad):
+        with pytest.raises((InvalidArgument, MalformedFrame)) as failed:
+            admit_groups([good, payload])
+        assert failed.value.details["position"] == 1
 
 
 @given(values_strategy, st.sampled_from(list(Compression)), st.data())

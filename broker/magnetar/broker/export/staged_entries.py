@@ -13,6 +13,7 @@ from itertools import pairwise
 from xxhash import xxh3_128_digest
 
 from magnetar.proto.admission import check_entry
+from magnetar.proto.batch import entry_flags
 from magnetar.proto.entry import Entry, encode_entry, entry_content
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_BATCH
@@ -63,6 +64,7 @@ class StagedBatches:
             list(self.names),
             first_index=first_index,
             append_time_ms=append_time_ms,
+            flags=entry_flags(self.batches),
         )
 
 

@@ -47,6 +47,7 @@ class GatheredEntry:
         "appended_s",
         "batches",
         "counts",
+        "flags",
         "messages",
         "producers",
         "receipted",
@@ -63,6 +64,7 @@ class GatheredEntry:
         self.receipted = False  # its producers have their receipts
         self.messages = 0
         self.size = 0  # bytes of batches and their rows
+        self.flags = 0  # of the entry
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._name_bytes = 0
@@ -77,7 +79,7 @@ class GatheredEntry:
 
     def add(self, session: ProducerSession, groups: AdmittedGroups, messages: int, size: int) -> int:
         """Appends a run; returns how many receipt runs it began."""
-        batches, counts, sequence_ids = groups
+        batches, counts, sequence_ids, extensions = groups
         number = self._numbers.get(session.name)
         if number is None:
             number = self._numbers[session.name] = len(self._names)
@@ -86,6 +88,9 @@ class GatheredEntry:
         self.batches += batches
         self.counts += counts
         self.producers += [number] * len(batches)
+        if extensions is not None:
+            for found in extensions.values():
+                self.flags |= found.entry_flags
         begun = self._add_runs(session, counts, sequence_ids, messages)
         self.messages += messages
         self.size += size
@@ -125,6 +130,7 @@ class GatheredEntry:
             self._names,
             first_index=first_index,
             append_time_ms=append_time_ms,
+            flags=self.flags,
         )
         self.batches = []
         self.counts = []
@@ -149,7 +155,7 @@ def first_too_large(
     groups: AdmittedGroups, totals: Totals, max_bytes: int, *, whole: bool
 ) -> tuple[AdmittedGroups, int, MagnetarError] | None:
     """If a group is more than an entry can hold: the groups before the first such, its sequence id, and why."""
-    batches, counts, sequence_ids = groups
+    batches, _, sequence_ids, _ = groups
     position = 0
     error: MagnetarError | None = None
     if whole:
@@ -166,8 +172,7 @@ def first_too_large(
         )
     if error is None:
         return None
-    fitting = AdmittedGroups(batches[:position], counts[:position], sequence_ids[:position])
-    return fitting, sequence_ids[position], error
+    return groups.part(0, position), sequence_ids[position], error
 
 
 class Coalescer:
@@ -196,7 +201,7 @@ class Coalescer:
 
     def _add_divided(self, session: ProducerSession, groups: AdmittedGroups) -> None:
         """A run too large for one entry: each of its batches is a group, so it may be cut behind each of them."""
-        batches, counts, _ = groups
+        batches, counts, *_ = groups
         start, messages, size = 0, 0, 0
         for position, batch in enumerate(batches):
             more = len(batch) + ROW_BYTES
@@ -212,11 +217,9 @@ class Coalescer:
     def _add_part(
         self, session: ProducerSession, groups: AdmittedGroups, start: int, end: int, messages: int, size: int
     ) -> None:
-        batches, counts, sequence_ids = groups
-        part = AdmittedGroups(batches[start:end], counts[start:end], sequence_ids[start:end])
         entry = GatheredEntry()
         self._entries.append(entry)
-        session.outstanding += entry.add(session, part, messages, size)
+        session.outstanding += entry.add(session, groups.part(start, end), messages, size)
 
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""

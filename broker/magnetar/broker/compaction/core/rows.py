@@ -195,6 +195,7 @@ class Remainder:
             list(self._names),
             first_index=entry.first_index,
             append_time_ms=entry.append_time_ms,
+            flags=entry.flags,
         )
         table = TableRow(ledger, entry_id, len(data), to_ranges(self._left), to_ranges(self._tombstones))
         return Row(table, data)
