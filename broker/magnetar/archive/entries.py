@@ -25,7 +25,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from magnetar.proto.batch import Columns, encode_batch, encode_singles, entry_flags
+from magnetar.proto.batch import Columns, encode_batch, encode_singles
+from magnetar.proto.batch_extensions import entry_flags
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged, InvalidArgument, MagnetarError

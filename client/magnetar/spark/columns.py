@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from magnetar.archive.files import BATCH_COLUMNS
 from magnetar.proto.batch import (
-    BATCH_HEADER_BYTES,
     FLAG_COMPRESSION_SHIFT,
     FLAG_SINGLE,
     FORMAT_NATIVE,
@@ -35,6 +34,7 @@ from magnetar.proto.batch import (
     DecodedBatch,
     Properties,
 )
+from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES

@@ -16,19 +16,16 @@ import msgspec
 from xxhash import xxh3_64_digest
 
 from .batch import (
-    BATCH_HEADER_BYTES,
     FLAG_COMPRESSION_SHIFT,
     FORMAT_NATIVE,
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
-    UNDECODABLE,
-    BatchExtensions,
     BatchHeader,
-    batch_extensions,
     decode_batch_header,
     verify_batch,
 )
+from .batch_extensions import BATCH_HEADER_BYTES, UNDECODABLE, BatchExtensions, batch_extensions
 from .compression import Compression, decompress
 from .entry import Entry
 from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from .batch_extensions import BATCH_HEADER_BYTES, UNDECODABLE
 from .compression import Compression, compress, decompress
-from .entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry
-from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame
+from .entry import Entry
+from .errors import ChecksumMismatch, MalformedFrame
 from .frames import frame_prefix
 from .ids import MAX_MESSAGES_PER_ENTRY
-from .message_rules import check_message_count, checked_sequence_id, checked_time_ms
+from .message_rules import check_message_count
 
 _HEADER = struct.Struct(">I8sBBHIIQQII")
 _LENGTH = struct.Struct(">I")
-BATCH_HEADER_BYTES = _HEADER.size
-assert BATCH_HEADER_BYTES == 48
+assert _HEADER.size == BATCH_HEADER_BYTES
 _CHECKSUM_END = 12
 
 # What may stand around a message of the largest size in the group that carries it: headers, and in a dead letter where it
@@ -51,14 +51,6 @@ FLAG_KEYED = 0x02  # all messages have the same key, whose hash is in the header
 FLAG_MIXED_KEYS = 0x04  # there are keys, but not one for all; without either flag there are none
 FLAG_BINARY_KEY = 0x08  # with SINGLE and KEYED: the key is bytes, not text
 FLAG_COMPRESSION_SHIFT = 4  # bits 4-7: Compression of every column that is there
-
-# Keys of the extension map, in which everybody preserves unknown ones.
-EXT_DELIVER_AT_MS = 1
-EXT_SCHEMA_VERSION = 2
-EXT_LAST_SEQUENCE_ID = 3  # only where they do not simply count up: META_SEQUENCE_IDS has all of them
-EXT_CHUNK = 4  # the fields of a Chunk
-CHUNK_ID_BYTES = 8
-MAX_CHUNKS = 1 << 24  # of a message: 64 TiB of 4 MiB each
 
 # Keys of the metadata column (a map of columns, each as long as the batch).
 META_PROPERTIES = 1
@@ -116,27 +108,6 @@ class BatchHeader(NamedTuple):
     def mixed_keys(self) -> bool:
         """True if there are keys, but not one for all messages."""
         return bool(self.flags & FLAG_MIXED_KEYS)
-
-
-class Chunk(NamedTuple):
-    """Which part of a message the only message of a batch is."""
-
-    chunk_id: bytes  # CHUNK_ID_BYTES of random that all chunks of the message have
-    index: int  # type: ignore[assignment]  # tuple.index is of no use here
-    last: bool
-
-
-class BatchExtensions(NamedTuple):
-    """What the broker knows of a batch beside its header. None: the batch does not have it."""
-
-    deliver_at_ms: int | None = None
-    last_sequence_id: int | None = None
-    chunk: Chunk | None = None
-
-    @property
-    def entry_flags(self) -> int:
-        """What an entry with this batch has among its flags."""
-        return (self.deliver_at_ms is not None) * ENTRY_DELAYED | (self.chunk is not None) * ENTRY_CHUNKED
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
@@ -407,62 +378,6 @@ def verify_batch(data: bytes | memoryview, offset: int, size: int) -> None:
         raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
 
 
-_unpack_extensions = msgspec.msgpack.Decoder(dict[int, Any]).decode
-
-
-def batch_extensions(data: bytes | memoryview, header_length: int, offset: int = 0) -> BatchExtensions:
-    """Those of the batch at `offset` that are known here, checked. Raises MalformedFrame, InvalidArgument."""
-    try:
-        found = _unpack_extensions(memoryview(data)[offset + BATCH_HEADER_BYTES : offset + header_length])
-    except UNDECODABLE as error:
-        raise MalformedFrame(f"the extensions of a batch are damaged: {error}") from error
-    deliver_at_ms, last_sequence_id, chunk = map(
-        found.get, (EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID, EXT_CHUNK)
-    )
-    if deliver_at_ms is not None:
-        checked_time_ms(deliver_at_ms)
-    if last_sequence_id is not None:
-        checked_sequence_id(last_sequence_id)
-    return BatchExtensions(deliver_at_ms, last_sequence_id, None if chunk is None else _chunk(chunk))
-
-
-def _chunk(fields: Any) -> Chunk:
-    match fields:
-        case [bytes(chunk_id), int(index), bool(last)] if (
-            len(chunk_id) == CHUNK_ID_BYTES and type(index) is int and 0 <= index < MAX_CHUNKS
-        ):
-            return Chunk(chunk_id, index, last)
-    raise InvalidArgument(
-        f"not a chunk: {fields!r} (want an id of {CHUNK_ID_BYTES} bytes, its number, at most {MAX_CHUNKS - 1}, and whether "
-        "it is the last)"
-    )
-
-
-def entry_extensions(entry: Entry) -> dict[int, BatchExtensions]:
-    """Of the batches of an entry (or slice) that have any, by their position in it. 100 ns a batch without."""
-    data, start = entry.data, entry.body
-    shift = start - entry.base_offset
-    found: dict[int, BatchExtensions] = {}
-    for position, end in enumerate(entry.end_offsets):
-        end += shift
-        if end > start:  # else left out
-            header_length = int.from_bytes(data[start + 14 : start + 16])
-            if header_length != BATCH_HEADER_BYTES:
-                found[position] = batch_extensions(data, header_length, start)
-        start = end
-    return found
-
-
-def entry_flags(batches: Sequence[bytes]) -> int:
-    """The flags of an entry of these batches, of which some may be empty."""
-    flags = 0
-    for batch in batches:
-        header_length = int.from_bytes(batch[14:16])
-        if header_length > BATCH_HEADER_BYTES:
-            flags |= batch_extensions(batch, header_length).entry_flags
-    return flags
-
-
 class DecodedBatch:
     """A batch whose columns are decoded when they are asked for. Those that are absent are None.
 
@@ -516,9 +431,6 @@ class DecodedBatch:
         if not isinstance(column, list) or len(column) != self.header.message_count:
             raise MalformedFrame("the columns of a batch differ in length")
         return column
-
-
-UNDECODABLE = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
 
 
 def decode_batch(data: bytes | memoryview, offset: int = 0, *, verify: bool = True) -> DecodedBatch:

@@ -17,6 +17,7 @@ from magnetar.archive import files as archive_files
 from magnetar.archive.entries import ArchivedEntries, Place
 from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.batch import Columns, decode_batch, encode_batch, encode_singles
+from magnetar.proto.batch_extensions import entry_flags
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged
@@ -82,6 +83,7 @@ def random_entries(rng: random.Random, count: int) -> list[bytes]:
             names,
             first_index=first_index,
             append_time_ms=1_700_000_000_500 + entry_id,
+            flags=entry_flags(batches),
         )
         first_index += sum(counts)
         entries.append(encode_ledger_entry(9, entry_id, entry_id - 1, 0, payload))

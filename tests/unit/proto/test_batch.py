@@ -17,8 +17,6 @@ from magnetar.proto.batch import (
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
-    BatchExtensions,
-    Chunk,
     Columns,
     DecodedBatch,
     decode_batch,
@@ -26,13 +24,12 @@ from magnetar.proto.batch import (
     encode_batch,
     encode_by_key,
     encode_singles,
-    entry_extensions,
-    entry_flags,
     entry_keys,
     entry_values,
     key_hash_of,
     without_values,
 )
+from magnetar.proto.batch_extensions import BatchExtensions, Chunk, entry_extensions, entry_flags
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
 from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry, encode_entry
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame

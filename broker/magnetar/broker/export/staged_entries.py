@@ -13,7 +13,7 @@ from itertools import pairwise
 from xxhash import xxh3_128_digest
 
 from magnetar.proto.admission import check_entry
-from magnetar.proto.batch import entry_flags
+from magnetar.proto.batch_extensions import entry_flags
 from magnetar.proto.entry import Entry, encode_entry, entry_content
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_BATCH
