@@ -116,7 +116,7 @@ def test_core_dependencies_stay_few() -> None:
     names = {
         requirement.split(">")[0].split("=")[0] for requirement in pyproject()["project"]["dependencies"]
     }
-    assert names == {"msgpack", "msgspec", "xxhash", "lz4", "zstandard", "uvloop"}
+    assert names == {"msgpack", "msgspec", "xxhash", "lz4", "zstandard", "cramjam", "uvloop"}
 
 
 @pytest.mark.real

@@ -217,9 +217,9 @@ class Client:
         the loop turn if nothing is in flight, else after batching_max_delay seconds. batching_by_key makes a batch for each
         key of what was collected, which the service gives to key_shared consumers without decoding it.
 
-        compression: none, lz4 or zstd. Messages that are not confirmed within send_timeout seconds fail. max_pending_bytes
-        bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or raises too with
-        block_when_full=False.
+        compression: none, lz4, zstd, zlib or snappy. Messages that are not confirmed within send_timeout seconds fail.
+        max_pending_bytes bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or
+        raises too with block_when_full=False.
         """
         return self._opening_producer(options)
 

@@ -27,7 +27,7 @@ For writing: `service_url`, `topic` (without it the column `topic` says where ea
 
 key_batches            messages of a key stand together, each key in a batch of its own, as subscriptions of type key_shared
                        need it (false)
-compression            none, lz4 or zstd (none)
+compression            none, lz4, zstd, zlib or snappy (none)
 max_message_bytes      of a value, its key and its properties; not above that of the service (5m)
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
                        numbers of a query rise, and each write of a batch has a query of its own

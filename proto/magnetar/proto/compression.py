@@ -1,4 +1,4 @@
-"""Compression of batch columns: none, lz4, zstd. A compressed column is `u32 raw size | codec's bytes`.
+"""Compression of batch columns: none, lz4, zstd, zlib, snappy. A compressed column is `u32 raw size | codec's bytes`.
 
 This is where a codec is added: its number and name, and a row of `_CODECS`.
 """
@@ -16,7 +16,7 @@ _SIZE = struct.Struct(">I")
 # A column never inflates past this: 16 times the default message limit, so that a length bomb stays harmless.
 MAX_RAW_COLUMN_BYTES = 80 * 1024 * 1024
 
-CompressionName = Literal["none", "lz4", "zstd"]
+CompressionName = Literal["none", "lz4", "zstd", "zlib", "snappy"]
 
 
 class Compression(enum.IntEnum):
@@ -25,6 +25,8 @@ class Compression(enum.IntEnum):
     NONE = 0
     LZ4 = 1
     ZSTD = 2
+    ZLIB = 3
+    SNAPPY = 4
 
     @classmethod
     def parse(cls, name: str) -> Compression:
@@ -74,7 +76,45 @@ def _un_zstd(data: bytes | memoryview, raw_size: int) -> bytes:
     return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(raw_size, 1))
 
 
-_CODECS = {Compression.LZ4: _Codec(_lz4, _un_lz4), Compression.ZSTD: _Codec(_zstd, _un_zstd)}
+def _zlib(data: bytes) -> bytes:
+    import zlib
+
+    return zlib.compress(data)
+
+
+def _un_zlib(data: bytes | memoryview, raw_size: int) -> bytes:
+    import zlib
+
+    stream = zlib.decompressobj()
+    raw = stream.decompress(
+        data, raw_size + 1
+    )  # one byte more than it says, so that its end is seen; never all that it has
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it does not end where it says")
+    return raw
+
+
+def _snappy(data: bytes) -> bytes:
+    import cramjam
+
+    return bytes(cramjam.snappy.compress_raw(data))
+
+
+def _un_snappy(data: bytes | memoryview, raw_size: int) -> bytes:
+    import cramjam
+
+    if cramjam.snappy.decompress_raw_len(data) != raw_size:
+        raise ValueError("it has another size than it says")
+    return bytes(cramjam.snappy.decompress_raw(data))
+
+
+# Libraries are imported when a codec is used first: a client that compresses nothing loads none.
+_CODECS = {
+    Compression.LZ4: _Codec(_lz4, _un_lz4),
+    Compression.ZSTD: _Codec(_zstd, _un_zstd),
+    Compression.ZLIB: _Codec(_zlib, _un_zlib),
+    Compression.SNAPPY: _Codec(_snappy, _un_snappy),
+}
 
 
 def compress(codec: Compression, data: bytes) -> bytes:

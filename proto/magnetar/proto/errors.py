@@ -9,7 +9,8 @@
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
     │   └── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand, UnsupportedVersion,
-    │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting
+    │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting,
+    │       SequenceIdError
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
@@ -17,7 +18,8 @@
             NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound
 
 Where Python has a word for it, an error is that as well: RequestTimeout and ReceiveTimeout are TimeoutErrors,
-ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting and MessageTooLarge are ValueErrors;
+ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting, SequenceIdError and
+MessageTooLarge are ValueErrors;
 NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound, PartitionNotFound and SubscriptionNotFound are
 LookupErrors. So
 `except MagnetarError` stands before one of these, and `runtime.timeouts.TimeLimit` in place of `except TimeoutError`.
@@ -190,6 +192,10 @@ class AuthenticationFailed(InvalidCallError, PermissionError, code=70):
 
 class InvalidSetting(InvalidCallError, ValueError, code=71):
     """A setting has a value that is not allowed."""
+
+
+class SequenceIdError(InvalidCallError, ValueError, code=105):
+    """The sequence ids of a producer rise; this one comes after one that is as high or higher."""
 
 
 class TopicNotFound(FinalError, LookupError, code=80):

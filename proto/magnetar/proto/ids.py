@@ -7,6 +7,12 @@ True
 >>> MessageId.from_bytes(MessageId(7, 1, 0).to_bytes())
 MessageId(ledger=7, entry=1, index=0, partition=-1)
 
+Where a message is that was stored before, as its producer's name and sequence id tell, nobody remembers. The id of such a
+duplicate says that and nothing else, comes before all others, and is no place to read from:
+
+>>> DUPLICATE_ID.is_duplicate, DUPLICATE_ID < MessageId(0, 0, 0), str(DUPLICATE_ID)
+(True, True, '-1:-1:0')
+
 Topic names are `persistent://tenant/namespace/name`; a short name means `persistent://public/default/name`.
 
 >>> str(TopicName.parse("orders"))
@@ -36,30 +42,46 @@ MAX_LEDGER_ID = (1 << 63) - 1
 NO_PARTITION = -1
 MAX_PARTITIONS = 10_000  # of one topic: who makes, deletes or opens it has to do with each of them
 
-_MESSAGE_ID = struct.Struct(">QQIi")
+_MESSAGE_ID = struct.Struct(">qqIi")  # no ledger or entry has a number that reads as a negative one
 
 
 class MessageId(NamedTuple):
-    """Position of one message: ordered, hashable, 24 bytes in its byte form (big-endian u64 u64 u32 i32)."""
+    """Position of one message: ordered, hashable, 24 bytes in its byte form (big-endian u64 u64 u32 i32).
+
+    Of a message that was stored before (see `is_duplicate`) ledger and entry are -1, in bytes 2**64 - 1, and the index is 0.
+    """
 
     ledger: int
     entry: int
     index: int  # type: ignore[assignment]  # tuple.index is of no use here
     partition: int = NO_PARTITION
 
+    @property
+    def is_duplicate(self) -> bool:
+        """True if the service had the message already and did not store it again: where it is, it does not say."""
+        return self.ledger < 0
+
     def to_bytes(self) -> bytes:
         """24 bytes that `from_bytes` reads back. Raises InvalidArgument for numbers that no id has."""
         try:
-            return _MESSAGE_ID.pack(*self)
+            packed = _MESSAGE_ID.pack(*self)
         except struct.error:
             raise InvalidArgument(f"not a message id: {self!r}") from None
+        self._check()
+        return packed
+
+    def _check(self) -> None:
+        if (self.ledger < 0 or self.entry < 0) and self[:3] != (-1, -1, 0):
+            raise InvalidArgument(f"not a message id: {self!r}")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MessageId:
         """Raises InvalidArgument unless `data` is what `to_bytes` made."""
         if len(data) != _MESSAGE_ID.size:
             raise InvalidArgument(f"a message id has {_MESSAGE_ID.size} bytes, not {len(data)}")
-        return cls(*_MESSAGE_ID.unpack(data))
+        found = cls(*_MESSAGE_ID.unpack(data))
+        found._check()
+        return found
 
     def __str__(self) -> str:
         return f"{self.ledger}:{self.entry}:{self.index}" + (
@@ -75,6 +97,10 @@ class MessageId(NamedTuple):
         except (ValueError, TypeError):
             raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
         return parsed
+
+
+DUPLICATE_ID = MessageId(-1, -1, 0)
+"""What the service answers for a message that was stored before."""
 
 
 def check_ids(ledger_id: int, first: int = 0, last: int = -1) -> None:

@@ -51,7 +51,7 @@ def test_one_line_for_one_failure(
         ("produce t --payload f -m x", "-m and --payload exclude each other"),
         ("produce t -m x --key a --key-field b", "--key and --key-field exclude each other"),
         ("produce t --payload f --key-field b", "--payload and --key-field exclude each other"),
-        ("produce t -m x --compression brotli", "--compression: unknown compression 'brotli' (one of none, lz4, zstd)"),
+        ("produce t -m x --compression brotli", "--compression: unknown compression 'brotli' (one of none, lz4, zstd,"),
         ("produce t -m x --event-time noon", "--event-time: not a time: 'noon' (want 2026-01-31T12:00:00 in local time"),
         ("produce t -m x --property a", "--property is 'a'; want NAME=VALUE"),
         ("produce t -m x --property a=\udcff", r"--property: its bytes are not UTF-8: b'a=\xff'"),

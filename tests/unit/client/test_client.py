@@ -42,7 +42,7 @@ def test_public_names() -> None:
         "InvalidCallError InvalidTopicName LookupAgainError MagnetarError MalformedFrame Message "
         "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies PartitionNotFound "
         "Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
-        "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout ServiceNotReady "
+        "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SequenceIdError ServiceNotReady "
         "StorageFailed SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "
         "TopicNotFound Unsupported UnsupportedVersion VersionConflict "
         "CompressionName Duration Start SubscriptionType "

@@ -96,7 +96,7 @@ async def test_batches_are_cut_by_count_and_bytes(broker: FakeBroker, client: Cl
     assert broker.frames_of_sends == 6
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "zlib", "snappy"])
 @pytest.mark.parametrize("batching", [True, False])
 async def test_columns_and_compression_survive(
     broker: FakeBroker, client: Client, batching: bool, compression: CompressionName

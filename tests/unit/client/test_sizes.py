@@ -78,7 +78,7 @@ async def connections_of(client: Client, topic: str) -> int:
     return 1 + int(producer["epoch"])
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "zlib", "snappy"])
 async def test_what_cannot_be_compressed_is_sent_as_it_is(compression: CompressionName) -> None:
     limit = 5 << 20
     value = random.Random(1).randbytes(limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -247,7 +248,7 @@ def test_unknown_format_asks_for_an_upgrade() -> None:
     assert decode_batch_header(bytes(data)).format == 9
 
 
-@pytest.mark.parametrize("codec", [Compression.LZ4, Compression.ZSTD])
+@pytest.mark.parametrize("codec", list(Compression)[1:])
 def test_inflation_is_bounded(codec: Compression) -> None:
     packed = compress(codec, b"a" * 1000)
     assert decompress(codec, packed) == b"a" * 1000
@@ -260,9 +261,23 @@ def test_inflation_is_bounded(codec: Compression) -> None:
         decompress(7, packed)
 
 
+@pytest.mark.parametrize("codec", list(Compression)[1:])
+def test_a_bomb_that_says_it_is_small_is_not_inflated(codec: Compression) -> None:
+    bomb = struct.pack(">I", 10) + compress(codec, bytes(64 * 1024 * 1024))[4:]
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedFrame, match=r"damaged|10"):
+            decompress(codec, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024 + 2 * len(bomb)
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(MalformedFrame):
+        decompress(codec, compress(codec, b"a" * 1000)[:-3])
+
+
 def test_compression_names() -> None:
     assert Compression.parse("zstd") is Compression.ZSTD
-    with pytest.raises(InvalidArgument, match="none, lz4, zstd"):
+    with pytest.raises(InvalidArgument, match="none, lz4, zstd, zlib, snappy"):
         Compression.parse("brotli")
 
 

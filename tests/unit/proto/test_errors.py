@@ -12,10 +12,16 @@ PYTHON_S: list[tuple[type[Exception], list[type[MagnetarError]]]] = [
     (ConnectionError, [errors.ConnectionLost]),
     (
         ValueError,
-        [errors.InvalidArgument, errors.InvalidTopicName, errors.InvalidSetting, errors.MessageTooLarge],
+        [
+            errors.InvalidArgument,
+            errors.InvalidTopicName,
+            errors.InvalidSetting,
+            errors.SequenceIdError,
+            errors.MessageTooLarge,
+        ],
     ),
     (PermissionError, [errors.NotAuthorized, errors.AuthenticationFailed]),
-    (LookupError, [errors.TopicNotFound, errors.SubscriptionNotFound]),
+    (LookupError, [errors.TopicNotFound, errors.PartitionNotFound, errors.SubscriptionNotFound]),
 ]
 
 

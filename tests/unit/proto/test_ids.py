@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
-from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import DUPLICATE_ID, NO_PARTITION, MessageId, TopicName, check_subscription_name
 
 
 def test_message_ids_are_ordered_hashable_and_read_back() -> None:
@@ -23,6 +23,25 @@ def test_message_ids_are_ordered_hashable_and_read_back() -> None:
     for text in ("", "1:2", "a:b:c", "1:2:3:4:5", "-1:0:0", f"{1 << 64}:0:0"):
         with pytest.raises(InvalidArgument):
             MessageId.parse(text)
+
+
+def test_the_id_of_what_was_stored_before_is_none_that_a_message_has() -> None:
+    for duplicate in (DUPLICATE_ID, DUPLICATE_ID._replace(partition=3)):
+        assert duplicate.is_duplicate
+        assert duplicate < MessageId(0, 0, 0)
+        assert duplicate.to_bytes()[:16] == b"\xff" * 16
+        assert MessageId.from_bytes(duplicate.to_bytes()) == duplicate
+        assert MessageId.parse(str(duplicate)) == duplicate
+    largest = MessageId((1 << 63) - 1, (1 << 43) - 1, (1 << 20) - 1)
+    assert not largest.is_duplicate
+    assert MessageId.from_bytes(largest.to_bytes()) == largest
+    for wrong in (MessageId(-1, 0, 0), MessageId(7, -1, 0), MessageId(-1, -1, 4), MessageId(-2, -2, 0)):
+        with pytest.raises(InvalidArgument, match="not a message id"):
+            wrong.to_bytes()
+        with pytest.raises(InvalidArgument, match="not a message id"):
+            MessageId.parse(str(wrong))
+    with pytest.raises(InvalidArgument, match="not a message id"):
+        MessageId.from_bytes(b"\xff" * 8 + bytes(16))
 
 
 def test_topic_names() -> None:

@@ -32,7 +32,9 @@ Start = Annotated[str, typer.Option("--start", help=_WHERE, metavar="WHERE")]
 Begin = Annotated[Any, typer.Option("--start", help=_WHERE, metavar="WHERE", parser=start_of)]
 MessageCompression = Annotated[
     str,
-    typer.Option("--compression", help="How messages are compressed: none, lz4 or zstd.", metavar="NAME"),
+    typer.Option(
+        "--compression", help="How messages are compressed: none, lz4, zstd, zlib or snappy.", metavar="NAME"
+    ),
 ]
 Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 Kind = Annotated[

@@ -57,7 +57,7 @@ class CompactResult:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What `compact` is asked for. `text_keys` and `compression` (none, lz4, zstd): how messages are written to a topic."""
+    """What `compact` is asked for. `text_keys` and `compression`: how messages are written to a topic."""
 
     service_url: str
     topic: str
