@@ -47,6 +47,16 @@ def cursor_path(name: TopicName, subscription: str) -> str:
     return f"{cursors_path(name)}/{subscription}"
 
 
+def log_states_path(name: TopicName) -> str:
+    """Metadata path whose children are the states that follow from the topic's log (`topics.log_state`)."""
+    return f"{topic_path(name)}/states"
+
+
+def log_state_path(name: TopicName, kind: str) -> str:
+    """Metadata path of one such state's pointer."""
+    return f"{log_states_path(name)}/{kind}"
+
+
 def staged_path(name: TopicName) -> str:
     """Metadata path whose children are the staged ledgers (`export.staging`)."""
     return f"{topic_path(name)}/staged"

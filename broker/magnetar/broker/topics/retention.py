@@ -20,7 +20,7 @@ that it has as long as it has no durable subscription: readers and Spark read to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.proto.policies import UNLIMITED
 from magnetar.runtime.clock import Clock
@@ -28,6 +28,7 @@ from magnetar.runtime.clock import Clock
 from ..cursors.core.acks import Position
 from ..export.leases import Leases
 from ..log.ledger_list import LedgerList, first_appended_at
+from .log_state import LogStates
 from .policies import Resolved
 from .subscriptions import Subscriptions
 
@@ -48,6 +49,7 @@ class Retention:
         self,
         ledgers: LedgerList,
         subscriptions: Subscriptions,
+        states: LogStates[Any],
         leases: Leases,
         policies: Callable[[], Resolved | None],
         clock: Clock,
@@ -58,6 +60,7 @@ class Retention:
         self._compacts = compacts
         self._ledgers = ledgers
         self._subscriptions = subscriptions
+        self._states = states
         self._leases = leases
         self._policies = policies
         self._clock = clock
@@ -125,6 +128,8 @@ class Retention:
                 )
             else:
                 position, reason = one.dispatcher.read_position, f"{name!r} is reading it"
+            yield Holder(normalise(position), reason)
+        for position, reason in self._states.holders():
             yield Holder(normalise(position), reason)
         compacted = self._ledgers.record.compaction
         if compacted is not None or self._compacts:

@@ -44,6 +44,7 @@ from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .core.producers import Ask, Claim, ProducerPort, Producers, ProducerSession, SessionState, Wait
+from .log_state import LogStates
 from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .probing import probe
@@ -78,6 +79,7 @@ class Topic:
             self.policies.durability,
         )  # fmt: skip
         self.log = self.ledger.reading
+        self.states = LogStates(self.ledger, components)
         self.compaction = TopicCompaction(
             self.ledger,
             components.ledgers,
@@ -101,6 +103,7 @@ class Topic:
         self.retention = Retention(
             self.ledger.list,
             self.subscriptions,
+            self.states,
             self._leases,
             self.policies.in_force,
             components.clock,
@@ -237,6 +240,7 @@ class Topic:
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
+        self.states.confirmed(ledger_id, entry_id, entry)
         self._answered_entries.append((ledger_id, entry_id, data, entry, True))
         self._append_soon()
 
@@ -294,6 +298,7 @@ class Topic:
         if self.in_use:
             self.used_at = self._loop.time()
         self.subscriptions.restore_cursors()
+        self.states.restore()
         self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
@@ -379,7 +384,10 @@ class Topic:
         assert self.not_served is not None
         consumers: list[Consumer] = []
         try:
-            consumers = await self.subscriptions.close(self.not_served, fenced=self._fenced)
+            consumers, _ = await asyncio.gather(
+                self.subscriptions.close(self.not_served, fenced=self._fenced),
+                self.states.close(fenced=self._fenced),
+            )
             self.cache.clear()
             await self._tasks.wait()
             self.policies.stop()
@@ -422,5 +430,6 @@ class Topic:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
             await self.ledger.cursor(name).delete()
+        await self.states.delete()
         await export.staging.delete_all()
         await self.ledger.changes.delete()
