@@ -466,8 +466,8 @@ class LogStates(Generic[T]):
                 _log.exception("the %s state of topic %s failed", one.kind, self._ledger.name)
                 self._ledger.fence(TopicNotServed(f"topic {self._ledger.name} failed here: {error!r}"))
 
+    def restore(self) -> None:
         """The regular round: each leaves a ledger for which there is a better one."""
-        """See StoredLogState."""
         for one in self._by_kind.values():
             one.restore()
 
