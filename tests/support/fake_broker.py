@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from magnetar.proto.admission import admit_groups
+from magnetar.proto.admission import AdmittedGroups, admit_groups
 from magnetar.proto.commands import (
     ACK_ROW,
     ACK_SET_ROW,
@@ -44,6 +44,7 @@ from magnetar.proto.frames import Run
 from magnetar.proto.ids import MessageId
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
+NO_LEDGER = (1 << 64) - 1
 Position = tuple[int, int]  # entry, index
 
 HELD = object()
@@ -59,6 +60,7 @@ class StoredTopic:
     start: dict[str, Position] = field(default_factory=dict)
     epoch: dict[str, int] = field(default_factory=dict)
     message_count: int = 0
+    last_ids: dict[str, int] = field(default_factory=dict)
 
     def last_id(self) -> MessageId | None:
         if not self.entries:
@@ -172,8 +174,9 @@ class Handler:
 class FakeBroker:
     """commands: every command received but SEND. failures: what the next command of a type is answered with.
     unanswered: command types that get no answer. hold_receipts: SENDs are stored, their receipts held back. lose_sends:
-    SENDs are neither stored nor receipted. fail_next_send: the next SEND and all after it in its epoch fail with this.
-    delay_next_send: the next SEND waits for this reason.
+    SENDs are neither stored nor receipted. deduplicates: by name and sequence id.
+    fail_next_send: the next SEND and all after it in its epoch fail with this. delay_next_send: the next SEND waits for this
+    reason.
     """
 
     def __init__(self) -> None:
@@ -183,6 +186,7 @@ class FakeBroker:
         self.failures: dict[type[Command], MagnetarError] = {}
         self.unanswered: list[type[Command]] = []
         self.hold_receipts = False
+        self.deduplicates = False
         self.lose_sends = False
         self.fail_next_send: MagnetarError | None = None
         self.delay_next_send: MagnetarError | None = None
@@ -245,29 +249,54 @@ class FakeBroker:
         topic.message_count += sum(counts)
         return 1, len(topic.entries) - 1
 
+    def store_once(self, topic: StoredTopic, groups: AdmittedGroups, name: str) -> list[tuple[int, ...]]:
+        """Receipt rows. With `deduplicates`, what is at or below the producer's last sequence id is not stored again."""
+        last = topic.last_ids.get(name, -1) if self.deduplicates else -1
+        fresh = 0  # ids rise: what was stored before comes first
+        while fresh < len(groups.batches) and groups.last_sequence_id(fresh) <= last:
+            fresh += 1
+        stored = groups.part(fresh, len(groups.batches))
+        place: tuple[int, int] = (NO_LEDGER, NO_LEDGER)
+        rows: list[tuple[int, ...]] = []
+        index = 0
+        for position, (sequence_id, count) in enumerate(zip(groups.sequence_ids, groups.counts)):
+            if position == fresh:
+                assert sequence_id > last, "a batch was stored in part"
+                place = self.store(topic, stored.batches, stored.counts, name)
+            if rows and rows[-1][0] + rows[-1][1] == sequence_id and rows[-1][2:4] == place:
+                rows[-1] = (rows[-1][0], rows[-1][1] + count, *rows[-1][2:])
+            else:
+                rows.append((sequence_id, count, *place, index))
+            index += count if position >= fresh else 0
+        if stored.batches:
+            topic.last_ids[name] = stored.last_sequence_id(len(stored.batches) - 1)
+        return rows
+
     def sent(self, handler: Handler, command: Send, payloads: list[bytes]) -> None:
         epoch = (command.producer_id, command.epoch)
         if self.lose_sends or epoch in self.failed_epochs:
             return
         topic, name, current = handler.producers[command.producer_id]
         assert command.epoch == current
-        batches, counts, sequence_ids, _ = admit_groups(payloads)
+        groups = admit_groups(payloads)
         if self.fail_next_send is not None:
             error, self.fail_next_send = self.fail_next_send, None
             self.failed_epochs[epoch] = None
-            failed = SendFailed(0, *epoch, sequence_ids[0], error.code, int(error.action), error.message)
+            failed = SendFailed(
+                0, *epoch, groups.sequence_ids[0], error.code, int(error.action), error.message
+            )
             handler.connection.send(failed.encode())
             return
         if self.delay_next_send is not None:
             error, self.delay_next_send = self.delay_next_send, None
             handler.connection.send(SendDelayed.of(*epoch, error).encode())
-        halves = [slice(None)]
-        if self.split_receipts and len(batches) > 1:
-            halves = [slice(0, len(batches) // 2), slice(len(batches) // 2, None)]
+        count = len(groups.batches)
+        halves = [groups]
+        if self.split_receipts and count > 1:
+            halves = [groups.part(0, count // 2), groups.part(count // 2, count)]
         for half in halves:
-            ledger, entry = self.store(topic, batches[half], counts[half], name)
-            row = (sequence_ids[half][0], sum(counts[half]), ledger, entry, 0)
-            receipt = (handler, Receipt(0, *epoch).encode(), encode_rows(RECEIPT_ROW, [row]))
+            rows = self.store_once(topic, half, name)
+            receipt = (handler, Receipt(0, *epoch).encode(), encode_rows(RECEIPT_ROW, rows))
             if self.hold_receipts:
                 self.held.append(receipt)
             else:
@@ -295,7 +324,8 @@ class FakeBroker:
             case CreateProducer():
                 name = command.name or f"producer-{command.producer_id}"
                 handler.producers[command.producer_id] = (self.topic(command.topic), name, command.epoch)
-                return {"name": name, "epoch": command.epoch, "last_sequence_id": -1}
+                last = self.topic(command.topic).last_ids.get(name, -1) if self.deduplicates else -1
+                return {"name": name, "epoch": command.epoch, "last_sequence_id": last}
             case CloseProducer():
                 handler.producers.pop(command.producer_id, None)
             case Subscribe():

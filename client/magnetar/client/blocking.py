@@ -274,6 +274,7 @@ class Producer(_Closing[AsyncProducer]):
 
     topic: str = _reading(AsyncProducer.topic)
     name: str = _reading(AsyncProducer.name)
+    last_sequence_id: int = _reading(AsyncProducer.last_sequence_id)
     ended: bool = _reading(AsyncProducer.ended)
 
 

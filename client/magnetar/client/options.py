@@ -128,6 +128,9 @@ class ClientOptions:
     backoff_max: Seconds = 5.0 * SECONDS
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_queued_bytes: int = 128 * 1024 * 1024  # in all receiver queues together, or asked for
+    max_pending_bytes: int | None = (
+        64 * 1024 * 1024
+    )  # of all producers together; None: each has its own bound alone
     tls: ssl.SSLContext | None = None
     name: str = "python"  # what the service's log calls this client
     on_connection_state: Callable[[str], object] | None = None
@@ -142,6 +145,8 @@ class ClientOptions:
             self, "operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"
         )
         _positive_int(self, "max_message_bytes", "max_queued_bytes")
+        if self.max_pending_bytes is not None:
+            _positive_int(self, "max_pending_bytes")
         name_of_client: Any = self.name
         if not isinstance(name_of_client, str) or not name_of_client.isprintable():
             raise InvalidArgument(f"the name of a client is printable text, not {name_of_client!r}")

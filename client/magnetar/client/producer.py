@@ -9,6 +9,7 @@ from magnetar.proto.batch import Key, Properties
 from magnetar.proto.errors import ProducerQueueFull
 from magnetar.proto.ids import MessageId
 
+from .durations import Duration
 from .member import Member
 from .receipts import Receipt
 from .topic.columns import checked_columns
@@ -32,7 +33,11 @@ class Producer(Member):
 
     @property
     def last_sequence_id(self) -> int:
-        """Sequence id of the last message sent, -1 before the first."""
+        """The highest sequence id that was sent, or that the service had under this name when it was opened; -1: none.
+
+        The service knows names where the topic has deduplication. A program that sends with sequence ids of its own, the
+        numbers of lines for one, goes on behind this.
+        """
         return self._producer.last_sequence_id
 
     @property
@@ -52,13 +57,32 @@ class Producer(Member):
         *,
         properties: Properties | None = None,
         event_time: datetime | int | None = None,
+        sequence_id: int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: Duration | None = None,
     ) -> Receipt:
         """Sends in the background; await the receipt for the MessageId. None as value is a tombstone for its key.
 
-        event_time: a datetime or ms since the epoch. Raises ProducerQueueFull at the memory bound, MessageTooLarge,
+        event_time, deliver_at: a datetime (local if it has no tzinfo) or ms since the epoch; deliver_after: seconds or a
+        timedelta from now. shared and key_shared consumers get the message then, at most 10 ms late by the clocks of client
+        and broker; the others get it at once, as all do if the time has passed.
+
+        sequence_id: the message's number among those of this producer, which rise, with or without gaps; None: the next.
+        Where the topic has deduplication, what is at or below the last one that was stored under the producer's name is not
+        stored again, and `is_duplicate` of its id is true.
+
+        Raises ProducerQueueFull at the memory bound, MessageTooLarge, SequenceIdError for an id that does not rise,
         InvalidArgument, AlreadyClosed; awaiting the receipt raises what went wrong later.
         """
-        return self._producer.send_nowait(value, key, properties=properties, event_time=event_time)
+        return self._producer.send_nowait(
+            value,
+            key,
+            properties=properties,
+            event_time=event_time,
+            sequence_id=sequence_id,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+        )
 
     async def send(
         self,
@@ -67,6 +91,9 @@ class Producer(Member):
         *,
         properties: Properties | None = None,
         event_time: datetime | int | None = None,
+        sequence_id: int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: Duration | None = None,
     ) -> MessageId:
         """Sends and waits until the message is durable on the ack quorum; returns its id.
 
@@ -74,11 +101,27 @@ class Producer(Member):
         Raises as `send_nowait`, and SendTimeout.
         """
         try:
-            receipt = self.send_nowait(value, key, properties=properties, event_time=event_time)
+            receipt = self.send_nowait(
+                value,
+                key,
+                properties=properties,
+                event_time=event_time,
+                sequence_id=sequence_id,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+            )
         except ProducerQueueFull:
             if not self._producer.options.block_when_full:
                 raise
-            receipt = await self._producer.send_when_room(value, key, properties, event_time)
+            receipt = await self._producer.send_when_room(
+                value,
+                key,
+                properties=properties,
+                event_time=event_time,
+                sequence_id=sequence_id,
+                deliver_at=deliver_at,
+                deliver_after=deliver_after,
+            )
         return await receipt
 
     async def send_many(
@@ -88,14 +131,17 @@ class Producer(Member):
         keys: Sequence[Key] | None = None,
         properties: Sequence[Properties | None] | None = None,
         event_times: Sequence[datetime | int | None] | None = None,
+        sequence_ids: Sequence[int] | None = None,
+        deliver_at: Sequence[datetime | int | None] | None = None,
     ) -> list[MessageId]:
         """Sends many messages as one batch (cut at 10,000 messages or 1 MiB) and waits until all are durable.
 
-        The fast way: nothing runs per message. Waits for room and raises as `send`. The error of a call of which some
-        messages failed has in `details["ids"]` the id of each message that is stored, and None for the others; its text says
-        whether these may have been stored all the same.
+        The fast way: nothing runs per message. Messages that are due at different times are sent as several batches. Waits
+        for room and raises as `send`. The error of a call of which some messages failed has in `details["ids"]` the id of
+        each message that is stored, and None for the others; its text says whether these may have been stored all the same.
         """
-        return await self._producer.send_columns(checked_columns(values, keys, properties, event_times))
+        columns = checked_columns(values, keys, properties, event_times, sequence_ids, deliver_at)
+        return await self._producer.send_columns(columns)
 
     async def flush(self) -> None:
         """Waits until everything sent so far is durable. Raises what a message failed with if nobody has seen it yet."""

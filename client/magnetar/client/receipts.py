@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -24,7 +24,7 @@ import msgspec
 
 from magnetar.proto.batch import EncodedBatches
 from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import NO_PARTITION, MessageId
+from magnetar.proto.ids import DUPLICATE_ID, NO_PARTITION, MessageId
 
 # MessageId(...) runs Python code; this builds the same tuple in C: 107 instead of 170 ns.
 _new_id = partial(tuple.__new__, MessageId)
@@ -36,10 +36,11 @@ def copy_of(error: MagnetarError) -> MagnetarError:
 
 
 class Group:
-    """Messages with consecutive sequence ids that settle together; in order with the groups before and after it.
+    """Messages with rising sequence ids that settle together; in order with the groups before and after it.
 
-    message_count is 0 while the group is open. `runs` holds (first message of the run, ledger, entry, index) with rising
-    first messages, and covers the first `confirmed` messages. settled: confirmed == message_count, or `error` is set.
+    message_count is 0 while the group is open. sequence_ids: None where they count up from the first. `runs` holds (first
+    message of the run, ledger, entry, index) with rising first messages, and covers the first `confirmed` messages; of those
+    that the broker had before, the ledger is -1. settled: confirmed == message_count, or `error` is set.
     """
 
     __slots__ = (
@@ -54,12 +55,14 @@ class Group:
         "message_count",
         "order",
         "runs",
+        "sequence_ids",
         "settled",
     )
 
     def __init__(self, first_sequence_id: int) -> None:
         self.first_sequence_id = first_sequence_id
         self.message_count = 0
+        self.sequence_ids: Sequence[int] | None = None
         self.bytes = 0  # what it counts against the memory bound
         self.confirmed = 0
         self.deadline = 0.0  # loop time
@@ -71,8 +74,23 @@ class Group:
         self.error_seen = False  # somebody awaited a receipt and got it
         self._future: asyncio.Future[None] | None = None
 
+    @property
+    def next_sequence_id(self) -> int:
+        """Of the first message that is not confirmed."""
+        ids = self.sequence_ids
+        return self.first_sequence_id + self.confirmed if ids is None else ids[self.confirmed]
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Of a closed group."""
+        ids = self.sequence_ids
+        return self.first_sequence_id + self.message_count - 1 if ids is None else ids[-1]
+
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:
-        """The next `message_count` messages are stored from (ledger, entry, index) on; True when that was the last."""
+        """The next `message_count` messages are stored from (ledger, entry, index) on; True when that was the last.
+
+        With ledger -1 they were stored before.
+        """
         self.runs.append((self.confirmed, ledger, entry, index))
         self.confirmed += message_count
         if self.confirmed < self.message_count:
@@ -123,6 +141,8 @@ class Group:
             raise self.raisable_error()
         runs = self.runs
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
+        if run[1] < 0:
+            return DUPLICATE_ID
         return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
 
     def stored_ids(self) -> list[MessageId | None]:
@@ -131,6 +151,9 @@ class Group:
         for (first, ledger, entry, index), end in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]
         ):
+            if ledger < 0:
+                ids += repeat(DUPLICATE_ID, end - first)
+                continue
             indexes = range(index, index + end - first)
             ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
         ids += [None] * (self.message_count - self.confirmed)

@@ -17,17 +17,26 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
+from itertools import compress as select
 from itertools import count as count_from
-from operator import add
+from operator import add, ne
 from typing import Any, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from .batch_extensions import BATCH_HEADER_BYTES, UNDECODABLE
+from .batch_extensions import (
+    BATCH_HEADER_BYTES,
+    DELAYED_HEADER_BYTES,
+    DELIVER_AT,
+    DELIVER_AT_MARK,
+    EXT_DELIVER_AT_MS,
+    EXT_LAST_SEQUENCE_ID,
+    UNDECODABLE,
+)
 from .compression import Compression, compress, decompress
 from .entry import Entry
 from .errors import ChecksumMismatch, MalformedFrame
@@ -66,7 +75,10 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class Columns(NamedTuple):
-    """Messages to encode, by column; absent columns are None, the others as long as `values`."""
+    """Messages to encode, by column; absent columns are None, the others as long as `values`.
+
+    sequence_ids rise; absent: they count up. deliver_at_ms: all messages of one batch have the same.
+    """
 
     values: Sequence[bytes | None]
     keys: Sequence[Key] | None = None
@@ -74,6 +86,11 @@ class Columns(NamedTuple):
     event_times_ms: Sequence[int | None] | None = None
     indexes: Sequence[int] | None = None
     sequence_ids: Sequence[int] | None = None
+    deliver_at_ms: Sequence[int | None] | None = None
+
+    def part(self, start: int, end: int) -> Columns:
+        """The messages [start, end)."""
+        return Columns._make(column and column[start:end] for column in self)
 
 
 class BatchHeader(NamedTuple):
@@ -129,7 +146,7 @@ class BatchFormat(NamedTuple):
 
 def _encode_native(columns: Columns, compression: Compression) -> tuple[int, bytes, bytes, bytes]:
     """Msgpack arrays, made in one call each; a single uncompressed message has its value and its key as they are."""
-    values, keys, *metadata = columns
+    values, keys, *metadata, _ = columns
     flags = compression << FLAG_COMPRESSION_SHIFT
     if len(values) == 1 and values[0] is not None and compression is Compression.NONE:
         flags |= FLAG_SINGLE
@@ -166,10 +183,12 @@ _REST = struct.Struct(">BBHIIQQII")
 _PLAIN_REST = struct.Struct(">12sQ16s")
 _KEYED_REST = struct.Struct(">8s4sQ16s")
 _SINGLE_END = struct.Struct(">QII")
-_SINGLE_MARK, _TEXT_KEY_MARK, _BINARY_KEY_MARK = (
-    struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE | flags, BATCH_HEADER_BYTES, 1)
-    for flags in (0, FLAG_KEYED, FLAG_KEYED | FLAG_BINARY_KEY)
+_SINGLE_MARK, _TEXT_KEY_MARK, _DELAYED_MARK, _DELAYED_TEXT_KEY_MARK = (
+    struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE | flags, header_bytes, 1)
+    for header_bytes in (BATCH_HEADER_BYTES, DELAYED_HEADER_BYTES)
+    for flags in (0, FLAG_KEYED)
 )
+_DELAYED_MARKS = (_DELAYED_MARK, _DELAYED_TEXT_KEY_MARK)
 _NO_HASH = bytes(4)
 
 
@@ -230,8 +249,14 @@ def encode_columns(
     compression: Compression = Compression.NONE,
     extensions: Mapping[int, Any] | None = None,
 ) -> EncodedBatches:
-    """Messages as one batch. Raises InvalidArgument for too many, and what the format raises for wrong types."""
+    """Messages as one batch. Raises InvalidArgument for too many, and what the format raises for wrong types.
+
+    `extensions`: more than what the columns say themselves.
+    """
     check_message_count(len(columns.values))
+    if columns.sequence_ids or columns.deliver_at_ms:
+        columns, own = _with_extensions(columns)
+        extensions = {**own, **(extensions or {})}
     flags, values_column, keys_column, metadata_column = FORMATS[FORMAT_NATIVE].encode(columns, compression)
     key_flags, key_hash = _of_keys(columns.keys)
     extension_bytes = _pack(extensions) if extensions else b""
@@ -250,27 +275,72 @@ def encode_columns(
     return EncodedBatches([rest], [len(columns.values)])
 
 
-def encode_by_key(
+def _with_extensions(columns: Columns) -> tuple[Columns, dict[int, Any]]:
+    """The columns, without sequence ids that simply count up, and the extensions that belong to them."""
+    found: dict[int, Any] = {}
+    ids, times = columns.sequence_ids, columns.deliver_at_ms
+    if times and times[0] is not None:
+        found[EXT_DELIVER_AT_MS] = times[0]
+    if ids and ids[-1] - ids[0] == len(columns.values) - 1:
+        columns = columns._replace(sequence_ids=None)
+    elif ids:
+        found[EXT_LAST_SEQUENCE_ID] = ids[-1]
+    return columns, found
+
+
+def encode_group(
     columns: Columns,
     first_sequence_id: int,
     publish_time_ms: int,
     compression: Compression = Compression.NONE,
-) -> tuple[EncodedBatches, list[int]]:
-    """Messages that have keys as a batch for each key, and the place of each among the messages of all batches.
+    *,
+    by_key: bool = False,
+) -> tuple[EncodedBatches, list[int] | None]:
+    """Messages as one batch, or as several where they cannot share one: with other delivery times, or keys if `by_key`.
 
-    The messages of a key stay in order; sequence ids count up along the batches.
+    Sequence ids rise along the batches. `by_key` puts all messages of a key into one batch, in their order, and returns the
+    place of each message among those of all batches; where messages have sequence ids of their own, and without `by_key`,
+    they stay in their order (None), and a batch ends where the key or the delivery time changes.
     """
-    by_key: dict[Key, list[int]] = {}
-    for number, key in enumerate(columns.keys or ()):
-        by_key.setdefault(key, []).append(number)
+    kinds: list[Any] = [
+        column for column in (columns.keys if by_key else None, columns.deliver_at_ms) if column
+    ]
+    if not kinds:
+        return encode_columns(columns, first_sequence_id, publish_time_ms, compression), None
+    kind = kinds[0] if len(kinds) == 1 else list(zip(*kinds))
+    if by_key and columns.keys and columns.sequence_ids is None:
+        return _encode_kinds(columns, kind, first_sequence_id, publish_time_ms, compression)
+    count = len(kind)
+    ends = [*select(count_from(1), map(ne, kind, kind[1:])), count]
+    if 2 * len(ends) > count > 1:
+        return encode_singles(columns, first_sequence_id, publish_time_ms, compression), None
+    rests: list[bytes] = []
+    for start, end in pairwise((0, *ends)):
+        first = columns.sequence_ids[start] if columns.sequence_ids else first_sequence_id + start
+        rests += encode_columns(columns.part(start, end), first, publish_time_ms, compression)._rests
+    return EncodedBatches(rests, ends), None
+
+
+def _encode_kinds(
+    columns: Columns,
+    kinds: Sequence[Any],
+    first_sequence_id: int,
+    publish_time_ms: int,
+    compression: Compression,
+) -> tuple[EncodedBatches, list[int] | None]:
+    by_kind: dict[Any, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(number)
+    if len(by_kind) == len(kinds) > 1:
+        return encode_singles(columns, first_sequence_id, publish_time_ms, compression), None
     rests: list[bytes] = []
     stored: list[int] = []  # the number of each message that is stored
-    for numbers in by_key.values():
+    for numbers in by_kind.values():
         one = Columns._make(column and [column[number] for number in numbers] for column in columns)
         rests += encode_columns(one, first_sequence_id + len(stored), publish_time_ms, compression)._rests
         stored += numbers
     order = sorted(range(len(stored)), key=stored.__getitem__)
-    return EncodedBatches(rests, list(accumulate(map(len, by_key.values())))), order
+    return EncodedBatches(rests, list(accumulate(map(len, by_kind.values())))), order
 
 
 def encode_singles(
@@ -279,45 +349,66 @@ def encode_singles(
     publish_time_ms: int,
     compression: Compression = Compression.NONE,
 ) -> EncodedBatches:
-    """Messages as batches of one each. 120 ns a message that has a value only, 210 with a key, 4 us with the rare rest."""
-    values, keys, *metadata = columns
-    if compression is Compression.NONE and None not in values and not any(metadata):
+    """Messages as batches of one each.
+
+    120 ns a message that has a value only, 210 with a key, 110 more with a delivery time, 4 us with the rare rest.
+    """
+    values, keys, *metadata, sequence_ids, times = columns
+    ids = count_from(first_sequence_id) if sequence_ids is None else sequence_ids
+    if (
+        compression is Compression.NONE
+        and None not in values
+        and not any(metadata)
+        and (times is None or (None not in times and min(times) > 0xFFFFFFFF))  # type: ignore[type-var, operator]
+    ):
         if keys is None:
-            return EncodedBatches(_plain_rests(values, first_sequence_id, publish_time_ms))  # type: ignore[arg-type]
+            return EncodedBatches(_plain_rests(values, ids, publish_time_ms, times))  # type: ignore[arg-type]
         try:
             encoded = list(map(str.encode, keys))  # type: ignore[arg-type]
         except TypeError:
             pass  # not all of them are text
         else:
-            return EncodedBatches(_keyed_rests(values, encoded, first_sequence_id, publish_time_ms))  # type: ignore[arg-type]
+            return EncodedBatches(_keyed_rests(values, encoded, ids, publish_time_ms, times))  # type: ignore[arg-type]
     rests: list[bytes] = []
+    columns = columns._replace(sequence_ids=None)
     rows = zip(*(repeat(None) if column is None else column for column in columns))
-    for sequence_id, row in enumerate(rows, first_sequence_id):
+    for sequence_id, row in zip(ids, rows):
         value, *others = row
         one = Columns([value], *(None if other is None else [other] for other in others))
         rests += encode_columns(one, sequence_id, publish_time_ms, compression)._rests
     return EncodedBatches(rests)
 
 
-def _plain_rests(values: Sequence[bytes], first_sequence_id: int, publish_time_ms: int) -> list[bytes]:
+def _plain_rests(
+    values: Sequence[bytes], ids: Iterable[int], publish_time_ms: int, times: Sequence[int] | None
+) -> list[bytes]:
     end = _SINGLE_END.pack(publish_time_ms, 0, 0)
-    heads = map(_PLAIN_REST.pack, repeat(_SINGLE_MARK + _NO_HASH), count_from(first_sequence_id), repeat(end))
-    return list(map(add, heads, values))
+    mark = _SINGLE_MARK if times is None else _DELAYED_MARK
+    heads = map(_PLAIN_REST.pack, repeat(mark + _NO_HASH), ids, repeat(end))
+    return list(map(add, _with_times(heads, times), values))
 
 
 def _keyed_rests(
-    values: Sequence[bytes], keys: Sequence[bytes], first_sequence_id: int, publish_time_ms: int
+    values: Sequence[bytes],
+    keys: Sequence[bytes],
+    ids: Iterable[int],
+    publish_time_ms: int,
+    times: Sequence[int] | None,
 ) -> list[bytes]:
     sizes = list(map(len, keys))
     ends = {size: _SINGLE_END.pack(publish_time_ms, size, 0) for size in dict.fromkeys(sizes)}
     heads = map(
         _KEYED_REST.pack,
-        repeat(_TEXT_KEY_MARK),
+        repeat(_TEXT_KEY_MARK if times is None else _DELAYED_TEXT_KEY_MARK),
         map(xxh3_64_digest, keys),  # packing one as "4s" takes its first four bytes: the hash
-        count_from(first_sequence_id),
+        ids,
         map(ends.__getitem__, sizes),
     )
-    return list(map(b"".join, zip(heads, values, keys)))
+    return list(map(b"".join, zip(_with_times(heads, times), values, keys)))
+
+
+def _with_times(heads: Iterable[bytes], times: Sequence[int] | None) -> Iterable[bytes]:
+    return heads if times is None else map(add, heads, map(DELIVER_AT.pack, repeat(DELIVER_AT_MARK), times))
 
 
 def _of_keys(keys: Sequence[Key] | None) -> tuple[int, int]:
@@ -468,9 +559,13 @@ def entry_values(entry: Entry, hidden: bytes | bytearray = b"") -> list[bytes | 
             continue
         checksum, kind, lengths = unpack(data, start)
         if kind == mark or kind == keyed_mark:  # noqa: SIM109 (no tuple is made)
+            head = BATCH_HEADER_BYTES
+        else:
+            head = DELAYED_HEADER_BYTES if kind in _DELAYED_MARKS else 0
+        if head:
             if digest(source[start + _CHECKSUM_END : end]) != checksum:
                 raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
-            value_start, value_end = start + BATCH_HEADER_BYTES, end
+            value_start, value_end = start + head, end
             if lengths:
                 value_end -= (lengths >> 32) + (lengths & 0xFFFFFFFF)
                 if value_end < value_start:
@@ -501,9 +596,9 @@ def entry_keys(entry: Entry) -> list[Key]:
             keys += [None] * (entry.end_indexes[position] - entry.batch_start_index(position))
             continue
         _, kind, lengths = _SINGLE.unpack_from(data, start)
-        if kind == _SINGLE_MARK:
+        if kind == _SINGLE_MARK or kind == _DELAYED_MARK:  # noqa: SIM109 (no tuple is made)
             keys.append(None)
-        elif kind == _TEXT_KEY_MARK:
+        elif kind == _TEXT_KEY_MARK or kind == _DELAYED_TEXT_KEY_MARK:  # noqa: SIM109
             key_end = end - (lengths & 0xFFFFFFFF)
             try:
                 keys.append(data[key_end - (lengths >> 32) : key_end].decode())

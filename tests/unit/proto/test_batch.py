@@ -6,7 +6,8 @@ import contextlib
 import random
 import struct
 import tracemalloc
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -20,17 +21,24 @@ from magnetar.proto.batch import (
     META_SEQUENCE_IDS,
     Columns,
     DecodedBatch,
+    EncodedBatches,
     decode_batch,
     decode_batch_header,
     encode_batch,
-    encode_by_key,
+    encode_group,
     encode_singles,
     entry_keys,
     entry_values,
     key_hash_of,
     without_values,
 )
-from magnetar.proto.batch_extensions import BatchExtensions, Chunk, entry_extensions, entry_flags
+from magnetar.proto.batch_extensions import (
+    EXT_DELIVER_AT_MS,
+    BatchExtensions,
+    Chunk,
+    entry_extensions,
+    entry_flags,
+)
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
 from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry, encode_entry
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
@@ -81,7 +89,7 @@ def test_admission_reads_and_checks_extensions() -> None:
         ({3: 9}, [4, 9]),
         ({3: 9}, [3, 8]),
         ({3: 3}, [3, 3]),
-        ({}, [3, 9]),
+        ({3: None}, [3, 9]),
         ({4: [b"1234", 0, True]}, None),
         ({4: [b"12345678", -1, True]}, None),
         ({4: [b"12345678", True, True]}, None),
@@ -337,7 +345,7 @@ def test_entries_that_contradict_their_batches_are_malformed() -> None:
 
 def test_batches_by_key_are_sent_again_from_the_first_that_is_not_confirmed() -> None:
     columns = Columns([b"0", b"1", b"2", b"3"], ["a", "b", "a", "c"])
-    encoded, order = encode_by_key(columns, 5, 0)
+    encoded, order = encode_group(columns, 5, 0, by_key=True)
     assert order == [0, 2, 1, 3]
     whole = b"".join(encoded.batches())
     batches = [decode_batch(whole, 0)]
@@ -348,3 +356,104 @@ def test_batches_by_key_are_sent_again_from_the_first_that_is_not_confirmed() ->
     assert all(batch.header.keyed for batch in batches)
     for confirmed, left in ((0, 3), (2, 2), (3, 1)):
         assert encoded.frames(b"\x93\x01\x00\x00", confirmed).count(b"\x93\x01\x00\x00") == left
+
+
+T = TypeVar("T")
+Message = tuple[bytes | None, str | bytes | None, int, int | None]
+NOW_MS = 1_700_000_000_000
+
+
+def decoded_of(encoded: EncodedBatches) -> list[Message]:
+    """What each stored message is: value, key, sequence id, delivery time; every batch admitted and read in each way."""
+    batches = encoded.batches()
+    admitted = admit_groups(batches)
+    entry = Entry(
+        encode_entry(
+            batches,
+            admitted.counts,
+            [0] * len(batches),
+            ["p"],
+            first_index=0,
+            append_time_ms=0,
+            flags=entry_flags(batches),
+        )
+    )
+    values, keys = entry_values(entry), entry_keys(entry)
+    messages: list[Message] = []
+    last = -1
+    for position, data in enumerate(batches):
+        batch = decode_batch(data)
+        count = batch.header.message_count
+        first = batch.header.sequence_id
+        ids = (batch.metadata or {}).get(META_SEQUENCE_IDS) or range(first, first + count)
+        assert last < ids[0]
+        last = admitted.last_sequence_id(position)
+        assert last == ids[-1]
+        due = batch.extensions.get(EXT_DELIVER_AT_MS)
+        messages += [
+            (value, key, number, due)
+            for value, key, number in zip(batch.values, batch.keys or [None] * count, ids)
+        ]
+    assert [message[0] for message in messages] == values
+    assert [message[1] for message in messages] == keys
+    return messages
+
+
+@given(st.data(), st.sampled_from(["group", "by_key", "singles"]), st.sampled_from(list(Compression)))
+def test_sequence_ids_keys_and_delivery_times_stay_with_their_messages(
+    data: st.DataObject, way: str, compression: Compression
+) -> None:
+    count = data.draw(st.integers(1, 12))
+
+    def column(one: st.SearchStrategy[T]) -> list[T] | None:
+        return data.draw(st.none() | st.lists(one, min_size=count, max_size=count))
+
+    values = column(st.binary(max_size=5)) or [b"v"] * count
+    keys = column(st.sampled_from([None, "a", "b", b"\xff"]))
+    if data.draw(st.booleans()):
+        keys = column(st.sampled_from(["a", "b"]))
+    times = column(
+        st.sampled_from([None, 5, NOW_MS, NOW_MS + 10]) if data.draw(st.booleans()) else st.just(7)
+    )
+    gaps = column(st.integers(1, 3))
+    ids = None if gaps is None else list(accumulate(gaps, initial=4))[1:]
+    columns = Columns(values, keys, sequence_ids=ids, deliver_at_ms=times)
+    first = 9 if ids is None else ids[0]
+    order = None
+    if way == "singles":
+        encoded = encode_singles(columns, first, NOW_MS, compression)
+    else:
+        encoded, order = encode_group(columns, first, NOW_MS, compression, by_key=way == "by_key")
+    stored = decoded_of(encoded)
+    assert [number for *_, number, _ in stored] == sorted(number for *_, number, _ in stored)
+    messages = stored if order is None else [stored[place] for place in order]
+    assert [message[0] for message in messages] == values
+    assert [message[1] for message in messages] == (keys or [None] * count)
+    assert [message[3] for message in messages] == (times or [None] * count)
+    assert [message[2] for message in stored] == (ids or list(range(9, 9 + count)))
+    if ids is not None:
+        assert order is None
+
+
+def test_messages_that_are_due_at_different_times_are_batches_of_one_that_broker_and_consumer_read_quickly() -> (
+    None
+):
+    times = [NOW_MS + 10 * n for n in range(100)]
+    columns = Columns([b"%d" % n for n in range(100)], [f"k{n}" for n in range(100)], deliver_at_ms=times)
+    encoded, order = encode_group(columns, 5, NOW_MS)
+    assert order is None
+    slow = [
+        encode_batch(
+            [value],
+            sequence_id=5 + n,
+            publish_time_ms=NOW_MS,
+            keys=[f"k{n}"],
+            extensions={EXT_DELIVER_AT_MS: due},
+        )
+        for n, (value, due) in enumerate(zip(columns.values, times))
+    ]
+    assert encoded.batches() == slow
+    neighbours, _ = encode_group(
+        columns._replace(deliver_at_ms=[NOW_MS] * 60 + [NOW_MS + 10] * 40), 5, NOW_MS
+    )
+    assert [decode_batch(batch).header.message_count for batch in neighbours.batches()] == [60, 40]

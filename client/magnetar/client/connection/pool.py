@@ -13,6 +13,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import TaskSet
 
 from ..options import ClientOptions
+from ..pending_budget import PendingBudget
 from ..queue_budget import QueueBudget
 from ..service_url import ServiceUrl
 from .broker_connection import CLOSE_TIMEOUT_S, BrokerConnection
@@ -25,7 +26,7 @@ LEAVE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
-    """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections.
+    """`options`, the budgets, `clock` and `rng` are the client's, for everything that uses its connections.
 
     cluster: counts the switches to another cluster; a message id is of the cluster in which it was received. state: see
     Client.connection_state.
@@ -34,6 +35,7 @@ class ConnectionPool:
     def __init__(self, service: ServiceUrl, options: ClientOptions, clock: Clock, rng: random.Random) -> None:
         self.options = options
         self.queue_budget = QueueBudget(options.max_queued_bytes)
+        self.pending_budget = PendingBudget(options.max_pending_bytes)
         self.clock = clock
         self.rng = rng
         self.cluster = 0

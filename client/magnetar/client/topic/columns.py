@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from itertools import accumulate, repeat
-from operator import add
+from itertools import accumulate, pairwise, repeat
+from operator import add, lt
 from typing import Any, TypeVar
 
 from magnetar.proto.batch import Columns, Key, Properties
@@ -16,10 +17,20 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageTooLarge,
     RequestTimeout,
+    SequenceIdError,
 )
 from magnetar.proto.ids import MessageId
-from magnetar.proto.message_rules import checked_properties, is_utf8, properties_bytes
+from magnetar.proto.message_rules import (
+    MAX_SEQUENCE_ID,
+    MAX_TIME_MS,
+    checked_properties,
+    checked_sequence_id,
+    checked_time_ms,
+    is_utf8,
+    properties_bytes,
+)
 
+from ..durations import Duration, in_seconds
 from ..options import time_in_ms
 
 T = TypeVar("T")
@@ -29,6 +40,8 @@ MESSAGE_OVERHEAD_BYTES = 64
 # send_many cuts here, so that no batch makes an entry that is far larger than what the broker aims at.
 MANY_MAX_MESSAGES = 10_000
 MANY_MAX_BYTES = 1024 * 1024
+# Delivery times are rounded up to such steps, so that messages that are due at about the same time share a batch.
+DELIVERY_STEP_MS = 10
 
 
 def checked_columns(
@@ -36,12 +49,21 @@ def checked_columns(
     keys: Sequence[Key] | None,
     properties: Sequence[Properties | None] | None,
     event_times: Sequence[datetime | int | None] | None,
+    sequence_ids: Sequence[int] | None = None,
+    deliver_at: Sequence[datetime | int | None] | None = None,
 ) -> Columns:
     """What a user gave to send_many. Raises InvalidArgument, which names the message, for wrong types and lengths."""
     values = list(values)
     if set(map(type, values)) - {bytes}:
         values = _each(checked_value, values)
-    for name, column in (("keys", keys), ("properties", properties), ("event_times", event_times)):
+    columns = {
+        "keys": keys,
+        "properties": properties,
+        "event_times": event_times,
+        "sequence_ids": sequence_ids,
+        "deliver_at": deliver_at,
+    }
+    for name, column in columns.items():
         if column is not None and len(column) != len(values):
             raise InvalidArgument(
                 f"{len(values)} values, but {len(column)} {name}: each value needs one (or None)"
@@ -50,7 +72,9 @@ def checked_columns(
         keys = list(keys) if _are_keys(keys) else _each(checked_key, keys)
     maps = None if properties is None else _each(checked_properties, properties)
     times = None if event_times is None else _each(_checked_time, event_times)
-    return Columns(values, keys, maps, times)
+    ids = None if sequence_ids is None else _rising(sequence_ids)
+    due = None if deliver_at is None else _each(_checked_due, deliver_at)
+    return Columns(values, keys, maps, times, None, ids, due)
 
 
 def _each(check: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
@@ -60,6 +84,49 @@ def _each(check: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
     except InvalidArgument as error:
         raise InvalidArgument(f"message {len(checked)}: {error.message}") from None
     return checked
+
+
+def _rising(ids: Sequence[int]) -> list[int]:
+    """Raises SequenceIdError, InvalidArgument."""
+    ids = list(ids)
+    if set(map(type, ids)) != {int} or not 0 <= min(ids) <= max(ids) <= MAX_SEQUENCE_ID:
+        ids = _each(checked_sequence_id, ids)
+    if not all(map(lt, ids, ids[1:])):
+        number = next(number for number, (one, other) in enumerate(pairwise(ids), 1) if one >= other)
+        raise SequenceIdError(
+            f"message {number}: the sequence id {ids[number]} follows {ids[number - 1]}; they rise"
+        )
+    return ids
+
+
+def _checked_due(time: datetime | int | None) -> int | None:
+    if type(time) is int and 0 < time < MAX_TIME_MS - DELIVERY_STEP_MS:
+        return time + -time % DELIVERY_STEP_MS
+    return delivery_time(time, None, 0)
+
+
+def delivery_time(
+    deliver_at: datetime | int | None, deliver_after: Duration | None, now_ms: int
+) -> int | None:
+    """When a message is due, in ms and never before it was asked for; None: at once. Raises InvalidArgument."""
+    if deliver_at is not None:
+        if deliver_after is not None:
+            raise InvalidArgument("a message is due deliver_at or deliver_after, not both")
+        if isinstance(deliver_at, datetime):
+            past = deliver_at.year <= 1970  # of which the milliseconds may be negative
+        else:
+            past = type(deliver_at) is int and deliver_at < 0
+        time_ms = 0 if past else time_in_ms(deliver_at)
+    elif deliver_after is not None:
+        seconds: Any = in_seconds(deliver_after)
+        if type(seconds) not in (int, float) or not -math.inf < seconds < math.inf:
+            raise InvalidArgument(
+                f"deliver_after is a number of seconds or a timedelta, not {deliver_after!r}"
+            )
+        time_ms = checked_time_ms(now_ms + math.ceil(seconds * 1000)) if seconds > 0 else 0
+    else:
+        return None
+    return min(time_ms + -time_ms % DELIVERY_STEP_MS, MAX_TIME_MS) if time_ms > 0 else None
 
 
 def _are_keys(keys: Sequence[Key]) -> bool:
@@ -154,7 +221,7 @@ def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns,
         end = min(bisect_right(ends, ends[first] + max_bytes) - 1, first + MANY_MAX_MESSAGES)
         end = max(end, first + 1)
         whole = first == 0 and end == len(sizes)
-        piece = columns if whole else Columns._make(column and column[first:end] for column in columns)
+        piece = columns if whole else columns.part(first, end)
         pieces.append((piece, ends[end] - ends[first]))
         first = end
     return pieces

@@ -1,17 +1,23 @@
 """Groups of a producer that are closed and not settled: sans I/O, in order, ready to be sent again.
 
-Invariants (`check`): sequence ids rise without a gap from `in_flight` through `unsent` except where a group failed;
-`bytes` is the sum of the groups' bytes; groups settle in the order in which they were closed.
+Invariants (`check`): sequence ids rise from `in_flight` through `unsent`, with gaps where a group failed or the application
+chose them; `bytes` is the sum of the groups' bytes; groups settle in the order in which they were closed.
+
+After a reconnect everything that is not confirmed is written again, also what the broker may have stored. With deduplication
+it says so in its receipts; without, messages may be stored twice.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 from magnetar.proto.errors import MagnetarError, MalformedFrame, MessageTooLarge, SendTimeout
 
 from ..receipts import Group
+
+NO_LEDGER = (1 << 64) - 1  # in a receipt row: these messages were stored before
 
 
 class Outbox:
@@ -68,9 +74,11 @@ class Outbox:
         settled = 0
         groups = self.in_flight
         for sequence_id, count, ledger, entry, index in rows:
+            if ledger == NO_LEDGER:
+                ledger = entry = -1  # stored before
             while count and groups:
                 group = groups[0]
-                expected = group.first_sequence_id + group.confirmed
+                expected = group.next_sequence_id
                 if sequence_id == expected:
                     step = min(count, group.message_count - group.confirmed)
                     if group.confirm(step, ledger, entry, index):
@@ -78,7 +86,8 @@ class Outbox:
                         self.bytes -= group.bytes
                         settled += 1
                 elif sequence_id < expected:
-                    # Of a group that was given up (send_timeout) while the broker stored it.
+                    # Of a group that was given up (send_timeout) while the broker stored it. Its ids rise, so that it has no
+                    # more messages than there are ids up to the expected one.
                     step = min(count, expected - sequence_id)
                 else:
                     raise MalformedFrame(
@@ -97,7 +106,7 @@ class Outbox:
     def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:
         """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept."""
         for position, group in enumerate(self.in_flight):
-            if group.first_sequence_id <= sequence_id < group.first_sequence_id + group.message_count:
+            if group.first_sequence_id <= sequence_id <= group.last_sequence_id:
                 del self.in_flight[position]
                 self._fail(group, error)
                 return group
@@ -158,5 +167,4 @@ class Outbox:
         groups = [*self.in_flight, *self.unsent]
         assert self.bytes == sum(group.bytes for group in groups)
         assert not any(group.settled for group in groups)
-        ends = [group.first_sequence_id + group.message_count for group in groups]
-        assert all(end <= group.first_sequence_id for end, group in zip(ends, groups[1:]))
+        assert all(one.last_sequence_id < other.first_sequence_id for one, other in pairwise(groups))
