@@ -69,7 +69,7 @@ class Watched(Generic[T]):
 
 
 class WatchedByName(Generic[T]):
-    """A Watched for each name that was asked for. Iterated: those names. Nothing is given up before `close`.
+    """A Watched for each name that was asked for. Iterated: those names. Kept until `forget`, or `close`.
 
     Who lets others make up names looks first whether there is such a node.
     """
@@ -104,6 +104,10 @@ class WatchedByName(Generic[T]):
             )
             watched = self._watched[name] = Watched(self._metadata, path, read, on_change)
         return watched
+
+    def forget(self, name: str) -> Watched[T] | None:
+        """It is the caller's to close."""
+        return self._watched.pop(name, None)
 
     def drop(self, name: str) -> None:
         """It has changed, or may have."""

@@ -39,10 +39,15 @@ class CreateTopic(Command, tag=50):
 
 
 class DeleteTopic(Command, tag=51):
-    """Ok: null. Refused while producers or consumers are connected unless `force`."""
+    """Ok: null. Refused while producers or consumers are connected unless `force`. `dry`: only that is looked at.
+
+    Of a partitioned topic the broker deletes the record; its partitions are topics of their own. Ok: {"partitions":
+    [number, ...]}: those that are to be deleted before this is asked again; once that is empty the topic is deleted.
+    """
 
     topic: str
     force: bool = False
+    dry: bool = False
 
 
 class DeleteSubscription(Command, tag=52):

@@ -31,8 +31,6 @@ async def test_foreign_commands_are_answered() -> None:
         with pytest.raises(UnknownCommand):
             await client.ask(c.BookieInfo)
         with pytest.raises(Unsupported):
-            await client.ask(c.CreateTopic, "orders", 4)
-        with pytest.raises(Unsupported):
             await client.producer(topic="non-persistent://public/default/x")
 
 

@@ -247,7 +247,7 @@ async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expi
             await client.ask(c.GetPolicies, "orders")
         metadata.failing.clear()
         await ledgers_after_a_round()  # the first one has them read
-        await broker.namespaces.learn(SPACE)
+        await broker.namespaces.followed.learn(SPACE)
         assert await ledgers_after_a_round() < len_before
 
 
@@ -315,7 +315,7 @@ async def test_a_group_without_brokers_is_refused() -> None:
 
 
 async def test_rule_48_a_topic_that_cannot_follow_its_policies_costs_itself_only() -> None:
-    namespaces = NamespacePolicies(MemoryMetadataStore())
+    namespaces = NamespacePolicies(MemoryMetadataStore()).followed
     followed: list[str] = []
 
     def fails() -> None:

@@ -58,6 +58,8 @@ def test_the_table_of_operations() -> None:
         "BrokerService.last_message_id": Operation("consume", CONSUMER),
         "BrokerService.lookup": Operation("lookup", TOPIC),
         "BrokerService.partitions": Operation("lookup", TOPIC),
+        "BrokerService.watch_partitions": Operation("lookup", TOPIC),
+        "BrokerService.update_partitions": Operation("create_topic", TOPIC),
         "BrokerService.list_topics": Operation("list_topics", "namespace"),
         "BrokerService.watch_topics": Operation("list_topics", "namespace"),
         "BrokerService.topic_stats": Operation("topic_stats", TOPIC),

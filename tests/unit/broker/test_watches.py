@@ -59,7 +59,7 @@ async def test_a_connection_that_takes_nothing_is_told_to_list_again() -> None:
             await client.ask(c.CreateTopic, f"t{number}")
         await settle()
         assert told(client) == []
-        (watch,) = client.handler._watches._watches.values()
+        (watch,) = client.handler._watches._topics.values()
         assert not watch._changes, "nothing is kept for it"
         client.writable = True
         client.handler.writing_resumed()
@@ -74,7 +74,7 @@ async def test_too_many_changes_at_once_are_not_told_one_by_one(monkeypatch: pyt
     async with running_broker() as broker:
         client = FakeClient(broker)
         await client.ask(c.WatchTopics, 1, "public/default")
-        (watch,) = client.handler._watches._watches.values()
+        (watch,) = client.handler._watches._topics.values()
         for number in range(10):
             watch.topic_changed(full(f"t{number}"), exists=True)
         await settle()

@@ -33,7 +33,15 @@ from typing import Any
 import msgspec
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, TopicNotFound
+from magnetar.metadata.store import Check, Create
+from magnetar.proto.errors import (
+    AlreadyExists,
+    DataDirectoryError,
+    MagnetarError,
+    NotFoundInStore,
+    TopicNotFound,
+    VersionConflict,
+)
 from magnetar.proto.ids import TopicName
 
 from ..cursors.core.acks import Position
@@ -43,6 +51,7 @@ from .records import (
     Segment,
     SegmentRecord,
     TopicRecord,
+    partitioned_path,
     replace,
     segment_path,
     segments_path,
@@ -84,18 +93,37 @@ class LedgerList:
     async def load(self, *, create_ms: int | None) -> bool:
         """Reads the list, or makes it (`create_ms`: the time). True if it was there.
 
-        Raises TopicNotFound, or DataDirectoryError for what cannot be read.
+        Raises TopicNotFound, AlreadyExists for a partitioned topic's name, or DataDirectoryError for what cannot be read.
         """
-        while (stored := await self._metadata.get(self.path)) is not None:
-            self._begin(TopicRecord.decode(stored.value, self.path), stored.version)
-            if await self._load_segments():
-                self._add(self.record.ledgers)
-                return True
-        if create_ms is None:
-            raise TopicNotFound(f"topic {self.name} does not exist; `magnetar topics list` shows what does")
+        made = False
+        while True:
+            stored = await self._metadata.get(self.path)
+            if stored is not None:
+                self._begin(TopicRecord.decode(stored.value, self.path), stored.version)
+                if await self._load_segments():
+                    self._add(self.record.ledgers)
+                    return not made
+            elif create_ms is None:
+                raise TopicNotFound(
+                    f"topic {self.name} does not exist; `magnetar topics list` shows what does"
+                )
+            else:
+                made = await self._make(create_ms)
+
+    async def _make(self, create_ms: int) -> bool:
+        """Writes the list of a new topic; False: somebody else did. A name is partitioned or not, never both."""
         record = TopicRecord.new(create_ms)
-        self._begin(record, await self._metadata.create(self.path, record.encode()))
-        return False
+        unpartitioned = Check(partitioned_path(self.name), None)
+        try:
+            await self._metadata.commit([unpartitioned, Create(self.path, record.encode())])
+        except AlreadyExists:
+            return False
+        except VersionConflict:
+            raise AlreadyExists(
+                f"{self.name} is a partitioned topic: its partitions have names of their own, such as "
+                f"{self.name.partition_of(0)}"
+            ) from None
+        return True
 
     def _begin(self, record: TopicRecord, version: int) -> None:
         """Forgets all ledgers; those of the record are to be added."""

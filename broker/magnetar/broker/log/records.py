@@ -20,6 +20,7 @@ from ..cursors.core.acks import Position
 
 TOPICS_ROOT = "/topics"
 NAMESPACES_ROOT = "/namespaces"
+PARTITIONED_ROOT = "/partitioned"
 
 
 def topic_path(name: TopicName) -> str:
@@ -70,6 +71,11 @@ def staged_ledger_path(name: TopicName, stored_id: int) -> str:
 def namespace_path(namespace: str) -> str:
     """Metadata path of what is laid down for a namespace, `tenant/namespace`."""
     return f"{NAMESPACES_ROOT}/{namespace}"
+
+
+def partitioned_path(name: TopicName) -> str:
+    """Metadata path of a partitioned topic's record; its partitions have ledger lists of their own."""
+    return f"{PARTITIONED_ROOT}/{name.tenant}/{name.namespace}/{name.domain}/{name.name}"
 
 
 class LedgerInfo(msgspec.Struct, array_like=True, gc=False):
@@ -207,6 +213,22 @@ class NamespaceRecord(Record):
     """A namespace's node."""
 
     policies: Policies
+
+
+class PartitionedRecord(Record):
+    """A partitioned topic: how many partitions it has, and what holds for all of them (`topics.partitions`)."""
+
+    partitions: int  # that users see; 0: it is being made
+    policies: Policies
+    policies_version: int  # rises with every change of them
+    created_ms: int
+    properties: dict[str, str]
+    deleting: bool  # the topic does not exist any more; some of its partitions may
+
+    @classmethod
+    def new(cls, created_ms: int) -> PartitionedRecord:
+        """The record of a topic that is being made."""
+        return cls(0, Policies(), 0, created_ms, {}, False)
 
 
 class StagedRecord(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
-from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies
 
 from ..compaction.topic_compaction import CompactionStats
@@ -17,6 +17,7 @@ from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ProducerPort
+from ..topics.partitions import PartitionedTopic
 from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
@@ -27,6 +28,7 @@ from .results import (
     BundlesFound,
     ConsumerOpened,
     Expired,
+    PartitionsLeft,
     Peeked,
     PoliciesFound,
     ProducerOpened,
@@ -121,7 +123,8 @@ class BrokerService:
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:
         """The last confirmed message of the consumer's topic that it gets; None if there is none."""
         compacted = opened.subscription.compacted
-        return await (opened.topic.log if compacted is None else compacted).last_message_id()
+        found = await (opened.topic.log if compacted is None else compacted).last_message_id()
+        return None if found is None else found._replace(partition=opened.topic.name.partition)
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -131,9 +134,16 @@ class BrokerService:
         return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
-    async def partitions(self, _name: TopicName) -> int:
-        """How many partitions the topic has; 0: it is not partitioned."""
-        return 0
+    async def partitions(self, name: TopicName) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made."""
+        return await self._broker.partitioned.count(name)
+
+    @on_topic("lookup")
+    async def watch_partitions(
+        self, name: TopicName, changed: Callable[[int], None]
+    ) -> tuple[int, Callable[[], None]]:
+        """As `partitions`, and gives each later number to `changed` until what is returned as well is called."""
+        return await self._broker.partitioned.watch(name, changed)
 
     @on_namespace("list_topics")
     async def list_topics(self, namespace: str, *, after: str = "", count: int = 0) -> TopicPage:
@@ -180,15 +190,39 @@ class BrokerService:
 
     @on_topic("create_topic")
     async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
-        """Makes a topic, or finds it there. Raises TopicBusy, Unsupported."""
+        """Makes a topic, or finds it there; 0: one that is not partitioned.
+
+        Raises TopicBusy, InvalidArgument, and AlreadyExists if there is one of the name with another number of partitions.
+        """
         if partitions:
-            raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
-        await self._broker.topic(name, create=True)
+            await self._broker.partitioned.create(name, partitions)
+        elif name.partition == NO_PARTITION:
+            await self._broker.topic(name, create=True)
+        else:
+            await self._broker.known(name)
+
+    @on_topic("create_topic")
+    async def update_partitions(self, name: TopicName, *, partitions: int) -> int:
+        """A partitioned topic has so many from now on. Raises TopicNotFound, TopicBusy, InvalidArgument for fewer."""
+        return await self._broker.partitioned.update(name, partitions)
 
     @on_topic("delete_topic")
-    async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:
-        """Deletes it with all it holds. Raises TopicNotFound, and TopicInUse while somebody is connected unless `force`."""
-        await self._broker.delete_topic(name, force=force)
+    async def delete_topic(
+        self, name: TopicName, *, force: bool = False, dry: bool = False
+    ) -> PartitionsLeft | None:
+        """Deletes it with all it holds. Raises TopicNotFound, and TopicInUse while somebody is connected unless `force`.
+
+        Of a partitioned topic it is the record, once its partitions are deleted: the first call marks it, so that none can
+        be used any more, and each returns what is to be deleted before the next one. `dry`: nothing is deleted.
+        """
+        if name.partition == NO_PARTITION and not dry:
+            left = await self._broker.partitioned.delete(name)
+            if left is not None:
+                return PartitionsLeft(left)
+        elif not dry:
+            await self._broker.partitioned.check_deletable(name)
+        await self._broker.delete_topic(name, force=force, dry=dry)
+        return None
 
     @on_topic("delete_subscription")
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
@@ -201,6 +235,10 @@ class BrokerService:
     @on_topic("get_policies")
     async def topic_policies(self, name: TopicName) -> PoliciesFound:
         """Those of the topic itself, and what is in force for it. Raises TopicNotFound."""
+        if (whole := await self._partitioned(name)) is not None:
+            of_namespace = await self._broker.namespaces.read(name.full_namespace)
+            in_force = self._of_partitioned(whole.policies, of_namespace.policies)
+            return PoliciesFound(whole.policies, whole.record.policies_version, in_force.rows())
         topic = await self._broker.known(name)
         in_force, record = await topic.policies.read(), topic.ledger.list.record
         return PoliciesFound(record.policies, record.policies_version, in_force.rows())
@@ -208,6 +246,11 @@ class BrokerService:
     @on_topic("set_policies")
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
+        if (whole := await self._partitioned(name)) is not None:
+            of_namespace = await self._broker.namespaces.read(name.full_namespace)
+            before = self._of_partitioned(whole.policies, of_namespace.policies)
+            await self._check_possible(before, policies.check_topic())
+            return await self._broker.partitioned.set_policies(name, policies, version)
         topic = await self._broker.known(name)
         await self._check_possible(await topic.policies.read(), policies.check_topic())
         return await topic.set_policies(policies, version)
@@ -224,6 +267,16 @@ class BrokerService:
         before, _ = await self._broker.namespaces.read(check_namespace(namespace))
         await self._check_possible(self._of_namespace(before), policies)
         return await self._broker.namespaces.set(namespace, policies, version)
+
+    async def _partitioned(self, name: TopicName) -> PartitionedTopic | None:
+        """The topic if it is partitioned, itself and not one of its partitions: its record has its policies."""
+        if name.partition != NO_PARTITION or self._broker.has(name):
+            return None
+        found = await self._broker.partitioned.read(name)
+        return found if found.partitions else None
+
+    def _of_partitioned(self, policies: Policies, of_namespace: Policies) -> Resolved:
+        return Resolved((("topic", policies), ("namespace", of_namespace), of_broker(self.settings)))
 
     def _of_namespace(self, policies: Policies) -> Resolved:
         return Resolved((("namespace", policies), of_broker(self.settings)))

@@ -158,6 +158,12 @@ class TopicStats(msgspec.Struct, frozen=True):
     compaction: CompactionStats
 
 
+class PartitionsLeft(msgspec.Struct, frozen=True):
+    """Of a partitioned topic that is being deleted: the numbers of those that are to be deleted first; none: it is gone."""
+
+    partitions: list[int]
+
+
 class PoliciesFound(msgspec.Struct, frozen=True):
     """Policies that are set at one level, their version, and what is in force there."""
 

@@ -17,6 +17,7 @@ from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
+from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
 
 
@@ -48,6 +49,7 @@ class Components(NamedTuple):
     dispatched: DispatchCounters
     archives: ArchiveReader
     namespaces: NamespacePolicies
+    partitioned: PartitionedTopics
     bookies: Bookies | None  # None: clients cannot learn where bookies listen
     compactions: asyncio.Semaphore  # a slot for each that may run at once
     ownership: Ownership

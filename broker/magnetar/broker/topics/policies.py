@@ -1,10 +1,8 @@
 """Policies in force: those of the topic, else those of its namespace, else the broker's settings.
 
 A topic's own policies stand in the head of its ledger list: they are there when the topic is, and a former owner cannot
-change them. Those of a namespace are a node of their own, which the broker watches while it serves a topic of it.
-
-    unknown --read--> known --the node changed--> unknown
-       `--it cannot be read--> unknown: whoever asks next has it read again
+change them. Those of a namespace are a node of their own, which the broker watches while it serves a topic of it; so are
+those of a partitioned topic (`partitions`), which stand between a partition's own and its namespace's.
 
 While they are not known nothing is trimmed, nothing expires, and no ledger is begun: to act on the next level instead
 would delete what the namespace says is to be kept, or store fewer copies than it wants.
@@ -12,27 +10,23 @@ would delete what the namespace says is to be kept, or store fewer copies than i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.watched import WatchedByName
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
-    MagnetarError,
     NotEnoughBookies,
     ServiceNotReady,
     VersionConflict,
 )
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
 from magnetar.proto.policies import OF_NAMESPACES, PlacementGroup, Policies, PolicyInForce
-from magnetar.runtime.tasks import Jobs
 
 from ..log.durability import Durability
 from ..log.ledger_list import LedgerList
@@ -40,8 +34,7 @@ from ..log.list_changes import ListChanges
 from ..log.records import NamespaceRecord, namespace_path, replace
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
-
-_log = logging.getLogger(__name__)
+from .followed import Followed
 
 T = TypeVar("T")
 
@@ -117,6 +110,14 @@ def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
     return "broker", Policies(**values)
 
 
+class HasPolicies(Protocol):
+    """What stands in the metadata above a topic."""
+
+    @property
+    def policies(self) -> Policies:
+        """Those for all topics below it."""
+
+
 class TopicPolicies:
     """Of one topic."""
 
@@ -124,55 +125,75 @@ class TopicPolicies:
         self,
         name: TopicName,
         ledgers: LedgerList,
-        namespaces: NamespacePolicies,
+        namespaces: Followed[Any],
+        partitioned: Followed[Any],
         settings: BrokerSettings,
     ) -> None:
+        """`namespaces`, `partitioned`: what stands above a topic, and above a partition."""
         self._name = name
-        self._namespace = name.full_namespace
+        self._own = "topic"
         self._ledgers = ledgers
-        self._namespaces = namespaces
+        # The levels between the topic and the broker: what they are, and what is followed there, by which name.
+        self._above: list[tuple[str, Followed[HasPolicies], str]] = [
+            ("namespace", namespaces, name.full_namespace)
+        ]
+        if name.partition != NO_PARTITION:
+            self._own = "partition"
+            self._above.insert(0, ("topic", partitioned, str(name.whole)))
         self._settings = settings
         self._changed: Callable[[], None] | None = None
         self._resolved: Resolved | None = None  # of the levels as they were when it was asked for last
 
     async def learn(self, changed: Callable[[], None]) -> None:
-        """Returns when those of its namespace were read, if that is possible. `changed` is called when they change.
+        """Returns when those above it were read, if that is possible. `changed` is called when they change.
 
         `stop` in the end.
         """
         self._changed = changed
-        self._namespaces.listen(self._namespace, changed)
-        await self._namespaces.learn(self._namespace)
+        for _, followed, name in self._above:
+            followed.listen(name, changed)
+        for _, followed, name in self._above:
+            await followed.learn(name)
 
     def stop(self) -> None:
-        """Changes of the namespace do not matter here any more."""
+        """Changes do not matter here any more."""
         if self._changed is not None:
-            self._namespaces.ignore(self._namespace, self._changed)
+            for _, followed, name in self._above:
+                followed.ignore(name, self._changed)
 
     def durability(self) -> Durability:
         """Of the topic's next ledger. ServiceNotReady: another level's policy would perhaps store fewer copies."""
         in_force = self.in_force()
         if in_force is None:
+            unknown = [
+                f"{level} {name}" for level, followed, name in self._above if followed.known(name) is None
+            ]
             raise ServiceNotReady(
-                f"the policies of namespace {self._namespace} cannot be read now, so it is not known how topic {self._name} "
+                f"the policies of {' and of '.join(unknown)} cannot be read now, so it is not known how topic {self._name} "
                 "is to be stored; it goes on when the metadata store answers"
             )
         return in_force.durability
 
     def in_force(self) -> Resolved | None:
         """None: not known now."""
-        of_namespace = self._namespaces.known(self._namespace)
-        return None if of_namespace is None else self._resolve(of_namespace)
+        above = []
+        for _, followed, name in self._above:
+            if (found := followed.known(name)) is None:
+                return None
+            above.append(found.policies)
+        return self._resolve(above)
 
     async def read(self) -> Resolved:
         """In force by what is stored now. Raises what the metadata store failed with."""
-        of_namespace, _ = await self._namespaces.read(self._namespace)
-        return self._resolve(of_namespace)
+        return self._resolve([(await followed.read(name)).policies for _, followed, name in self._above])
 
-    def _resolve(self, of_namespace: Policies) -> Resolved:
-        own, known = self._ledgers.record.policies, self._resolved
-        if known is None or known.levels[0][1] is not own or known.levels[1][1] is not of_namespace:
-            levels = (("topic", own), ("namespace", of_namespace), of_broker(self._settings))
+    def _resolve(self, above: list[Policies]) -> Resolved:
+        found, known = [self._ledgers.record.policies, *above], self._resolved
+        if known is None or any(
+            before is not now for (_, before), now in zip(known.levels, found, strict=False)
+        ):
+            names = [self._own, *(level for level, _, _ in self._above)]
+            levels = (*zip(names, found, strict=True), of_broker(self._settings))
             known = self._resolved = Resolved(levels)
         return known
 
@@ -188,72 +209,37 @@ class TopicPolicies:
 
         changed = await changes.edit(change)
         if changed is None:  # raised here: within an edit it would mean another owner
-            raise _conflict(f"topic {self._name}")
+            raise policies_conflict(f"topic {self._name}")
         return changed
 
 
+class StoredPolicies(NamedTuple):
+    """Of a namespace, and the version to change them with."""
+
+    policies: Policies
+    version: int
+
+
 class NamespacePolicies:
-    """See the module docstring. `close` in the end."""
+    """Of all namespaces."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        # Of namespaces that somebody asked for: as many as there are.
-        self._watched = WatchedByName(metadata, namespace_path, self.read, self._changed)
-        self._jobs = Jobs("policies")
-        # By namespace: called once changed policies are known.
-        self._listeners: dict[str, dict[Callable[[], None], None]] = {}
+        self.followed = Followed(
+            metadata,
+            namespace_path,
+            self.read,
+            what="the policies of namespace",
+            meanwhile="so that none of its topics is trimmed",
+        )
 
-    def listen(self, namespace: str, changed: Callable[[], None]) -> None:
-        """From now on `changed` is called after each change, until `ignore`."""
-        self._listeners.setdefault(namespace, {})[changed] = None
-
-    def ignore(self, namespace: str, changed: Callable[[], None]) -> None:
-        """Ends `listen`; may come without it."""
-        listeners = self._listeners.get(namespace, {})
-        listeners.pop(changed, None)
-        if not listeners:
-            self._listeners.pop(namespace, None)
-
-    def known(self, namespace: str) -> Policies | None:
-        """From memory; None: not known now, and being read."""
-        found = self._watched.of(namespace).known
-        if found is None:
-            self._jobs.begin(namespace, lambda: self._learn(namespace))
-            return None
-        return found[0]
-
-    async def learn(self, namespace: str) -> None:
-        """Returns when they were read, if that is possible."""
-        if self.known(namespace) is None:
-            await self._jobs.wait(namespace)
-
-    async def _learn(self, namespace: str) -> None:
-        watched = self._watched.of(namespace)
-        try:
-            while watched.known is None:
-                await watched.get()
-        except MagnetarError as error:
-            _log.warning(
-                "the policies of namespace %s cannot be read, so that none of its topics is trimmed: %s",
-                namespace, error,
-            )  # fmt: skip
-            return
-        for changed in list(self._listeners.get(namespace, ())):
-            try:
-                changed()
-            except Exception:  # costs its own topic only (rule 48)
-                _log.exception("a topic of namespace %s does not follow its new policies", namespace)
-
-    def _changed(self, namespace: str) -> None:
-        self.known(namespace)
-
-    async def read(self, namespace: str) -> tuple[Policies, int]:
+    async def read(self, namespace: str) -> StoredPolicies:
         """As they are stored, and their version. Raises DataDirectoryError, or what the store failed with."""
         path = namespace_path(namespace)
         stored = await self._metadata.get(path)
         if stored is None:
-            return Policies(), ABSENT
-        return NamespaceRecord.decode(stored.value, path).policies, stored.version
+            return StoredPolicies(Policies(), ABSENT)
+        return StoredPolicies(NamespaceRecord.decode(stored.value, path).policies, stored.version)
 
     async def set(self, namespace: str, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises VersionConflict, unless just these policies are stored."""
@@ -266,17 +252,12 @@ class NamespacePolicies:
             stored = await self._metadata.get(path)
             if stored is not None and stored.value == value:
                 return stored.version
-            raise _conflict(f"namespace {namespace}") from None
+            raise policies_conflict(f"namespace {namespace}") from None
         finally:
-            self._watched.drop(namespace)
-
-    async def close(self) -> None:
-        """Nothing is watched or read any more."""
-        await self._watched.close()
-        await self._jobs.cancel()
+            self.followed.drop(namespace)
 
 
-def _conflict(what: str) -> VersionConflict:
+def policies_conflict(what: str) -> VersionConflict:
     """Somebody changed the policies since they were read."""
     return VersionConflict(f"the policies of {what} have changed since they were read; read them again")
 

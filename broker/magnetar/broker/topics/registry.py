@@ -34,7 +34,7 @@ from magnetar.proto.errors import (
     TopicNotServed,
     Unsupported,
 )
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import Jobs, LongTask, begin
 
@@ -50,6 +50,7 @@ from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
+from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
 from .topic import Topic
 from .watches import TopicWatches
@@ -130,15 +131,16 @@ class Broker:
         self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
+        self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self.namespaces = NamespacePolicies(metadata)
+        self.partitioned = PartitionedTopics(metadata, clock, self.watches)
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
-            self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
-            asyncio.Semaphore(settings.max_compactions), self.ownership,
+            self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
+            self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
-        self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._rounds: list[LongTask] = []
         self._jobs = Jobs("broker")
@@ -353,8 +355,8 @@ class Broker:
         stored = await self.metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
 
-    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
-        """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicInUse."""
+    async def delete_topic(self, name: TopicName, *, force: bool, dry: bool = False) -> None:
+        """Deletes it with its subscriptions and ledgers, unless `dry`. Raises TopicNotFound, TopicInUse."""
         topic = await self.topic(name, create=False)
         if not force:
             await topic.probe_users()
@@ -363,6 +365,8 @@ class Broker:
             raise TopicBusy(f"topic {name} is being closed or deleted; try again")
         if not force:
             topic.check_unused()
+        if dry:
+            return
 
         async def delete() -> None:
             await topic.delete()
@@ -372,13 +376,17 @@ class Broker:
         await asyncio.shield(self._end(held, TopicState.DELETING, delete()))
 
     async def find(self, name: TopicName) -> Topic:
-        """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
+        """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound, PartitionNotFound."""
+        if name.partition != NO_PARTITION:
+            return await self.known(name)
         return await self.topic(name, create=self.settings.auto_create_topics)
 
     async def known(self, name: TopicName) -> Topic:
-        """For administration: the topic if it exists. Raises TopicNotFound."""
-        if not await self.exists(name):
-            raise TopicNotFound(f"topic {name} does not exist")
+        """For administration: the topic if it exists. Raises TopicNotFound, PartitionNotFound."""
+        if name.partition != NO_PARTITION:
+            await self.partitioned.check(name)
+        elif not await self.exists(name):
+            raise await self.partitioned.missing(name)
         return await self.topic(name, create=False)
 
     # --- maintenance, end ---------------------------------------------------------------------------------------------
@@ -456,7 +464,8 @@ class Broker:
         for rounds in self._rounds:
             await rounds.close()
         await self._jobs.cancel()
-        await self.namespaces.close()
+        await self.namespaces.followed.close()
+        await self.partitioned.followed.close()
         self.watches.close()
         busy = True
         while busy:  # what is being loaded is closed afterwards

@@ -69,7 +69,9 @@ class Topic:
         self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self.readers = Readers(self.cache.drop_before)
         ledgers = LedgerList(name, components.metadata)
-        self.policies = TopicPolicies(name, ledgers, components.namespaces, settings)
+        self.policies = TopicPolicies(
+            name, ledgers, components.namespaces.followed, components.partitioned.followed, settings
+        )
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
             ledgers, components.metadata, components.ledgers, components.archives, self.cache, components.shared_reads,
             settings, components.clock,
@@ -390,7 +392,6 @@ class Topic:
             )
             self.cache.clear()
             await self._tasks.wait()
-            self.policies.stop()
             if self._export is not None:
                 await self._export.stop(self.not_served)
             await self.compaction.stop()
@@ -399,6 +400,7 @@ class Topic:
                 await self._export.attachments.stop()
             await self.maintenance.stop()
         finally:
+            self.policies.stop()
             self.producers.close_all(self.not_served)
             notify_closed(consumers, self.not_served)
 

@@ -28,6 +28,7 @@ from magnetar.proto.errors import (
     UnknownCommand,
 )
 from magnetar.proto.frames import Run
+from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import TaskSet
 
 from ...dispatch.subscription import SubscribeRequest
@@ -193,7 +194,9 @@ class ClientConnection:
             self._consumers.close(command.consumer_id)
             self._link.answer(command.request_id)
         elif isinstance(command, c.WatchTopics):
-            self._ask(command.request_id, lambda: self._watches.request(self._link, command))
+            self._ask(command.request_id, lambda: self._watches.watch_topics(self._link, command))
+        elif isinstance(command, c.WatchPartitions):
+            self._ask(command.request_id, lambda: self._watches.watch_partitions(self._link, command))
         else:
             self._request(command, payload)
 
@@ -312,7 +315,12 @@ class ClientConnection:
             self._link,
             command.topic,
             SubscribeRequest(*[getattr(command, name) for name in SubscribeRequest._fields]),
-            port=ConsumerPort(self._link, command.consumer_id, self._consumer_ended),
+            port=ConsumerPort(
+                self._link,
+                command.consumer_id,
+                self._consumer_ended,
+                TopicName.parse(command.topic).partition,
+            ),
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:

@@ -16,6 +16,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
     StorageFailed,
 )
+from magnetar.proto.ids import NO_PARTITION
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ...cursors.core.acks import EntryKey
@@ -147,15 +148,23 @@ class ConsumerPort:
     consumer with an error that is final for it: leaving the batch out would lose it, trying again would never end.
     """
 
-    __slots__ = ("_on_ended", "_stopped", "consumer_id", "peer")
+    __slots__ = ("_on_ended", "_partition", "_stopped", "consumer_id", "peer")
 
     def __init__(
-        self, link: Link, consumer_id: int, on_ended: Callable[[ConsumerPort, MagnetarError], None]
+        self,
+        link: Link,
+        consumer_id: int,
+        on_ended: Callable[[ConsumerPort, MagnetarError], None],
+        partition: int = NO_PARTITION,
     ) -> None:
-        """`on_ended`: the topic ended the consumer, or the port did, of which the topic does not know yet."""
+        """`on_ended`: the topic ended the consumer, or the port did, of which the topic does not know yet.
+
+        `partition`: the number of its topic, for the ids of messages.
+        """
         self.consumer_id = consumer_id
         self.peer = link
         self._on_ended = on_ended
+        self._partition = partition
         self._stopped = False  # nothing is sent after a batch that was not
 
     @property
@@ -199,7 +208,7 @@ class ConsumerPort:
         else:
             parts += entry.slice(first, last)
         header = c.Deliver(
-            0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
+            0, self.consumer_id, epoch, ledger_id, entry_id, self._partition, redelivery_count, len(hidden)
         ).encode()
         self.peer.send(header, parts)
 

@@ -115,6 +115,7 @@ REQUESTS: dict[type[c.Command], _Answer] = {
     c.ListTopics: _call(_B.list_topics),
     c.TopicStats: _call(_B.topic_stats),
     c.CreateTopic: _call(_B.create_topic),
+    c.UpdatePartitions: _call(_B.update_partitions, "partitions"),
     c.DeleteTopic: _call(_B.delete_topic),
     c.DeleteSubscription: _call(_B.delete_subscription),
     c.GetPolicies: _get_policies,

@@ -1,0 +1,349 @@
+"""Partitioned topics: a record of their own, and partitions that are topics like any other.
+
+    (nothing)  --create-->  MAKING    record with 0 partitions, which keeps the name from being a topic's
+    MAKING     --heads of all partitions, then the count by compare-and-set-->             SERVED
+    SERVED     --grow: heads, with the durable subscriptions of partition 0, then the count--> SERVED
+    any        --delete: the record is marked first-->                                     DELETING
+    DELETING   --each partition by its owner, then the record-->                           (nothing)
+
+A crash anywhere leaves one of these states, and the same call again goes on from there. Heads are written under a check of
+the record's version, so none is made once a topic is DELETING, and whoever deletes finds all of them. A partition is never
+made by its use: if its head is missing it does not exist. Subscriptions of new partitions begin at their first message, so
+nobody who reads the whole topic misses what is stored there before he learns of them.
+
+Any broker answers for the record; whoever has to do with a topic follows it (`followed`), and so learns of its growth and
+its policies. "Partitioned or not" is decided by the store: each kind is made under the check that the other is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from magnetar.metadata import MetadataStore
+from magnetar.metadata.store import Check, Create
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    NotFoundInStore,
+    PartitionNotFound,
+    TopicBusy,
+    TopicNotFound,
+    VersionConflict,
+)
+from magnetar.proto.ids import MAX_PARTITIONS, NO_PARTITION, TopicName
+from magnetar.proto.policies import Policies
+from magnetar.runtime.clock import Clock
+
+from ..cursors.entries import encode_acks
+from ..cursors.pointer import NO_LEDGER, PointerRecord
+from ..log.records import (
+    TOPICS_ROOT,
+    PartitionedRecord,
+    TopicRecord,
+    cursor_path,
+    cursors_path,
+    partitioned_path,
+    replace,
+    topic_path,
+)
+from .followed import Followed
+from .policies import ABSENT, policies_conflict
+from .watches import TopicWatches
+
+_CREATED_AT_ONCE = 200  # nodes of one commit: 100 KB
+
+
+class PartitionedTopic(NamedTuple):
+    """A record as it was read."""
+
+    record: PartitionedRecord
+    version: int  # of its node; ABSENT: there is none
+
+    @property
+    def exists(self) -> bool:
+        """True for a topic that is served, or being made."""
+        return self.version != ABSENT and not self.record.deleting
+
+    @property
+    def partitions(self) -> int:
+        """That users see; 0: it is no partitioned topic, or not yet, or not any more."""
+        return self.record.partitions if self.exists else 0
+
+    @property
+    def policies(self) -> Policies:
+        """For all of its partitions."""
+        return self.record.policies
+
+
+class PartitionedTopics:
+    """See the module docstring. `followed` is to be closed in the end."""
+
+    def __init__(self, metadata: MetadataStore, clock: Clock, watches: TopicWatches) -> None:
+        """`watches` are told of partitions that were made."""
+        self._metadata = metadata
+        self._clock = clock
+        self._watches = watches
+        self.followed = Followed(
+            metadata,
+            lambda topic: partitioned_path(TopicName.parse(topic)),
+            lambda topic: self.read(TopicName.parse(topic)),
+            what="the partitioned topic",
+            meanwhile="so that its growth and its policies are not known",
+        )
+
+    async def read(self, name: TopicName) -> PartitionedTopic:
+        """As it is stored now; another broker's last change may be missing."""
+        path = partitioned_path(name)
+        stored = await self._metadata.get(path)
+        if stored is None:
+            return PartitionedTopic(PartitionedRecord.new(0), ABSENT)
+        return PartitionedTopic(PartitionedRecord.decode(stored.value, path), stored.version)
+
+    async def count(self, name: TopicName) -> int:
+        """Its partitions; 0: it is not partitioned. Raises TopicBusy while it is being made."""
+        if name.partition != NO_PARTITION:
+            return 0
+        return _count(name, await self.followed.get(str(name)))
+
+    async def watch(self, name: TopicName, changed: Callable[[int], None]) -> tuple[int, Callable[[], None]]:
+        """As `count`, and `changed` is called with each later one until what is returned as well is called.
+
+        Of 0 partitions there is no watch. Raises TopicBusy.
+        """
+        topic = str(name)
+
+        def notify() -> None:
+            if (found := self.followed.known(topic)) is not None:
+                changed(found.partitions)
+
+        def stop() -> None:
+            self.followed.ignore(topic, notify)
+
+        count = await self.count(name)
+        if count:
+            self.followed.listen(topic, notify)
+            try:
+                count = await self.count(name)
+            except BaseException:
+                stop()
+                raise
+        if not count:
+            stop()
+        return count, stop
+
+    async def check(self, name: TopicName) -> None:
+        """Before a partition is used. Raises PartitionNotFound, or TopicBusy if the topic has changed just now."""
+        number, whole = name.partition, name.whole
+        found = await self.followed.get(str(whole))
+        if number < found.partitions:
+            return
+        if found.version != ABSENT:  # which may be older than what others of the cluster have seen
+            try:
+                await self._metadata.commit([Check(partitioned_path(whole), found.version)])
+            except (VersionConflict, NotFoundInStore):
+                self.followed.drop(str(whole))
+                raise TopicBusy(f"the partitions of {whole} have changed just now; try again") from None
+        command = f"magnetar topics update-partitions {whole.short} {number + 1}"
+        if found.partitions:
+            last, reason = found.partitions - 1, f"it has {found.partitions} partitions"
+            reason += (
+                f", 0 to {last}; `{command}` adds others" if last else f", number 0; `{command}` adds others"
+            )
+        elif found.version != ABSENT:
+            reason = "it is being deleted" if found.record.deleting else "it is being made"
+        else:
+            command = f"magnetar topics create {whole.short} --partitions {number + 1}"
+            reason = f"it is no partitioned topic; `{command}` makes it one"
+        raise PartitionNotFound(f"{whole} has no partition {number}: {reason}")
+
+    async def missing(self, name: TopicName) -> MagnetarError:
+        """Why there is no topic of this name, which is no partition's."""
+        found = await self.read(name)
+        if found.partitions:
+            return InvalidArgument(
+                f"{name} is a partitioned topic: this is asked of each of its {found.partitions} partitions, "
+                f"{name.partition_of(0).short} and so on, as a client of this version does"
+            )
+        return TopicNotFound(f"topic {name} does not exist")
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    async def create(self, name: TopicName, partitions: int) -> None:
+        """Makes it, or finds it with so many partitions. Raises AlreadyExists, InvalidArgument, TopicBusy."""
+        _check_partitions(name, partitions)
+        found = await self.read(name)
+        if found.version == ABSENT:
+            record, path = PartitionedRecord.new(self._clock.now_ms()), partitioned_path(name)
+            try:
+                await self._metadata.commit([Check(topic_path(name), None), Create(path, record.encode())])
+            except VersionConflict:
+                raise AlreadyExists(
+                    f"topic {name} exists and is not partitioned; delete it first, or choose another name"
+                ) from None
+            except AlreadyExists:
+                pass  # somebody else makes it
+            found = await self.read(name)
+        if not found.exists:
+            raise TopicBusy(
+                f"{name} is being deleted; delete it again if nobody does any more, then create it"
+            )
+        if found.partitions not in (0, partitions):
+            raise AlreadyExists(
+                f"{name} has {found.partitions} partitions; `magnetar topics update-partitions {name.short} N` adds some"
+            )
+        await self._grow(name, found, partitions)
+
+    async def update(self, name: TopicName, partitions: int) -> int:
+        """The topic has so many from now on. Raises TopicNotFound, InvalidArgument for fewer than before, TopicBusy."""
+        _check_partitions(name, partitions)
+        found = await self.read(name)
+        if not found.exists:
+            raise TopicNotFound(
+                f"there is no partitioned topic {name}; `magnetar topics create {name.short} --partitions {partitions}` "
+                "makes one"
+            )
+        if partitions < found.partitions:
+            raise InvalidArgument(
+                f"{name} has {found.partitions} partitions and cannot have {partitions}: a topic never has fewer than "
+                "before, because the others hold messages; make another topic to have fewer"
+            )
+        await self._grow(name, found, partitions)
+        return partitions
+
+    async def _grow(self, name: TopicName, found: PartitionedTopic, partitions: int) -> None:
+        before = found.record.partitions
+        if before == partitions:
+            return
+        names = [name.partition_of(number) for number in range(before, partitions)]
+        try:
+            if name.domain == "persistent":
+                await self._make(name, found, names)
+            record = msgspec.structs.replace(found.record, partitions=partitions)
+            await self._replace(name, record, found.version)
+        except (VersionConflict, NotFoundInStore) as conflict:
+            raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
+        for one in names:
+            self._watches.changed(one, exists=True)
+
+    async def _make(self, name: TopicName, found: PartitionedTopic, names: list[TopicName]) -> None:
+        """Writes the heads of partitions, and their subscriptions; what is there already stays. Raises VersionConflict."""
+        now_ms = self._clock.now_ms()
+        head = TopicRecord.new(now_ms).encode()
+        pointer = PointerRecord(NO_LEDGER, [encode_acks((0, 0, 0), [])], now_ms, {}, [], False).encode()
+        subscriptions = await self._subscriptions(name.partition_of(0)) if found.record.partitions else []
+        nodes = [Create(topic_path(one), head) for one in names]
+        nodes += [Create(cursor_path(one, name), pointer) for one in names for name in subscriptions]
+        check = Check(partitioned_path(name), found.version)
+        for at in range(0, len(nodes), _CREATED_AT_ONCE):
+            part = nodes[at : at + _CREATED_AT_ONCE]
+            try:
+                await self._metadata.commit([check, *part])
+            except AlreadyExists:  # a call that was interrupted made some of them
+                for node in part:
+                    try:
+                        await self._metadata.commit([check, node])
+                    except AlreadyExists:
+                        continue
+
+    async def _subscriptions(self, first: TopicName) -> list[str]:
+        """The durable subscriptions of a partition."""
+        found = []
+        for name in await self._metadata.children(cursors_path(first)):
+            path = cursor_path(first, name)
+            stored = await self._metadata.get(path)
+            if stored is not None and not PointerRecord.decode(stored.value, path).deleting:
+                found.append(name)
+        return found
+
+    async def delete(self, name: TopicName) -> list[int] | None:
+        """The numbers of the partitions that are to be deleted before this is called again; none: the topic is deleted.
+
+        None: there is no such partitioned topic. Raises TopicBusy.
+        """
+        found = await self.read(name)
+        if found.version == ABSENT:
+            return None
+        try:
+            version = found.version
+            if not found.record.deleting:
+                version = await self._replace(
+                    name, msgspec.structs.replace(found.record, deleting=True), version
+                )
+            left = await self._partitions_left(name)
+            if not left:
+                await self._metadata.delete(partitioned_path(name), version=version)
+        except VersionConflict as conflict:
+            raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
+        except NotFoundInStore:  # somebody else deleted it
+            return []
+        return left
+
+    async def check_deletable(self, name: TopicName) -> None:
+        """Of a partition. Raises InvalidArgument while its topic needs it."""
+        whole = name.whole
+        found = await self.read(whole)
+        if found.exists:
+            raise InvalidArgument(
+                f"partition {name.partition} of {whole} cannot be deleted alone: its partitions have the numbers from 0 to "
+                f"{found.partitions - 1}; delete the topic, or clear the backlog of the partition's subscriptions"
+            )
+
+    async def _partitions_left(self, name: TopicName) -> list[int]:
+        """Those that have a head."""
+        parent, start = f"{TOPICS_ROOT}/{name.full_namespace}/{name.domain}", f"{name.name}-partition-"
+        found: list[int] = []
+        after, more = start, True
+        while more:
+            names = await self._metadata.children(parent, after=after, limit=MAX_PARTITIONS)
+            those = [name._replace(name=one) for one in names if one.startswith(start)]
+            found += [one.partition for one in those if one.partition != NO_PARTITION and one.whole == name]
+            more = len(those) == MAX_PARTITIONS
+            after = names[-1] if names else after
+        return sorted(found)
+
+    async def set_policies(self, name: TopicName, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises VersionConflict, unless it has just these, and TopicNotFound."""
+        found = await self.read(name)
+        if not found.exists:
+            raise await self.missing(name)
+        record = found.record
+        if record.policies_version != version:
+            if record.policies == policies:
+                return record.policies_version
+            raise policies_conflict(f"topic {name}")
+        changed = msgspec.structs.replace(record, policies=policies, policies_version=version + 1)
+        try:
+            await self._replace(name, changed, found.version)
+        except VersionConflict:
+            raise policies_conflict(f"topic {name}") from None
+        return changed.policies_version
+
+    async def _replace(self, name: TopicName, record: PartitionedRecord, version: int) -> int:
+        try:
+            return await replace(self._metadata, partitioned_path(name), record.encode(), version)
+        finally:
+            self.followed.drop(str(name))
+
+
+def _count(name: TopicName, found: PartitionedTopic) -> int:
+    if found.exists and not found.partitions:
+        raise TopicBusy(
+            f"{name} is being made with partitions; if nobody makes it any more, create it again or delete it"
+        )
+    return found.partitions
+
+
+def _check_partitions(name: TopicName, partitions: int) -> None:
+    """Raises InvalidArgument, or InvalidTopicName for a name that is too long for so many."""
+    if name.partition != NO_PARTITION:
+        raise InvalidArgument(
+            f"{name} would be a partition of {name.whole.short}, which cannot have partitions of its own; choose a name "
+            "that does not end in -partition- and a number"
+        )
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidArgument(f"a topic has 1 to {MAX_PARTITIONS:,} partitions, not {partitions:,}")
+    name.partition_of(partitions - 1)
