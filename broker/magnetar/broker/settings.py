@@ -72,6 +72,11 @@ class BrokerSettings:
     publish_share: float = 0.25  # of the memory budget: queued and unconfirmed messages over all topics
     max_topic_publish_bytes: int = 16 * MIB  # queued and unconfirmed of one topic; then reading pauses
 
+    # Non-persistent topics keep their newest messages in memory: all of them together a share of the memory budget, and each
+    # one so much. Who is further behind loses messages, which are counted.
+    non_persistent_share: float = 0.1
+    max_non_persistent_topic_bytes: int = 16 * MIB
+
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # bookies must take entries of max_group_bytes
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
     # How long a producer that opens again waits until what it sent before is stored or refused; then QuorumLost.
@@ -196,7 +201,7 @@ class BrokerSettings:
             )
         if self.max_ledger_entries > MAX_LEDGER_ENTRIES:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_LEDGER_ENTRIES}")
-        for name in ("tail_cache_share", "publish_share", "shared_read_share"):
+        for name in ("tail_cache_share", "publish_share", "shared_read_share", "non_persistent_share"):
             if getattr(self, name) >= 1:
                 raise InvalidSetting(f"broker setting {name} is a share: it must be less than 1")
 
@@ -225,6 +230,11 @@ class BrokerSettings:
     def shared_read_bytes(self) -> int:
         """Budget of what was read last."""
         return int(self.memory_budget_bytes * self.shared_read_share)
+
+    @property
+    def non_persistent_bytes(self) -> int:
+        """Bound of what non-persistent topics have in memory."""
+        return int(self.memory_budget_bytes * self.non_persistent_share)
 
     @property
     def publish_bytes(self) -> int:

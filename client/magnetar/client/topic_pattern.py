@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import DOMAINS, TopicName
 
 from .administration import Admin
 from .options import LETTER_ENDINGS
@@ -18,19 +18,24 @@ from .topics_watch import TopicChanges, TopicsWatch
 
 
 class TopicPattern:
-    """A pattern of topic names, and the namespace in which it is looked for: the one that it begins with, if any."""
+    """A pattern of topic names, and where it is looked for: the namespace that it begins with, if any.
+
+    One that begins with non-persistent:// matches such topics alone, any other one persistent topics.
+    """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
         if not isinstance(pattern.pattern, str):
             raise InvalidArgument(f"a pattern of topics is text, not {pattern.pattern!r}")
-        text = pattern.pattern.removeprefix("persistent://")
+        domain, separator, text = pattern.pattern.partition("://")
+        if not separator or domain not in DOMAINS:
+            domain, text = "persistent", pattern.pattern
         parts = text.split("/", 2)
         if len(parts) == 2:
             raise InvalidArgument(f"not a pattern of topics: {text!r} (want NAME or TENANT/NAMESPACE/NAME)")
         self._names = re.compile(parts[-1], pattern.flags)
         # Both are checked as those of a topic.
-        name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
-        self.namespace = name.full_namespace
+        name = TopicName.parse(f"{domain}://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
+        self.namespace, self._domain = name.full_namespace, domain
 
     @property
     def of_letters(self) -> bool:
@@ -39,11 +44,13 @@ class TopicPattern:
 
     def matches(self, topics: Iterable[str]) -> list[str]:
         """Those full names whose last part matches as a whole; retry and dead-letter topics only if it asks for them."""
-        names = {topic: TopicName.parse(topic).name for topic in topics}
+        names = {topic: TopicName.parse(topic) for topic in topics}
         return [
             topic
-            for topic, name in names.items()
-            if self._names.fullmatch(name) and (self.of_letters or not name.endswith(LETTER_ENDINGS))
+            for topic, (domain, _, _, name) in names.items()
+            if domain == self._domain
+            and self._names.fullmatch(name)
+            and (self.of_letters or not name.endswith(LETTER_ENDINGS))
         ]
 
     def __str__(self) -> str:

@@ -114,6 +114,7 @@ def check_ids(ledger_id: int, first: int = 0, last: int = -1) -> None:
 
 _PART = re.compile(r"[-=:.\w]+")
 _MAX_NAME = 255
+DOMAINS = ("persistent", "non-persistent")
 # The number in its canonical form: "orders-partition-03" is a topic like any other.
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)")
 
@@ -138,7 +139,7 @@ class TopicName(NamedTuple):
             if "/" not in rest:
                 rest = f"public/default/{rest}"
         parts = rest.split("/")
-        if domain not in ("persistent", "non-persistent") or len(parts) != 3:
+        if domain not in DOMAINS or len(parts) != 3:
             raise InvalidTopicName(
                 f"not a topic name: {text!r} (want persistent://tenant/namespace/name, or just a name)"
             )
@@ -148,6 +149,11 @@ class TopicName(NamedTuple):
                     f"not a topic name: {text!r} ({part[:40]!r} must be 1 to {_MAX_NAME} letters, digits or -=:._)"
                 )
         return cls(domain, *parts)
+
+    @property
+    def persistent(self) -> bool:
+        """False: its messages are in the memory of its broker alone."""
+        return self.domain == "persistent"
 
     def partition_of(self, number: int) -> TopicName:
         """The name of partition `number` of this topic. Raises InvalidTopicName if that is too long for a name."""

@@ -18,7 +18,6 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicNotFound,
     UnknownCommand,
-    Unsupported,
 )
 from magnetar.proto.frames import encode_frame
 from support.broker_kit import FakeClient, running_broker, settle
@@ -30,8 +29,6 @@ async def test_foreign_commands_are_answered() -> None:
         client = FakeClient(broker)
         with pytest.raises(UnknownCommand):
             await client.ask(c.BookieInfo)
-        with pytest.raises(Unsupported):
-            await client.producer(topic="non-persistent://public/default/x")
 
 
 async def test_unknown_ids_and_names() -> None:

@@ -38,6 +38,7 @@ from ..cursors.core.acks import AckRange, EntryKey, Position, by_entry
 from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
 from ..log.reading import LedgerReading
+from ..log.records import LedgerInfo
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE
 from .core.instructions import Pause
@@ -151,6 +152,7 @@ class Subscription:
         self._lost_consumers = LostConsumers()
         self._closed: MagnetarError | None = None
         self.acked_messages = 0
+        self.dropped_messages = 0  # of a non-persistent topic: they left before they were delivered
 
     @property
     def durable(self) -> bool:
@@ -451,6 +453,13 @@ class Subscription:
         finally:
             self._seeking = False
             asyncio.get_running_loop().call_soon(self.dispatcher.handle, self._core.resume, Pause.SEEK)
+
+    def lose(self, info: LedgerInfo, end: Position) -> None:
+        """The first ledger of a non-persistent topic leaves; `end` is behind it. What was not delivered of it is counted."""
+        if self.cursor.state.mark_delete < end:
+            self.dropped_messages += self._core.losing(info)
+            self.cursor.skip_to(end)
+            self.dispatcher.handle(self._core.skipped)
 
     async def skip_to(self, find: Callable[[], Awaitable[Position]]) -> bool:
         """Acknowledges everything before the position that `find` returns; durable when this returns. False: it was.

@@ -73,7 +73,8 @@ class LedgerList:
     Positions mean the same in archived ledgers as in those at the bookies: both together are the topic.
 
     Invariants: position ids rise along `archived_ledgers` and then `ledgers`; all of `ledgers` but the last one are closed;
-    `record.ledgers` are the last ones of both together, the same objects.
+    `record.ledgers` are the last ones of both together, the same objects; of a non-persistent topic, whose ledgers are in
+    memory alone (`ring`), there are none.
     """
 
     def __init__(self, name: TopicName, metadata: MetadataStore) -> None:
@@ -213,6 +214,16 @@ class LedgerList:
         info = self.ledgers[-1]
         info.entries, info.closed = entries, True
         self.record.next_index = info.first_index + info.messages
+
+    def hold(self, info: LedgerInfo) -> None:
+        """A ledger in memory follows: what is stored never names it."""
+        self._add([info])
+
+    def let_go_of_first(self) -> None:
+        """The first ledger in memory leaves; the next `commit` stores that it was trimmed, which need not be soon."""
+        info = self.ledgers.pop(0)
+        self.record.trimmed_end = (info.ledger_id, info.entries, 0)
+        del self._by_id[info.ledger_id], self._stored[info.stored_id]
 
     def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
         """Ledgers `first` to `last` are trimmed: they were the first ones at the bookies."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError, TopicNotServed
@@ -28,6 +28,7 @@ from .ledger_list import LedgerList
 from .list_changes import ListChanges
 from .reading import ArchiveReader, LedgerReading
 from .records import cursor_path
+from .ring import Ring
 from .shared_reads import SharedReads
 from .tail_cache import TopicCache
 
@@ -45,7 +46,7 @@ class ManagedLedger(Generic[T]):
         metadata: MetadataStore,
         ledgers: Ledgers,
         archives: ArchiveReader,
-        cache: TopicCache,
+        cache: TopicCache | Ring[Any],
         shared_reads: SharedReads,
         settings: BrokerSettings,
         clock: Clock,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import ArchiveUnavailable, MessageLost
@@ -26,6 +26,7 @@ from ..resources.stores import Ledgers, Reader, Reads, Writer
 from .ledger_list import LedgerList
 from .positions import Start, find_position
 from .records import ArchivedLedger, LedgerInfo
+from .ring import Ring
 from .shared_reads import SharedReads
 from .tail_cache import TopicCache
 
@@ -81,7 +82,7 @@ class LedgerReading:
         ledger_list: LedgerList,
         ledgers: Ledgers,
         archives: ArchiveReader,
-        cache: TopicCache,
+        cache: TopicCache | Ring[Any],
         shared_reads: SharedReads,
     ) -> None:
         self.list = ledger_list

@@ -73,14 +73,14 @@ class TopicCache:
 
     def put(self, key: EntryKey, entry: Entry) -> None:
         """Adds an entry that follows all that are here."""
-        size = _size(entry)
+        size = entry_size(entry)
         self._entries[key] = entry
         self.used += size
         self._cache.added(key, self, size)
 
     def drop(self, key: EntryKey) -> None:
         """Forgets an entry that is here."""
-        size = _size(self._entries.pop(key))
+        size = entry_size(self._entries.pop(key))
         self.used -= size
         self._cache.dropped(key, size)
 
@@ -106,6 +106,7 @@ class TopicCache:
         self.drop_before(None)
 
 
-def _size(entry: Entry) -> int:
+def entry_size(entry: Entry) -> int:
+    """Bytes of memory."""
     batches: int = entry.batch_count
     return len(entry.data) + _ROW_BYTES * batches + _OBJECT_BYTES

@@ -22,7 +22,7 @@ from ..topics.policies import Resolved, check_namespace, check_possible, of_brok
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
 from .ledgers import LedgerService
-from .operations import on_cluster, on_consumer, on_namespace, on_topic
+from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
 from .results import (
     BrokersFound,
     BundlesFound,
@@ -171,7 +171,7 @@ class BrokerService:
         """Figures of the topic. Raises TopicNotFound."""
         return await topic_stats(await self._broker.known(name))
 
-    @on_topic("compact_topic")
+    @on_stored_topic("compact_topic")
     async def compact_topic(self, name: TopicName, *, action: str = "start") -> CompactionStats:
         """Begins a compaction unless one is under way ("start"), gives up compaction ("remove"), or does nothing ("status").
 
@@ -243,7 +243,7 @@ class BrokerService:
         in_force, record = await topic.policies.read(), topic.ledger.list.record
         return PoliciesFound(record.policies, record.policies_version, in_force.rows())
 
-    @on_topic("set_policies")
+    @on_stored_topic("set_policies")
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
         if (whole := await self._partitioned(name)) is not None:
@@ -287,7 +287,7 @@ class BrokerService:
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
-    @on_topic("create_subscription")
+    @on_stored_topic("create_subscription")
     async def create_subscription(
         self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
     ) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import update_wrapper
 from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from magnetar.proto.errors import Unsupported
 from magnetar.proto.ids import TopicName
 
 from .results import ConsumerOpened
@@ -81,6 +82,16 @@ def _parsed(topic: str) -> tuple[TopicName, str]:
     return name, str(name)
 
 
+def _stored(topic: str) -> tuple[TopicName, str]:
+    name = TopicName.parse(topic)
+    if not name.persistent:
+        raise Unsupported(
+            f"{name} is a non-persistent topic: nothing of it is stored, so it has no ledgers, archive, compaction or "
+            "policies of its own, and no subscription without a consumer; this needs a persistent topic"
+        )
+    return name, str(name)
+
+
 def _opened(consumer: ConsumerOpened) -> tuple[ConsumerOpened, str]:
     return consumer, str(consumer.topic.name)
 
@@ -91,6 +102,8 @@ def _namespace(namespace: str) -> tuple[str, str]:
 
 # A topic, named by the caller: callers give its name, the method gets it parsed.
 on_topic = _On("topic", _parsed)
+# The same, of what is stored of it: Unsupported for a non-persistent one.
+on_stored_topic = _On("topic", _stored)
 # The topic of a consumer that the caller has opened.
 on_consumer = _On("topic of the consumer", _opened)
 # A namespace `tenant/namespace`, or "" for all.

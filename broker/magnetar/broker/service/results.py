@@ -127,6 +127,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     blocked_on_unacked_messages: bool
     unreadable_entries: list[UnreadableEntry]
     skipped_entries: int
+    dropped_messages: int  # of a non-persistent topic
     consumers: list[ConsumerStats]
 
 
@@ -137,6 +138,9 @@ class TopicStats(msgspec.Struct, frozen=True):
     state: str
     messages_in: int
     bytes_in: int
+    dropped_messages: (
+        int  # of a non-persistent topic: they left before a subscription had them, summed over subscriptions
+    )
     stored_messages: int
     stored_bytes: int
     next_index: int

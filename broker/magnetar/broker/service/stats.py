@@ -45,6 +45,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         state=topic.ledger.appending.state.value,
         messages_in=topic.messages_in,
         bytes_in=topic.bytes_in,
+        dropped_messages=topic.dispatched.dropped_messages,
         stored_messages=total - (ledgers[0].first_index if ledgers else total),
         stored_bytes=sum(info.size for info in ledgers),
         next_index=total,
@@ -140,6 +141,7 @@ async def _subscription_stats(
             for key, failure in sorted(dispatch.source.unreadable.items())[:MAX_UNREADABLE_ENTRIES]
         ],
         skipped_entries=subscription.dispatcher.skipped_entries,
+        dropped_messages=subscription.dropped_messages,
         consumers=[
             ConsumerStats(
                 name=consumer.name,

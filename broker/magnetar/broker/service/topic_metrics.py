@@ -1,7 +1,8 @@
 """Figures by topic and subscription, for /metrics: from memory alone, in turns of the loop, bounded in number.
 
-Of `max_topic_metrics` topics, and of so many durable subscriptions, each has rows of its own; those beyond, in the order in
-which they were loaded, are summed in one row with empty labels (of the ages the highest counts).
+Of `max_topic_metrics` topics, and of so many subscriptions that are durable or of non-persistent topics, each has rows
+of its own; those beyond, in the order in which they were loaded, are summed in one row with empty labels (of the ages the
+highest counts).
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ TOPIC_METRICS: Final[Mapping[str, tuple[str, tuple[str, ...], bool]]] = {
         "Seconds since the oldest message that is not acknowledged was stored, 0 without a backlog; estimated", _BOTH, False,
     ),
     "subscription_unacked_messages": ("Messages that consumers hold and have not acknowledged", _BOTH, False),
+    "topic_dropped_messages": (
+        f"Messages of a non-persistent topic that left it before a subscription had them, over all subscriptions, {_SINCE}",
+        _TOPIC, True,
+    ),
+    "subscription_dropped_messages": ("The same of one subscription that has consumers", _BOTH, True),
     "subscription_redelivered_messages": (f"Messages that were delivered once more, {_SINCE}", _BOTH, True),
 }  # fmt: skip
 
@@ -56,7 +62,7 @@ async def topic_metrics(broker: Broker) -> Mapping[str, list[tuple[tuple[str, ..
             await asyncio.sleep(0)
         labels = (str(topic.name),) if number < most else ("",)
         _add(found, labels, _of_topic(topic))
-        durable = [subscription for subscription in topic.subscriptions.values() if subscription.durable]
+        durable = [one for one in topic.subscriptions.values() if one.durable or not topic.name.persistent]
         offsets = TopicOffsets(topic) if durable else None
         for subscription in durable:
             assert offsets is not None
@@ -81,6 +87,7 @@ def _of_topic(topic: Topic) -> Mapping[str, float]:
         "topic_bytes_out": topic.dispatched.bytes_out,
         "topic_publish_seconds": topic.publish_s,
         "topic_published_entries": topic.receipted_entries,
+        "topic_dropped_messages": topic.dispatched.dropped_messages,
     }
 
 
@@ -94,5 +101,6 @@ def _of_subscription(topic: Topic, subscription: Subscription, offsets: TopicOff
         "subscription_backlog_bytes": max(offsets.end.size - before.size, 0),
         _AGE: offsets.age_ms(mark, entry) / 1000,
         "subscription_unacked_messages": dispatch.tracker.unacked_messages,
+        "subscription_dropped_messages": subscription.dropped_messages,
         "subscription_redelivered_messages": dispatch.redelivered_messages,
     }

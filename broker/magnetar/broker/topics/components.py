@@ -11,6 +11,7 @@ from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..log.reading import ArchiveReader
+from ..log.ring import Rings
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership
@@ -53,3 +54,4 @@ class Components(NamedTuple):
     bookies: Bookies | None  # None: clients cannot learn where bookies listen
     compactions: asyncio.Semaphore  # a slot for each that may run at once
     ownership: Ownership
+    rings: Rings

@@ -32,7 +32,6 @@ from magnetar.proto.errors import (
     TopicBusy,
     TopicNotFound,
     TopicNotServed,
-    Unsupported,
 )
 from magnetar.proto.ids import NO_PARTITION, TopicName
 from magnetar.runtime.clock import Clock
@@ -43,6 +42,7 @@ from ..export.orphans import find_staged
 from ..export.topic_export import TopicExport
 from ..log.reading import ArchiveReader, NoArchives
 from ..log.records import TopicRecord, topic_path
+from ..log.ring import Rings
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
@@ -127,6 +127,7 @@ class Broker:
         self.ledgers = ledgers
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
+        self._rings = Rings(settings.non_persistent_bytes)
         self.publish_budget = ByteBudget(settings.publish_bytes)
         self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
         self.published = PublishCounters()
@@ -137,7 +138,7 @@ class Broker:
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
-            self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership,
+            self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership, self._rings,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
@@ -175,7 +176,7 @@ class Broker:
     async def topic(self, name: TopicName, *, create: bool) -> Topic:
         """The loaded topic. Concurrent calls share one load, and its failure if it fails.
 
-        Raises TopicNotFound, TopicBusy, Unsupported, or what the load met.
+        Raises TopicNotFound, TopicBusy, or what the load met.
         """
         if not self.has(name) and not self.ownership.serves(name):
             if create:
@@ -197,8 +198,6 @@ class Broker:
     def _begin_load(self, name: TopicName, *, create: bool) -> HeldTopic:
         if self._closing:
             raise TopicNotServed("the broker is stopping; look the topic up again")
-        if name.domain != "persistent":
-            raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
         self.ownership.check(name)
         held = self._held[str(name)] = HeldTopic(name, create=create)
         held.work = begin(self._load(held), f"load of topic {name}")
@@ -503,11 +502,13 @@ class Broker:
             "entry_read_bytes_total": self.dispatched.read_bytes,
             "unreadable_entries": self.dispatched.unreadable_entries,
             "skipped_entries_total": self.dispatched.skipped_entries,
+            "dropped_messages_total": self.dispatched.dropped_messages,
             "dispatch_failures_total": self.dispatched.failures,
             "publish_queue_bytes": self.publish_budget.used,
             "tail_cache_bytes": self.cache.used,
             "tail_cache_entries": len(self.cache),
             "read_ahead_bytes": self._read_budget.used,
+            "non_persistent_bytes": self._rings.used,
             "shared_read_bytes": self._shared_reads.used,
             "shared_reads_total": self._shared_reads.joined,
             "ledger_read_bytes_total": self._shared_reads.fetched_bytes,

@@ -74,6 +74,10 @@ class Retention:
 
     def trimmed_until(self) -> Holder:
         """Who needs most, where trimming is concerned: also the retention policy, and what nobody subscribed to."""
+        if not self._ledgers.name.persistent:
+            return Holder(
+                self._ledgers.start, "the topic is non-persistent: its newest messages are in memory"
+            )
         policies = self._policies()
         if policies is None:
             return Holder(_ALL, "the policies of its namespace are not known now")
@@ -86,7 +90,7 @@ class Retention:
     @property
     def waits_for_time(self) -> bool:
         """True if there are ledgers that will be deleted when they are older."""
-        policies = self._policies()
+        policies = self._policies() if self._ledgers.name.persistent else None
         if policies is None or not self._ledgers.ledgers or policies.retention[0] in (0, UNLIMITED):
             return False
         return self._retained(policies).position <= self.lowest().position

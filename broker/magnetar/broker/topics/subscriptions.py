@@ -135,6 +135,8 @@ class Subscriptions(Mapping[str, Subscription]):
         if not name and not asked.durable:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
+        if not self._ledger.name.persistent:
+            asked = asked._replace(durable=False, read_compacted=False)  # nothing of it is ever compacted
         self._check(name)
         compacted: CompactedLog | None = None
         if asked.read_compacted:
@@ -230,12 +232,15 @@ class Subscriptions(Mapping[str, Subscription]):
         return self._attach(name, cursor)
 
     def existing(self, name: str, *, durable: bool = False) -> Subscription:
-        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
+        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's.
+
+        Nothing is durable of a non-persistent topic, where all subscriptions are alike.
+        """
         self._check(name)
         found = self._by_name.get(name)
         if found is None:
             raise SubscriptionNotFound(f"topic {self._ledger.name} has no subscription {name!r}")
-        if durable and not found.durable:
+        if durable and not found.durable and self._ledger.name.persistent:
             raise InvalidArgument(
                 f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
             )

@@ -7,11 +7,15 @@
 subscription (`cursors.recovery`). A topic that learns of another owner fences itself: it confirms nothing more, and the
 registry ends and forgets it. `end` releases a topic in the same order, whatever ended it: queued entries, cursors,
 background work, ledger and ledger list. Only then are its producers and consumers sent to look the topic up again.
+
+A non-persistent topic appends to a `Ring` instead. All else is the same: its head in the metadata store says that it exists,
+and fences a former owner, but names no ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +33,7 @@ from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
+from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.core.entry_source import DispatchCounters
 from ..dispatch.dispatcher import notify_closed
@@ -38,7 +43,8 @@ from ..export.topic_export import TopicExport
 from ..log.appending import LedgerEvents
 from ..log.ledger_list import LedgerList
 from ..log.managed_ledger import ManagedLedger
-from ..log.records import cursors_path, staged_path
+from ..log.records import LedgerInfo, cursors_path, staged_path
+from ..log.ring import Ring
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
@@ -72,9 +78,13 @@ class Topic:
         self.policies = TopicPolicies(
             name, ledgers, components.namespaces.followed, components.partitioned.followed, settings
         )
+        self._ring: Ring[GatheredEntry] | None = None  # of a non-persistent topic
+        if not name.persistent:
+            limit = settings.max_non_persistent_topic_bytes
+            self._ring = Ring(ledgers, components.rings, limit, self._confirmed, self._leaving)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
-            ledgers, components.metadata, components.ledgers, components.archives, self.cache, components.shared_reads,
-            settings, components.clock,
+            ledgers, components.metadata, components.ledgers, components.archives, self._ring or self.cache,
+            components.shared_reads, settings, components.clock,
             LedgerEvents(
                 self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed
             ),
@@ -149,6 +159,8 @@ class Topic:
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
         await self.subscriptions.load()
+        if self._ring is not None:
+            self._ring.begin(self._components.clock.now_ms())
         self.check_served()  # a cursor may have met another owner
         return not existed
 
@@ -231,13 +243,14 @@ class Topic:
         self._append_scheduled = False
         if self._answered_entries:
             self._send_receipts()
-        ledger, coalescer = self.ledger.appending, self._coalescer
+        appending, coalescer = self.ledger.appending, self._coalescer
+        ledger = self._ring or appending
         while coalescer:
             if not ledger.accepting:
                 ledger.wake()
                 return
             entry = coalescer.take()
-            now, entry.appended_s = ledger.now_ms(), self._loop.time()
+            now, entry.appended_s = appending.now_ms(), self._loop.time()
             self._components.published.entries_in += 1
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
@@ -245,6 +258,11 @@ class Topic:
         self.states.confirmed(ledger_id, entry_id, entry)
         self._answered_entries.append((ledger_id, entry_id, data, entry, True))
         self._append_soon()
+
+    def _leaving(self, info: LedgerInfo, end: Position) -> None:
+        """A segment of the ring leaves, whoever has not read it."""
+        for subscription in list(self.subscriptions.values()):
+            subscription.lose(info, end)
 
     def _accepted(self, ledger_id: int, entry_id: int, entry: GatheredEntry) -> None:
         """flush=async: its producers get their receipts now, and consumers get the entry when it is confirmed."""
@@ -301,7 +319,8 @@ class Topic:
             self.used_at = self._loop.time()
         self.subscriptions.restore_cursors()
         self.states.restore()
-        self.maintenance.round(None if self._export is None else self._export.staging)
+        if self._ring is None:
+            self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
     def degraded(self) -> bool:
@@ -395,6 +414,11 @@ class Topic:
             if self._export is not None:
                 await self._export.stop(self.not_served)
             await self.compaction.stop()
+            if self._ring is not None:
+                self._ring.close()
+                if not self._fenced:  # ids of the next load are above these
+                    with contextlib.suppress(MagnetarError):
+                        await self.ledger.changes.edit(self.ledger.list.commit)
             await self.ledger.close()
             if self._export is not None:
                 await self._export.attachments.stop()

@@ -14,7 +14,7 @@ from functools import partial
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import DOMAINS, TopicName
 from magnetar.runtime.tasks import LongTask, on_change
 
 from ..log.records import TOPICS_ROOT
@@ -22,7 +22,6 @@ from ..log.records import TOPICS_ROOT
 # A change of any topic's list of ledgers counts as a change here as well.
 LIST_INTERVAL_S = 0.5
 _RETRY_MAX_S = 4.0
-_DOMAIN = "persistent"
 
 
 # Who watches: gets the full name of a topic, and whether it was made or deleted.
@@ -85,13 +84,14 @@ class _Follower:
     ) -> None:
         self._metadata = metadata
         self._namespace = namespace
-        self._path = f"{TOPICS_ROOT}/{namespace}/{_DOMAIN}"
         self._changed = changed
-        self._known: set[str] | None = None  # names; None: not listed yet, and nobody was answered
+        # Domain and name of each; None: not listed yet, and nobody was answered.
+        self._known: set[tuple[str, str]] | None = None
         self.listed = asyncio.Event()  # for the first time
         self._event = asyncio.Event()
         self._event.set()
-        self._watch = metadata.watch(self._path, lambda _: self._event.set())
+        self._paths = {domain: f"{TOPICS_ROOT}/{namespace}/{domain}" for domain in DOMAINS}
+        self._watches = [metadata.watch(path, lambda _: self._event.set()) for path in self._paths.values()]
         follow = partial(on_change, self._event, self._list)
         self._task = LongTask(
             f"the list of topics of namespace {namespace}", follow, retry_max_s=_RETRY_MAX_S
@@ -100,26 +100,30 @@ class _Follower:
     def note(self, name: TopicName, *, exists: bool) -> bool:
         """Of a change that this broker made, or found; False if it is no news."""
         known = self._known
-        if known is None or (name.name in known) is exists:
+        if known is None or ((name.domain, name.name) in known) is exists:
             return False
-        known.symmetric_difference_update((name.name,))
+        known.symmetric_difference_update([(name.domain, name.name)])
         return True
 
     async def _list(self) -> None:
-        self._compare(set(await self._metadata.children(self._path)))
+        listed: set[tuple[str, str]] = set()
+        for domain, path in self._paths.items():
+            listed.update((domain, name) for name in await self._metadata.children(path))
+        self._compare(listed)
         await asyncio.sleep(LIST_INTERVAL_S)
 
-    def _compare(self, listed: set[str]) -> None:
+    def _compare(self, listed: set[tuple[str, str]]) -> None:
         if self._known is None:
             self._known = listed
             self.listed.set()
             return
-        for name in sorted(self._known ^ listed):
+        for domain, name in sorted(self._known ^ listed):
             with contextlib.suppress(InvalidTopicName):  # no topic has that name
-                topic = TopicName.parse(f"{_DOMAIN}://{self._namespace}/{name}")
-                self._changed(topic, name in listed)
+                topic = TopicName.parse(f"{domain}://{self._namespace}/{name}")
+                self._changed(topic, (domain, name) in listed)
 
     def stop(self) -> None:
         """Nothing is noted any more."""
-        self._watch.close()
+        for watch in self._watches:
+            watch.close()
         self._task.stop()

@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from operator import length_hint
 from sys import getrefcount
 from typing import Any, Protocol
@@ -93,6 +94,8 @@ class TopicConsumer:
         delivery_filter: DeliveryFilter | None = None,
     ) -> None:
         """`create`: the topic, if there is none. `on_wake`: something arrived, or nothing more will."""
+        if not TopicName.parse(topic).persistent:  # there a subscription ends with its last connection
+            options = replace(options, durable=False)
         self._attachment = Attachment(pool, topic, consumer_id, what, self, CloseConsumer, on_closed)
         self.acknowledger = Acknowledger(self._attachment, options)
         self.position = ResumePoint(options)

@@ -21,6 +21,7 @@ from magnetar.proto.ranges import Range, RangeSet, complement
 
 from ...cursors.core.acks import AckRange, EntryKey, EntryRanges, Position
 from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
+from ...log.records import LedgerInfo
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
@@ -267,6 +268,27 @@ class DispatchCore:
                         self._settle_elsewhere(key, first, last)
         self._changed(consumer)
         self.message_counts.drop_below(self._state.mark_delete)
+
+    def losing(self, info: LedgerInfo) -> int:
+        """The first ledger of a non-persistent topic is about to leave. Counts its messages that are still to be delivered.
+
+        An event `skipped` follows. All of its entries are in memory.
+        """
+        ledger, state = info.ledger_id, self._state
+        again = [key for key in self.tracker.replay if key[0] == ledger]
+        waiting = [found for key in again if (found := self._waiting(key)) is not None]
+        lost = sum(last - first + 1 for found in waiting for first, last, _ in found.rows())
+        position = self._log.normalise(max(self.read_position, state.mark_delete))
+        for entry_id in range(position[1], info.entries) if position[0] == ledger else ():
+            entry, first = self._log.cached((ledger, entry_id)), position[2] if entry_id == position[1] else 0
+            assert entry is not None
+            if not state.range_count:  # as a rule: then the rest of the ledger need not be looked at
+                lost += info.messages - entry.first_index - first
+                break
+            left = state.unacked(ledger, entry_id, first, entry.message_count - 1)
+            lost += sum(end - begin + 1 for begin, end in left)
+        self._counters.dropped(lost)
+        return lost
 
     def _settle_elsewhere(self, key: EntryKey, first: int, last: int) -> None:
         """Somebody acknowledged what was given to another consumer, or is to be delivered again: it had it before."""

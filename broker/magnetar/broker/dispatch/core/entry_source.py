@@ -91,6 +91,7 @@ class DispatchCounters:
     read_bytes: int = 0
     unreadable_entries: int = 0  # now: a gauge
     skipped_entries: int = 0
+    dropped_messages: int = 0  # of non-persistent topics: they left the ring before a subscription had them
     failures: int = 0  # runs of a dispatcher that a defect ended
 
     def delivered(self, messages: int, size: int) -> None:
@@ -119,6 +120,12 @@ class DispatchCounters:
         self.skipped_entries += 1
         if self.broker is not None:
             self.broker.skipped()
+
+    def dropped(self, messages: int) -> None:
+        """So many left a non-persistent topic before they were delivered."""
+        self.dropped_messages += messages
+        if self.broker is not None:
+            self.broker.dropped(messages)
 
     def failed(self) -> None:
         """A defect ended a run of a dispatcher."""
