@@ -25,6 +25,7 @@ from magnetar.proto.commands import (
     ListTopics,
     Lookup,
     Partitions,
+    PartitionsChanged,
     Receipt,
     Redeliver,
     Seek,
@@ -34,14 +35,21 @@ from magnetar.proto.commands import (
     Subscribe,
     TopicStats,
     Unsubscribe,
+    WatchPartitions,
     decode_command,
     decode_rows,
     encode_rows,
 )
 from magnetar.proto.entry import Entry, encode_entry
-from magnetar.proto.errors import ConsumerBusy, MagnetarError, UnknownCommand
+from magnetar.proto.errors import (
+    ConsumerBusy,
+    InvalidArgument,
+    MagnetarError,
+    PartitionNotFound,
+    UnknownCommand,
+)
 from magnetar.proto.frames import Run
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
 NO_LEDGER = (1 << 64) - 1
@@ -132,6 +140,7 @@ class Handler:
         self.broker = broker
         self.connection: Connection
         self.producers: dict[int, tuple[StoredTopic, str, int]] = {}
+        self.watches: dict[int, str] = {}  # of partitions: id -> topic
         self.consumers: dict[int, FakeConsumer] = {}
 
     def connection_ready(self, connection: Connection) -> None:
@@ -176,11 +185,12 @@ class FakeBroker:
     unanswered: command types that get no answer. hold_receipts: SENDs are stored, their receipts held back. lose_sends:
     SENDs are neither stored nor receipted. deduplicates: by name and sequence id.
     fail_next_send: the next SEND and all after it in its epoch fail with this. delay_next_send: the next SEND waits for this
-    reason.
+    reason. partitions: how many a topic has, by full name; see `grow`.
     """
 
     def __init__(self) -> None:
         self.topics: dict[str, StoredTopic] = {}
+        self.partitions: dict[str, int] = {}
         self.handlers: list[Handler] = []
         self.commands: list[Command] = []
         self.failures: dict[type[Command], MagnetarError] = {}
@@ -316,12 +326,19 @@ class FakeBroker:
             case Lookup():
                 return {"url": self.url, "final": True}
             case Partitions():
-                return {"partitions": 0}
+                return {"partitions": self.partitions.get(command.topic, 0)}
+            case WatchPartitions():
+                if not command.topic:
+                    handler.watches.pop(command.watch_id, None)
+                    return None
+                handler.watches[command.watch_id] = command.topic
+                return {"partitions": self.partitions.get(command.topic, 0)}
             case ListTopics():
                 return {"topics": sorted(self.topics), "more": False}
             case TopicStats():
                 return {"subscriptions": dict.fromkeys(self.topic(command.topic).start)}
             case CreateProducer():
+                self.check_name(command.topic)
                 name = command.name or f"producer-{command.producer_id}"
                 handler.producers[command.producer_id] = (self.topic(command.topic), name, command.epoch)
                 last = self.topic(command.topic).last_ids.get(name, -1) if self.deduplicates else -1
@@ -336,7 +353,26 @@ class FakeBroker:
                 raise UnknownCommand(f"the fake broker does not know {type(command).__name__}")
         return None
 
+    def check_name(self, topic: str) -> None:
+        name = TopicName.parse(topic)
+        if topic in self.partitions:
+            raise InvalidArgument(f"{topic} is partitioned")
+        if name.partition >= self.partitions.get(str(name.whole), 0):
+            raise PartitionNotFound(f"{name.whole} has no partition {name.partition}")
+
+    def grow(self, name: str, partitions: int) -> None:
+        """A topic has so many partitions from now on, and who watches it is told; 0: it is deleted."""
+        topic = str(TopicName.parse(name))
+        self.partitions[topic] = partitions
+        for number in range(partitions):
+            self.topic(f"{topic}-partition-{number}")
+        for handler in self.handlers:
+            for watch_id, watched in handler.watches.items():
+                if watched == topic:
+                    handler.connection.send(PartitionsChanged(0, watch_id, partitions).encode())
+
     def subscribe(self, handler: Handler, command: Subscribe) -> dict[str, Any]:
+        self.check_name(command.topic)
         topic = self.topic(command.topic)
         others = [c for h in self.handlers for c in h.consumers.values() if c.topic is topic]
         if command.type == "exclusive" and any(c.subscription == command.subscription for c in others):

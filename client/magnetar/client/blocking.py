@@ -282,6 +282,7 @@ class _Receiving(_Closing[R_co]):
     """What Consumer and Reader share."""
 
     last_message_id = _waiting(Receiving.last_message_id)
+    last_message_ids = _waiting(Receiving.last_message_ids)
     seek = _waiting(Receiving.seek)
     skip = _waiting(Receiving.skip)
 

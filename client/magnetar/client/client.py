@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 from magnetar.runtime.clock import SystemClock
 
 from .administration import Admin
@@ -38,15 +38,16 @@ from .options import (
     reading,
     taken_by,
 )
+from .partitioned_producer import PartitionedProducer
 from .producer import Producer
 from .receiving import Reader, Receiving
 from .service_url import AutoFailover, parse_url
 from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
-from .topic_pattern import PatternTopics, TopicPattern, checked_topics
-from .topics_consumer import TopicsConsumer
-from .topics_watch import TopicsWatch
+from .topic_pattern import NamedTopics, PatternTopics, TopicPattern, checked_topics
+from .topics_consumer import ChangingTopics, TopicsConsumer
+from .topics_watch import PartitionsWatch, TopicsWatch
 
 log = logging.getLogger("magnetar.client")
 
@@ -193,8 +194,7 @@ class Client:
         """
         service = parse_url(url)
         check_resolvable(service)
-        if self._closed:
-            raise AlreadyClosed("the client is closed; connect again")
+        self._check_open()
         if self._failover is not None:
             raise InvalidArgument(
                 "this client goes from cluster to cluster by itself (AutoFailover); connect with a URL to switch by hand"
@@ -219,15 +219,32 @@ class Client:
 
         compression: none, lz4, zstd, zlib or snappy. Messages that are not confirmed within send_timeout seconds fail.
         max_pending_bytes bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or
-        raises too with block_when_full=False.
+        raises too with block_when_full=False. It is shared evenly by the partitions of a topic.
+
+        routing, of a partitioned topic: messages with a key go by its routing_hash ("xxh3"; "murmur3" and "java" as Pulsar's
+        clients), the others to one partition after the other ("round_robin", a batch to each) or to one that is chosen by
+        chance ("single"). A function of an OutgoingMessage and the number of partitions says it for each message.
         """
         return self._opening_producer(options)
 
     def _opening_producer(self, options: ProducerOptions, *, copies: bool = False) -> Opening[Producer]:
-        def make(producer_id: int, on_closed: OnClosed) -> Producer:
+        def new_producer(options: ProducerOptions) -> TopicProducer:
+            return TopicProducer(self._pool, options, self._new_id(), lambda: None, copies=copies)
+
+        async def make(producer_id: int, on_closed: OnClosed) -> Producer:
+            count = await self._partitions_of(options.topic)
+            if count:
+                watch = PartitionsWatch(self._pool, options.topic, count, producer_id)
+                return Producer(PartitionedProducer(self._pool, options, watch, new_producer, on_closed))
             return Producer(TopicProducer(self._pool, options, producer_id, on_closed, copies=copies))
 
         return self._opening(make)
+
+    async def _partitions_of(self, topic: str) -> int:
+        """How many a topic has; 0: it has none, or is a partition itself."""
+        if TopicName.parse(topic).partition != NO_PARTITION:
+            return 0
+        return await self._pool.partitions_of(topic)
 
     @taken_by(ConsumerOptions)
     def subscribe(self, options: ConsumerOptions) -> Opening[Consumer]:
@@ -263,61 +280,81 @@ class Client:
         if (policy := options.letter_policy) is not None and isinstance(wanted, list):
             policy.check_names(wanted, subscription)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> Consumer:
+        async def make(consumer_id: int, on_closed: OnClosed) -> Consumer:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
             letters = None if policy is None else self._letters(what, subscription, policy, wanted)
-            if isinstance(wanted, list) and len(wanted) == 1 and not options.retry:
+            topics: list[str] | ChangingTopics
+            if isinstance(wanted, TopicPattern):
+                watch = TopicsWatch(self._pool, wanted.namespace, self._new_id())
+                leaves_out = (lambda topic: False) if letters is None else letters.is_letter_topic
+                topics = PatternTopics(wanted, self.admin, watch, options.discovery_interval, leaves_out)
+            else:
+                names = wanted if letters is None else letters.with_retry_topics(wanted, retry=options.retry)
+                topics = await self._named_topics(names, options)
+            if isinstance(topics, list) and len(topics) == 1:
                 consumer = TopicConsumer(
-                    self._pool, wanted[0], consumer_id, what, options, on_closed, delivery_filter=letters
+                    self._pool, topics[0], consumer_id, what, options, on_closed, delivery_filter=letters
                 )
-                return Consumer(wanted[0], subscription, consumer, letters)
-            topics = self._topics_consumer(what, wanted, options, letters, on_closed)
-            return Consumer(name_of(wanted), subscription, topics, letters)
+                return Consumer(topics[0], subscription, consumer, letters)
+            several = self._topics_consumer(
+                what, f"consumer {subscription!r}", topics, options, letters, on_closed
+            )
+            return Consumer(name_of(wanted), subscription, several, letters)
 
         return self._opening(make)
+
+    async def _named_topics(self, names: list[str], options: ConsumerOptions) -> list[str] | NamedTopics:
+        """The same names if none of them is partitioned."""
+        counts = await asyncio.gather(*map(self._partitions_of, names))
+        watches = [
+            PartitionsWatch(self._pool, name, count, self._new_id())
+            for name, count in zip(names, counts, strict=True)
+            if count
+        ]
+        if watches and isinstance(options.start, MessageId):
+            raise InvalidArgument(
+                f"{watches[0].topic} is partitioned, and a message id is a place in one partition: start at 'earliest', "
+                "'latest' or a time, and seek to the id, or give seek a function that says where each partition is to go"
+            )
+        return NamedTopics(self._pool, names, watches, options.discovery_interval) if watches else names
 
     def _topics_consumer(
         self,
         what: str,
-        wanted: list[str] | TopicPattern,
+        kind: str,
+        topics: list[str] | ChangingTopics,
         options: ConsumerOptions,
         letters: DeadLetters | None,
         on_closed: OnClosed,
     ) -> TopicsConsumer:
-        """The consumer of several topics, and of the retry topics of all of them."""
+        """The consumer of several topics or partitions, and of the retry topics of all of them."""
+        of_pattern = isinstance(topics, PatternTopics)
 
         def expand(topics: list[str]) -> list[str]:
-            return topics if letters is None else letters.with_retry_topics(topics, retry=options.retry)
+            if letters is None or not of_pattern:
+                return topics
+            return letters.with_retry_topics(topics, retry=options.retry)
 
         def new_consumer(
             topic: str, on_wake: Callable[[TopicConsumer], object], later: bool
         ) -> TopicConsumer:
-            self._last_id += 1
-            own = f"consumer {options.subscription!r} of {topic}"
             letter_topic = letters is not None and letters.is_retry_topic(topic)
             own_options = replace(options, start="earliest") if letter_topic or later else options
             if letter_topic:
                 own_options = replace(own_options, dead_letter=None, retry=False)
+            may_make = TopicName.parse(topic).partition == NO_PARTITION and (letter_topic or not of_pattern)
             return TopicConsumer(
                 self._pool,
                 topic,
-                self._last_id,
-                own,
+                self._new_id(),
+                f"{kind} of {topic}",
                 own_options,
                 lambda: None,
-                create=letter_topic or isinstance(wanted, list),
+                create=may_make,
                 on_wake=on_wake,
                 delivery_filter=letters,
             )
 
-        topics: list[str] | PatternTopics
-        if isinstance(wanted, list):
-            topics = wanted
-        else:
-            self._last_id += 1
-            watch = TopicsWatch(self._pool, wanted.namespace, self._last_id)
-            leaves_out = (lambda topic: False) if letters is None else letters.is_letter_topic
-            topics = PatternTopics(wanted, self.admin, watch, options.discovery_interval, leaves_out)
         return TopicsConsumer(what, self._pool, topics, new_consumer, on_closed, expand=expand)
 
     def _letters(
@@ -352,8 +389,9 @@ class Client:
             start = behind(start)
         consumer_options = reading(options, self._unknown_subscription(), start)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> Reader:
-            return Reader(self._reading_consumer(consumer_id, "reader", consumer_options, on_closed))
+        async def make(consumer_id: int, on_closed: OnClosed) -> Reader:
+            consumer = await self._reading_consumer(consumer_id, "reader", consumer_options, on_closed)
+            return Reader(str(consumer_options.topic), consumer)
 
         return self._opening(make)
 
@@ -366,20 +404,25 @@ class Client:
         """
         consumer_options = reading(options, self._unknown_subscription(), "earliest", read_compacted=True)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> TableView:
-            return TableView(self._reading_consumer(consumer_id, "table view", consumer_options, on_closed))
+        async def make(consumer_id: int, on_closed: OnClosed) -> TableView:
+            consumer = await self._reading_consumer(consumer_id, "table view", consumer_options, on_closed)
+            return TableView(str(consumer_options.topic), consumer)
 
         return self._opening(make)
 
     def _unknown_subscription(self) -> str:
         return f"reader-{self._pool.rng.getrandbits(64):016x}"
 
-    def _reading_consumer(
-        self, consumer_id: int, what: str, options: ConsumerOptions, on_closed: OnClosed
-    ) -> TopicConsumer:
+    async def _reading_consumer(
+        self, consumer_id: int, kind: str, options: ConsumerOptions, on_closed: OnClosed
+    ) -> TopicConsumer | TopicsConsumer:
         """A consumer of a subscription that nobody else knows."""
         topic = str(options.topic)
-        return TopicConsumer(self._pool, topic, consumer_id, f"{what} of {topic}", options, on_closed)
+        what = f"{kind} of {topic}"
+        topics = await self._named_topics([topic], options)
+        if isinstance(topics, list):
+            return TopicConsumer(self._pool, topic, consumer_id, what, options, on_closed)
+        return self._topics_consumer(what, kind, topics, options, None, on_closed)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
@@ -440,13 +483,16 @@ class Client:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _opening(self, make: Callable[[int, OnClosed], M]) -> Opening[M]:
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _opening(self, make: Callable[[int, OnClosed], Awaitable[M]]) -> Opening[M]:
         async def open_member() -> M:
-            if self._closed:
-                raise AlreadyClosed("the client is closed; connect again")
-            self._last_id += 1
-            member_id = self._last_id
-            member = make(member_id, partial(self._members.pop, member_id, None))
+            self._check_open()
+            member_id = self._new_id()
+            member = await make(member_id, partial(self._members.pop, member_id, None))
+            self._check_open()  # it may have been closed meanwhile
             self._members[member_id] = member
             try:
                 await member._open()
@@ -456,3 +502,7 @@ class Client:
             return member
 
         return Opening(open_member)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosed("the client is closed; connect again")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -96,24 +97,26 @@ class DeadLetters:
         self._last_warning_s = float("-inf")
 
     def with_retry_topics(self, topics: list[str], *, retry: bool) -> list[str]:
-        """What is to be consumed for these topics: themselves, and each one's retry topic."""
-        self._topics.update(dict.fromkeys(topics))
+        """What is to be consumed for these topics: themselves, and each one's retry topic; one for all partitions."""
+        self._topics.update(dict.fromkeys(map(_whole, topics)))
         if not retry:
             return topics
+        wanted: dict[str, None] = {}
         for topic in topics:
-            self._origins[self._policy.retry_letter_topic(topic, self._subscription)] = topic
-        pairs = ((topic, self._policy.retry_letter_topic(topic, self._subscription)) for topic in topics)
-        return list(dict.fromkeys(name for pair in pairs for name in pair))
+            retry_topic = self._policy.retry_letter_topic(_whole(topic), self._subscription)
+            self._origins[retry_topic] = _whole(topic)
+            wanted |= {topic: None, retry_topic: None}
+        return list(wanted)
 
     def is_retry_topic(self, topic: str) -> bool:
         """True for the retry topic of one that is consumed."""
-        return topic in self._origins
+        return _whole(topic) in self._origins
 
     def is_letter_topic(self, topic: str) -> bool:
         """True for what a pattern must not match, though it may look alike: this subscription's own letters."""
         policy, own = self._policy, (f"-{self._subscription}-DLQ", f"-{self._subscription}-RETRY")
         named = [str(TopicName.parse(name)) for name in (policy.topic, policy.retry_topic) if name]
-        return topic in named or topic.endswith(own)
+        return _whole(topic) in named or _whole(topic).endswith(own)
 
     # --- of each delivery --------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class DeadLetters:
 
     def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
         """See topic.consumer.DeliveryFilter: of a retry topic, gives back what is not due yet."""
-        if consumer.topic not in self._origins:
+        if not self.is_retry_topic(consumer.topic):
             return messages
         due: list[Message] = []
         now_ms = consumer.now_ms
@@ -213,19 +216,21 @@ class DeadLetters:
     def _own_record(self, message: Message) -> Mapping[str, str]:
         """What this subscription wrote about this life of the message: its properties, or nothing."""
         found = message.properties
-        if message.topic not in self._origins or found.get(REAL_SUBSCRIPTION) != self._subscription:
+        topic = _whole(message.topic)
+        if topic not in self._origins or found.get(REAL_SUBSCRIPTION) != self._subscription:
             return {}
-        return found if found.get(LETTER_TOPIC) == message.topic else {}
+        return found if found.get(LETTER_TOPIC) == topic else {}
 
     @staticmethod
     def _generation(message: Message) -> int:
         """How often it became a dead letter before, of whichever subscription."""
         found = message.properties
-        return _number(found, LETTER_GENERATION) if found.get(LETTER_TOPIC) == message.topic else 0
+        return _number(found, LETTER_GENERATION) if found.get(LETTER_TOPIC) == _whole(message.topic) else 0
 
     def _origin(self, message: Message) -> str:
-        """The topic that a message was consumed from first."""
-        origin = self._origins.get(message.topic, message.topic)
+        """The topic that a message was consumed from first; the whole one, of a message of a partition."""
+        topic = _whole(message.topic)
+        origin = self._origins.get(topic, topic)
         real = self._own_record(message).get(REAL_TOPIC, "")
         return real if real in self._topics else origin
 
@@ -233,7 +238,7 @@ class DeadLetters:
         """Those of the message and `more`, and where it came from."""
         record = self._own_record(message)
         origin = {
-            REAL_TOPIC: record.get(REAL_TOPIC, message.topic),
+            REAL_TOPIC: record.get(REAL_TOPIC, _whole(message.topic)),
             REAL_SUBSCRIPTION: self._subscription,
             ORIGIN_MESSAGE_ID: record.get(ORIGIN_MESSAGE_ID, str(message.id)),
         }
@@ -286,6 +291,12 @@ class DeadLetters:
         for opening in openings:
             if opening.done() and not opening.cancelled() and opening.exception() is None:
                 opening.result().abort()
+
+
+@lru_cache(1000)
+def _whole(topic: str) -> str:
+    """The topic that a partition is of; any other topic itself."""
+    return str(TopicName.parse(topic).whole)
 
 
 def _number(properties: Mapping[str, str], name: str) -> int:

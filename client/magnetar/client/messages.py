@@ -28,7 +28,7 @@ from magnetar.proto.batch import (
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 
 from .options import Start
 
@@ -145,7 +145,9 @@ class Delivery:
         "topic",
     )
 
-    def __init__(self, command: Deliver, payload: bytes, topic: str, cluster: int = 0) -> None:
+    def __init__(
+        self, command: Deliver, payload: bytes, topic: str, cluster: int = 0, partition: int = NO_PARTITION
+    ) -> None:
         """Reads the table, not the batches. Raises MalformedFrame."""
         slice_start = command.ack_set_rows * ACK_SET_ROW.size
         self.entry = entry = Entry(payload, slice_start)
@@ -154,7 +156,7 @@ class Delivery:
         self.epoch = command.consumer_epoch
         self.ledger = command.ledger
         self.entry_id = command.entry
-        self.partition = command.partition
+        self.partition = partition
         self.redelivery_count = command.redelivery_count
         self.base_index = entry.base_index
         self.count = entry.message_count
@@ -269,7 +271,8 @@ def peeked_messages(entries: Iterable[Sequence[Any]], topic: str) -> list[Messag
     found: list[Message] = []
     for ledger, entry, redelivery_count, hidden, part in entries:
         command = Deliver(0, 0, 0, ledger, entry, -1, redelivery_count, len(hidden))
-        found += messages_of(Delivery(command, encode_rows(ACK_SET_ROW, hidden) + part, topic))
+        payload = encode_rows(ACK_SET_ROW, hidden) + part
+        found += messages_of(Delivery(command, payload, topic, partition=TopicName.parse(topic).partition))
     return found
 
 

@@ -20,6 +20,7 @@ from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.proto.message_rules import check_message_count, checked_time_ms
 from magnetar.runtime.clock import Clock
 
+from .core.routing import Routing, RoutingHash, check_routing
 from .durations import FOR_EVER, SECONDS, OptionalSeconds, Seconds, in_seconds, set_in_seconds
 from .service_url import AutoFailover, parse_url
 
@@ -166,9 +167,13 @@ class ProducerOptions:
         0.001 * SECONDS
     )  # only while something is in flight; else the end of the loop turn
     batching_by_key: bool = False  # a batch for each key, which key_shared consumers receive whole
+    routing: Routing = "round_robin"  # of a partitioned topic
+    routing_hash: RoutingHash = "xxh3"  # of keys
     compression: CompressionName = "none"
     send_timeout: Seconds = 30.0 * SECONDS
-    max_pending_bytes: int = 64 * 1024 * 1024  # values of messages that are not confirmed yet
+    max_pending_bytes: int = (
+        64 * 1024 * 1024
+    )  # values of messages that are not confirmed yet; shared by partitions
     block_when_full: bool = True  # False: `send` raises ProducerQueueFull instead of waiting
 
     def __post_init__(self) -> None:
@@ -177,6 +182,7 @@ class ProducerOptions:
         _positive(self, "batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes")
         check_message_count(self.batching_max_messages)
         _delays(self, "batching_max_delay")
+        check_routing(self.routing, self.routing_hash)
         Compression.parse(self.compression)
 
 

@@ -1,4 +1,4 @@
-"""Producer: what applications send with, on top of the producers of its topics (one, as long as there are no partitions)."""
+"""Producer: what applications send with, on top of the producer of its topic, or of those of its partitions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from magnetar.proto.ids import MessageId
 
 from .durations import Duration
 from .member import Member
+from .partitioned_producer import PartitionedProducer
 from .receipts import Receipt
 from .topic.columns import checked_columns
 from .topic.producer import TopicProducer
@@ -19,7 +20,7 @@ from .topic.producer import TopicProducer
 class Producer(Member):
     """Sends messages to one topic. Made by `Client.create_producer`; used from one event loop."""
 
-    def __init__(self, producer: TopicProducer) -> None:
+    def __init__(self, producer: TopicProducer | PartitionedProducer) -> None:
         super().__init__(producer.topic, producer)
         self._producer = producer
         # A method that hands over costs 100 ns, as much as all that it hands over to.
@@ -37,6 +38,8 @@ class Producer(Member):
 
         The service knows names where the topic has deduplication. A program that sends with sequence ids of its own, the
         numbers of lines for one, goes on behind this.
+
+        Each partition counts for itself. Of a partitioned topic this is the smallest: behind it something may be missing.
         """
         return self._producer.last_sequence_id
 

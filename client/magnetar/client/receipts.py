@@ -54,13 +54,15 @@ class Group:
         "first_sequence_id",
         "message_count",
         "order",
+        "partition",
         "runs",
         "sequence_ids",
         "settled",
     )
 
-    def __init__(self, first_sequence_id: int) -> None:
+    def __init__(self, first_sequence_id: int, partition: int = NO_PARTITION) -> None:
         self.first_sequence_id = first_sequence_id
+        self.partition = partition
         self.message_count = 0
         self.sequence_ids: Sequence[int] | None = None
         self.bytes = 0  # what it counts against the memory bound
@@ -142,8 +144,8 @@ class Group:
         runs = self.runs
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
         if run[1] < 0:
-            return DUPLICATE_ID
-        return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
+            return DUPLICATE_ID._replace(partition=self.partition)
+        return _new_id((run[1], run[2], run[3] + index - run[0], self.partition))
 
     def stored_ids(self) -> list[MessageId | None]:
         """The id of each message of a settled group, None for those that are not known to be stored."""
@@ -152,10 +154,10 @@ class Group:
             self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]
         ):
             if ledger < 0:
-                ids += repeat(DUPLICATE_ID, end - first)
+                ids += repeat(DUPLICATE_ID._replace(partition=self.partition), end - first)
                 continue
             indexes = range(index, index + end - first)
-            ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
+            ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(self.partition)))
         ids += [None] * (self.message_count - self.confirmed)
         return ids if self.order is None else [ids[place] for place in self.order]
 

@@ -115,11 +115,15 @@ class Receiving(Member):
         """The last message that is stored and can be received here, None if none is. Of several topics: of `topic`."""
         return await self._source.last_message_id(topic)
 
+    async def last_message_ids(self) -> dict[str, MessageId | None]:
+        """The same for each topic and partition that is consumed now, by full name."""
+        return await self._source.last_message_ids()
+
     async def seek(self, start: SeekTarget) -> None:
         """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).
 
         A function gets the full name of each topic and returns one of these, or None to leave the topic where it is. Of
-        several topics a message moves its own, and an id, which names no topic, is refused.
+        several topics a message moves its own, and of a partitioned topic an id its partition; other ids are refused.
 
         What was received and not handed out is dropped; nothing from before the seek arrives after it. When it is refused,
         everything goes on as before it; when its outcome is not known, the consumer subscribes again.
@@ -137,14 +141,10 @@ class Receiving(Member):
 
 
 class Reader(Receiving):
-    """Reads one topic from a position on, and acknowledges nothing. Made by `Client.create_reader`.
+    """Reads a topic, or all of its partitions, from a position on, and acknowledges nothing. Made by `Client.create_reader`.
 
     Its subscription is not durable: the broker deletes it when the reader leaves.
     """
-
-    def __init__(self, consumer: TopicConsumer) -> None:
-        super().__init__(consumer.topic, consumer)
-        self._consumer = consumer
 
     async def read_next(self, timeout: Duration | None = None) -> Message:
         """As `receive`."""
@@ -152,11 +152,7 @@ class Reader(Receiving):
 
     async def has_message_available(self) -> bool:
         """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet."""
-        if self._consumer.has_queued:
-            return True
-        last = await self._consumer.last_message_id()
-        self._consumer.open_delivery.note_handed_out()
-        return last is not None and self._consumer.position.is_behind(last)
+        return await self._source.has_message_available()
 
 
 def check_max_messages(count: Any) -> None:

@@ -22,6 +22,7 @@ from .messages import MessageBatch
 from .receipts import copy_of
 from .receiving import Receiving
 from .topic.consumer import TopicConsumer
+from .topics_consumer import TopicsConsumer
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +38,13 @@ class TableView(Member):
     but the number of keys: `len` and `size_bytes` say how large it is. Looking at it never waits.
     """
 
-    def __init__(self, consumer: TopicConsumer) -> None:
-        super().__init__(consumer.topic, consumer)
+    def __init__(self, topic: str, consumer: TopicConsumer | TopicsConsumer) -> None:
+        super().__init__(topic, consumer)
         self._consumer = consumer
-        self._reader = Receiving(consumer.topic, consumer)
+        self._reader = Receiving(topic, consumer)
         self._entries: dict[bytes, tuple[str | bytes, bytes]] = {}
         self._size = 0
-        self._applied: MessageId | None = None  # the last message that is in the view
+        self._applied: dict[str, MessageId] = {}  # by topic: the last message that is in the view
         self._task: asyncio.Task[None] | None = None
         self._ended: MagnetarError | None = None  # why it follows the topic no more
         self._changed = (
@@ -103,13 +104,16 @@ class TableView(Member):
         """
         while True:
             self._check()
-            wanted = await self._consumer.last_message_id()
+            wanted = await self._consumer.last_message_ids()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_S):
-                    while wanted is not None and (self._applied is None or self._applied < wanted):
+                    while not all(self._has(topic, last) for topic, last in wanted.items()):
                         self._check()
                         await self._changed.wait()
                 return
+
+    def _has(self, topic: str, last: MessageId | None) -> bool:
+        return last is None or (topic in self._applied and self._applied[topic] >= last)
 
     def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
         """Keys with their new values, None for one that was deleted, from this call on. Ends when the view is closed.
@@ -177,7 +181,7 @@ class TableView(Member):
             key, value = message.key, message.value
             if key is not None:
                 self._set(key, value)
-        self._applied = batch[-1].id
+        self._applied[batch[-1].topic] = batch[-1].id
         self._notify()
 
     def _set(self, key: str | bytes, value: bytes | None) -> None:

@@ -1,20 +1,25 @@
 """The topics of a consumer: those that it names, or those that a pattern matches, which come and go.
 
-The broker tells of topics that are made and deleted (`topics_watch`), and they are listed again and again as well.
+The broker tells of topics that are made and deleted, and of the number of partitions (`topics_watch`). As a fallback topics
+are listed again and again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import DOMAINS, TopicName
+from magnetar.runtime.tasks import LongTask
 
 from .administration import Admin
+from .connection.pool import ConnectionPool
 from .options import LETTER_ENDINGS
-from .topics_watch import TopicChanges, TopicsWatch
+from .topics_watch import PartitionsWatch, TopicChanges, TopicsWatch
 
 
 class TopicPattern:
@@ -43,8 +48,11 @@ class TopicPattern:
         return any(ending in self._names.pattern for ending in LETTER_ENDINGS)
 
     def matches(self, topics: Iterable[str]) -> list[str]:
-        """Those full names whose last part matches as a whole; retry and dead-letter topics only if it asks for them."""
-        names = {topic: TopicName.parse(topic) for topic in topics}
+        """Those full names whose last part matches as a whole, without the number of a partition.
+
+        Retry and dead-letter topics only if it asks for them.
+        """
+        names = {topic: TopicName.parse(topic).whole for topic in topics}
         return [
             topic
             for topic, (domain, _, _, name) in names.items()
@@ -69,6 +77,8 @@ def checked_topics(topics: str | Sequence[str]) -> list[str]:
 
 class PatternTopics:
     """The ChangingTopics of a pattern, without those that `leaves_out` says; listed every `interval` seconds."""
+
+    endless = True
 
     def __init__(
         self,
@@ -95,6 +105,9 @@ class PatternTopics:
         changes = await self._watch.next(self._interval)
         return changes and TopicChanges(self._wanted(changes.made), changes.deleted)
 
+    def may_go(self, topic: str, others: Iterable[str]) -> bool:
+        return True
+
     def made_again(self, topic: str) -> None:
         self._watch.note({topic: True})
 
@@ -103,3 +116,63 @@ class PatternTopics:
 
     def _wanted(self, topics: list[str]) -> list[str]:
         return [topic for topic in self._pattern.matches(topics) if not self._leaves_out(topic)]
+
+
+class NamedTopics:
+    """The ChangingTopics of names of which some are partitioned: the partitions of these, and the others as they are."""
+
+    endless = False
+
+    def __init__(
+        self, pool: ConnectionPool, names: list[str], watches: list[PartitionsWatch], interval: float
+    ) -> None:
+        """`watches`: of those that are partitioned."""
+        self._pool = pool
+        self._names = names
+        self._watches = {watch.topic: watch for watch in watches}
+        self._interval = interval
+        self._changed = asyncio.Event()
+        self._following: list[LongTask] = []
+
+    async def begin(self) -> None:
+        self._following = [
+            LongTask(f"the partitions of {topic}", partial(self._follow, watch))
+            for topic, watch in self._watches.items()
+        ]
+
+    async def _follow(self, watch: PartitionsWatch) -> None:
+        while True:
+            await watch.next(self._interval)
+            self._changed.set()
+
+    async def all(self) -> list[str]:
+        return [topic for name in self._names for topic in self._topics_of(name)]
+
+    def _topics_of(self, name: str) -> list[str]:
+        watch = self._watches.get(name)
+        return [name] if watch is None else partitions_named(name, watch.count)
+
+    async def next(self) -> TopicChanges | None:
+        await self._changed.wait()
+        self._changed.clear()
+        return None
+
+    def may_go(self, topic: str, others: Iterable[str]) -> bool:
+        """A partition, while others of its topic are there."""
+        whole = TopicName.parse(topic).whole
+        return str(whole) in self._watches and any(TopicName.parse(one).whole == whole for one in others)
+
+    def made_again(self, topic: str) -> None:
+        """It is opened again when it is looked for next."""
+
+    def close(self) -> None:
+        for task in self._following:
+            self._pool.await_end(task.stop())
+        for watch in self._watches.values():
+            watch.close()
+
+
+def partitions_named(topic: str, count: int) -> list[str]:
+    """Full names of the partitions of a topic."""
+    name = TopicName.parse(topic)
+    return [str(name.partition_of(number)) for number in range(count)]

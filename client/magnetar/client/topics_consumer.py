@@ -5,8 +5,8 @@ gives one delivery in its turn, so that a busy topic does not keep the others wa
 
     delivery for topic b -> b wakes -> ready: a, b -> refill opens a delivery of a; a has more -> ready: b, a
 
-The topics are those that were named, or a set that changes (`ChangingTopics`: those that a pattern matches): new ones join,
-and one that was deleted leaves. The receiver queue that the options ask for is shared evenly among the topics.
+The topics are those that were named, or a set that changes (`ChangingTopics`: those that a pattern matches, partitions): new
+ones join, and one that was deleted leaves. The receiver queue that the options ask for is shared evenly among the topics.
 
     open --a named topic cannot be opened--> closed, and its error is raised
     open --a topic fails for good--> it leaves; its error is raised once by whoever waits for messages; the others go on
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from operator import length_hint
 from typing import Any, Protocol
@@ -27,11 +27,13 @@ from magnetar.proto.errors import (
     EntryUnreadable,
     InvalidArgument,
     MagnetarError,
+    PartitionNotFound,
     TopicNotFound,
 )
-from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
+from .connection.calls import TOPICS_AT_ONCE, all_of
 from .connection.pool import ConnectionPool
 from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget
@@ -42,38 +44,22 @@ from .topics_watch import TopicChanges
 
 _log = logging.getLogger("magnetar.client")
 
-# Topics that are opened or closed side by side.
-TOPICS_AT_ONCE = 50
-# Topics that an error names; its details have all.
-MAX_NAMED = 10
+# What a topic that does not exist any more fails with.
+_GONE = (TopicNotFound, PartitionNotFound)
 # What topics that left had of the receiver queue goes to the others so much later: many leave at a time.
 SHARE_OUT_S = 0.1
-
-
-async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
-    """Awaits a call for each topic to its end. Raises what the only one that failed did, or one error for all of them.
-
-    It is of the kind of the first; its details have the errors by topic, as "failed".
-    """
-    ended = await asyncio.gather(*calls.values(), return_exceptions=True)
-    errors = {topic: error for topic, error in zip(calls, ended, strict=True) if error is not None}
-    for error in errors.values():
-        if not isinstance(error, MagnetarError):
-            raise error
-    failed = [(topic, error) for topic, error in errors.items() if isinstance(error, MagnetarError)]
-    if failed:
-        first = failed[0][1]
-        named = "; ".join(f"{topic}: {error.message}" for topic, error in failed[:MAX_NAMED])
-        text = named if len(calls) == 1 else f"{len(failed)} of {len(calls)} topics failed: {named}"
-        more = "; and so on" if len(failed) > MAX_NAMED else ""
-        raise type(first)(text + more, **{**first.details, "failed": dict(failed)}) from first
 
 
 NewConsumer = Callable[[str, Callable[[TopicConsumer], object], bool], TopicConsumer]
 
 
 class ChangingTopics(Protocol):
-    """Topics that come and go: those that a pattern matches. The partitions of a topic would be another such set."""
+    """Topics that come and go: those that a pattern matches, or the partitions of topics that were named.
+
+    endless: there may be none of them for a while. Otherwise who consumes none any more gets the last error.
+    """
+
+    endless: bool
 
     async def begin(self) -> None:
         """Asks the service to tell of changes. Raises nothing: `all` finds them as well."""
@@ -83,6 +69,9 @@ class ChangingTopics(Protocol):
 
     async def next(self) -> TopicChanges | None:
         """Waits for changes; None: `all` is to be asked."""
+
+    def may_go(self, topic: str, others: Iterable[str]) -> bool:
+        """True if a topic that is gone is nothing that the user must be told of, while there are these others."""
 
     def made_again(self, topic: str) -> None:
         """Has `next` return that this topic was made."""
@@ -157,7 +146,7 @@ class TopicsConsumer:
             if self._failures:
                 raise self._failures.pop(0)
             if not self._ready:
-                if self._changing is None and not self.consumers:
+                if not self.consumers and (self._changing is None or not self._changing.endless):
                     failure = self._last_failure or AlreadyClosed(f"{self.what} has no topic any more")
                     raise copy_of(failure)
                 return False
@@ -180,10 +169,11 @@ class TopicsConsumer:
         self.arrived.set()
 
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
-        if self._changing is not None and isinstance(error, TopicNotFound):
+        changing, others = self._changing, self.consumers.keys() - {consumer.topic}
+        if changing is not None and isinstance(error, _GONE) and changing.may_go(consumer.topic, others):
             _log.info("%s: topic %s is gone", self.what, consumer.topic)
             if consumer.topic in self._made:
-                self._changing.made_again(consumer.topic)
+                changing.made_again(consumer.topic)
         else:
             self._failures.append(error)
             self._last_failure = error
@@ -210,7 +200,8 @@ class TopicsConsumer:
                     await consumer.open()
                 except BaseException as error:
                     self._remove(consumer)
-                    if self._changing is None or not isinstance(error, TopicNotFound):
+                    may_go = self._changing is not None and self._changing.endless
+                    if not (may_go and isinstance(error, _GONE)):
                         raise
 
         later = self._discovery is not None
@@ -244,14 +235,15 @@ class TopicsConsumer:
             consumer.share_queue(len(self.consumers))
 
     async def _discover(self, changing: ChangingTopics) -> None:
-        """Topics that are new join, those that are gone leave."""
+        """Topics that are new join, those that are gone leave: partitions when their brokers say so."""
         while True:
             changes = await changing.next()
             try:
                 if changes is None:
                     topics = await changing.all()
                     there = set(self._expand(topics))
-                    self._leave([topic for topic in self.consumers if topic not in there])
+                    if changing.endless:
+                        self._leave([topic for topic in self.consumers if topic not in there])
                 else:
                     topics = changes.made
                     self._made.update(topic for topic in self._expand(topics) if topic in self.consumers)
@@ -291,22 +283,29 @@ class TopicsConsumer:
 
     async def last_message_id(self, topic: str | None = None) -> MessageId | None:
         if topic is None:
-            raise InvalidArgument(f"{self.what} has several topics: of which one is the last message wanted?")
+            raise InvalidArgument(
+                f"{self.what} has several topics: of which one is the last message wanted? last_message_ids() has all"
+            )
         return await self.acknowledger.consumer_of_topic(str(TopicName.parse(topic))).last_message_id()
+
+    async def last_message_ids(self) -> dict[str, MessageId | None]:
+        consumers = dict(self.consumers)
+        found = await asyncio.gather(*[consumer.last_message_id() for consumer in consumers.values()])
+        return dict(zip(consumers, found, strict=True))
+
+    async def has_message_available(self) -> bool:
+        """See Reader."""
+        consumers = self.consumers.values()
+        return any(await asyncio.gather(*[consumer.has_message_available() for consumer in consumers]))
 
     async def redeliver_unacknowledged(self) -> None:
         await self._all(TopicConsumer.redeliver_unacknowledged)
 
     async def seek(self, start: SeekTarget) -> None:
         """See Receiving. Raises as `all_of`; topics that could be moved are."""
-        if isinstance(start, Message):
+        if isinstance(start, Message | MessageId):
             await self.acknowledger.consumer_of(start).seek(start)
             return
-        if isinstance(start, MessageId):
-            raise InvalidArgument(
-                f"{self.what} has several topics, and a message id does not name one: seek to a message, a time, or give "
-                "a function that returns where each topic is to go"
-            )
         await self._all(lambda consumer: consumer.seek(start))
 
     async def skip(self, error: EntryUnreadable) -> None:
@@ -366,12 +365,20 @@ class TopicsAcknowledger:
         self._consumers = consumers
 
     def consumer_of(self, message: Any) -> TopicConsumer:
-        """Raises InvalidArgument if that cannot be told, AlreadyClosed if its topic has left."""
-        if not isinstance(message, Message):
-            raise InvalidArgument(
-                f"{self._what} has several topics: it takes messages, not {type(message).__name__}, which names no topic"
-            )
-        return self.consumer_of_topic(message.topic)
+        """Of the topic of a message, or of the only partition that an id names.
+
+        Raises InvalidArgument if that cannot be told, AlreadyClosed if its topic has left.
+        """
+        if isinstance(message, Message):
+            return self.consumer_of_topic(message.topic)
+        if isinstance(message, MessageId) and message.partition != NO_PARTITION:
+            found = [one for one in self._consumers.values() if one.partition == message.partition]
+            if len(found) == 1:
+                return found[0]
+        raise InvalidArgument(
+            f"{self._what} has several topics: it takes messages, not {type(message).__name__}, which names no topic (an id "
+            "names a partition where nothing but the partitions of one topic is consumed)"
+        )
 
     def consumer_of_topic(self, topic: str) -> TopicConsumer:
         """Raises AlreadyClosed if it has left."""
@@ -380,19 +387,18 @@ class TopicsAcknowledger:
             raise AlreadyClosed(f"{self._what} does not consume {topic} any more")
         return consumer
 
-    def _by_topic(self, messages: Any) -> list[tuple[TopicConsumer, Message | MessageBatch | list[Message]]]:
+    def _by_topic(self, messages: Any) -> list[tuple[TopicConsumer, Any]]:
         """Without the messages of topics that have left: they have nothing to be acknowledged to."""
         if isinstance(messages, Message) or (isinstance(messages, MessageBatch) and messages):
             first = messages if isinstance(messages, Message) else messages[0]
             consumer = self._consumers.get(first.topic)
             return [] if consumer is None else [(consumer, messages)]
         if isinstance(messages, MessageId | str | bytes) or not isinstance(messages, Iterable):
-            self.consumer_of(messages)
-        topics: dict[str, list[Message]] = {}
+            return [(self.consumer_of(messages), messages)]
+        topics: dict[str, list[Message | MessageId]] = {}
         for message in messages:
-            if not isinstance(message, Message):
-                self.consumer_of(message)
-            topics.setdefault(message.topic, []).append(message)
+            topic = message.topic if isinstance(message, Message) else self.consumer_of(message).topic
+            topics.setdefault(topic, []).append(message)
         return [(self._consumers[topic], mine) for topic, mine in topics.items() if topic in self._consumers]
 
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:

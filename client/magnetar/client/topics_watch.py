@@ -1,29 +1,25 @@
-"""What the broker tells of topics that are made and deleted in a namespace, and when to list them instead.
+"""What brokers tell of topics: those that are made and deleted in a namespace, and how many partitions a topic has.
 
-    no watch --the broker agrees--> watching: it tells of every change from then on
-    watching --the connection broke--> no watch; asked again, with growing pauses
-    no watch --the broker offers none, or no more to this connection--> asked again after the interval
-
-Whoever lists the topics after `begin` misses nothing; each new watch asks for a list, and so does a broker that left changes
-out. As a fallback the topics are listed after every interval.
+As a fallback topics are listed, and partitions asked for, after every interval (`connection/watch`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from magnetar.proto.commands import Command, TopicsChanged, WatchTopics
-from magnetar.proto.errors import MagnetarError, MalformedFrame, TooManyRequests
+from magnetar.proto.commands import (
+    Command,
+    PartitionsChanged,
+    TopicsChanged,
+    WatchPartitions,
+    WatchTopics,
+)
+from magnetar.proto.errors import MalformedFrame
 
-from .connection.broker_connection import BrokerConnection, Port
-from .connection.calls import backoff
-from .connection.pool import ConnectionPool
-
-_log = logging.getLogger("magnetar.client")
+from .connection.pool import ConnectionPool, checked_partitions
+from .connection.watch import Watch
 
 # Changes that were told and not taken yet; above, the topics are listed again.
 MAX_CHANGES = 10_000
@@ -38,71 +34,30 @@ class TopicChanges(NamedTuple):
     deleted: list[str]
 
 
-class TopicsWatch(Port):
-    """See the module docstring. `begin`, then `next` again and again; `close` in the end."""
+class TopicsWatch(Watch):
+    """Of the topics of a namespace. Each new watch asks for a list, and so does a broker that left changes out."""
 
     def __init__(self, pool: ConnectionPool, namespace: str, watch_id: int) -> None:
-        self._pool = pool
+        super().__init__(pool, watch_id, f"topics of {namespace}")
         self._namespace = namespace
-        self._id = watch_id
-        self._connection: BrokerConnection | None = None  # on which the broker tells
         self._changes: dict[str, bool] = {}  # by topic, in the order of the last change: whether it exists
         self._list_again = False
-        self._changed = asyncio.Event()  # `next` has something to do
 
-    async def begin(self) -> None:
-        """Asks the broker to tell. Raises what it answered, or ConnectionLost."""
-        connection = await self._pool.to_service()
-        connection.ports[self._id] = self
-        command = WatchTopics(0, self._id, self._namespace)
-        try:
-            await connection.request(command, self._pool.options.operation_timeout)
-        except BaseException:
-            connection.ports.pop(self._id, None)
-            connection.send(WatchTopics(0, self._id).encode())  # it may have begun all the same
-            raise
-        self._connection = connection
+    def _beginning(self) -> Command:
+        return WatchTopics(0, self._id, self._namespace)
+
+    def _end(self) -> Command:
+        return WatchTopics(0, self._id)
 
     async def next(self, interval: float) -> TopicChanges | None:
         """What has changed; None: only a list can tell, after `interval` seconds in any case."""
-        try:
-            async with asyncio.timeout(interval):
-                if self._connection is None:
-                    await self._begin_again()
-                    return None
-                await self._changed.wait()
-        except TimeoutError:
-            return None
-        self._changed.clear()
+        told = await self.news(interval)
         changes, self._changes = self._changes, {}
-        if self._list_again or self._connection is None:
-            self._list_again = False
+        list_again, self._list_again = self._list_again, False
+        if list_again or not told:
             return None
         made = [topic for topic, exists in changes.items() if exists]
         return TopicChanges(made, [topic for topic, exists in changes.items() if not exists])
-
-    async def _begin_again(self) -> None:
-        """Returns when the broker tells, and never if it will not."""
-        options = self._pool.options
-        for pause in backoff(options.backoff_first, options.backoff_max, self._pool.rng):
-            await asyncio.sleep(pause)
-            try:
-                await self.begin()
-            except MagnetarError as error:
-                if not error.retryable or isinstance(error, TooManyRequests):
-                    _log.info("topics of %s are looked for by listing them: %s", self._namespace, error)
-                    await asyncio.get_running_loop().create_future()
-            else:
-                return
-
-    def close(self) -> None:
-        """Nothing is told any more."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.ports.pop(self._id, None)
-            connection.send(WatchTopics(0, self._id).encode())
-
-    # --- the connection ----------------------------------------------------------------------------------------------
 
     def received(self, command: Command, payload: bytes) -> None:
         """A TopicsChanged frame. Raises MalformedFrame."""
@@ -125,10 +80,32 @@ class TopicsWatch(Port):
             self._changes[topic] = exists
         self._changed.set()
 
-    def writing_resumed(self) -> None:
-        """It writes little."""
 
-    def lost(self, _: MagnetarError) -> None:
-        """The connection broke."""
-        self._connection = None
+class PartitionsWatch(Watch):
+    """Of the number of partitions of a topic. `count`: as far as it is known; 0: it is no partitioned topic (any more)."""
+
+    def __init__(self, pool: ConnectionPool, topic: str, count: int, watch_id: int) -> None:
+        super().__init__(pool, watch_id, f"partitions of {topic}")
+        self.topic = topic
+        self.count = count
+
+    def _beginning(self) -> Command:
+        return WatchPartitions(0, self._id, self.topic)
+
+    def _end(self) -> Command:
+        return WatchPartitions(0, self._id)
+
+    def _begun(self, answer: Any) -> None:
+        self.count = checked_partitions(answer["partitions"])
+
+    async def next(self, interval: float) -> int:
+        """`count` when it has changed, perhaps, and after `interval` seconds. Raises what asking for it failed with."""
+        if not await self.news(interval) and self._connection is None:
+            self.count = await self._pool.partitions_of(self.topic)
+        return self.count
+
+    def received(self, command: Command, payload: bytes) -> None:
+        """A PartitionsChanged frame. Raises MalformedFrame."""
+        assert isinstance(command, PartitionsChanged)
+        self.count = checked_partitions(command.partitions)
         self._changed.set()

@@ -21,6 +21,7 @@ from magnetar.proto.commands import (
     CloseProducer,
     Command,
     Deliver,
+    PartitionsChanged,
     SendDelayed,
     SendFailed,
     TopicsChanged,
@@ -174,7 +175,7 @@ class BrokerConnection:
                 return self.ports.get(command.consumer_id)
             case SendFailed() | SendDelayed() | CloseProducer():
                 return self.ports.get(command.producer_id)
-            case TopicsChanged():
+            case TopicsChanged() | PartitionsChanged():
                 return self.ports.get(command.watch_id)
         return None
 

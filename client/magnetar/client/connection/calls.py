@@ -1,4 +1,6 @@
-"""Calls: again after a pause, shared by several who wait, several of which one is enough. Who owns the time of a request:
+"""Calls: again after a pause, shared by several who wait, several of which one is enough, or that each topic needs.
+
+Who owns the time of a request:
 
 ConnectionPool.request, Attachment.call   `until_answered`: operation_timeout, pauses of `backoff`
 Attachment                                pauses of `backoff` for as long as it is open
@@ -11,13 +13,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from magnetar.proto.errors import ConnectionLost, MagnetarError, RequestTimeout, VersionConflict
 from magnetar.runtime.tasks import awaited
 
 from ..options import ClientOptions
+
+# Topics that are opened or closed side by side.
+TOPICS_AT_ONCE = 50
+# Topics that an error names; its details have all.
+MAX_NAMED = 10
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -168,3 +175,22 @@ async def until_answered(
         raise RequestTimeout(
             f"{what} within operation_timeout={options.operation_timeout:g} s: {reason}"
         ) from last
+
+
+async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
+    """Awaits a call for each topic to its end. Raises what the only one that failed did, or one error for all of them.
+
+    It is of the kind of the first; its details have the errors by topic, as "failed".
+    """
+    ended = await asyncio.gather(*calls.values(), return_exceptions=True)
+    errors = {topic: error for topic, error in zip(calls, ended, strict=True) if error is not None}
+    for error in errors.values():
+        if not isinstance(error, MagnetarError):
+            raise error
+    failed = [(topic, error) for topic, error in errors.items() if isinstance(error, MagnetarError)]
+    if failed:
+        first = failed[0][1]
+        named = "; ".join(f"{topic}: {error.message}" for topic, error in failed[:MAX_NAMED])
+        text = named if len(calls) == 1 else f"{len(failed)} of {len(calls)} topics failed: {named}"
+        more = "; and so on" if len(failed) > MAX_NAMED else ""
+        raise type(first)(text + more, **{**first.details, "failed": dict(failed)}) from first

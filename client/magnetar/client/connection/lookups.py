@@ -8,14 +8,13 @@ import random
 from functools import partial
 from typing import Any
 
-from magnetar.proto.commands import Lookup, Partitions
+from magnetar.proto.commands import Lookup
 from magnetar.proto.errors import (
     ConnectionLost,
     LookupAgainError,
     MagnetarError,
     RequestTimeout,
     ServiceNotReady,
-    Unsupported,
 )
 
 from ..service_url import broker_address
@@ -122,13 +121,6 @@ class Lookups:
 
     async def _connect(self, topic: str, step: Connect) -> BrokerConnection:
         connection = await self._brokers.to(broker_address(step.url), try_now=step.again)
-        if topic not in self._owners:
-            async with connection.lookups:
-                partitions = (await connection.request(Partitions(0, topic), self._timeout))["partitions"]
-            if partitions:
-                raise Unsupported(
-                    f"{topic} has {partitions} partitions, which this client cannot address yet"
-                )
         self._owners[topic] = connection
         _bound(self._owners)
         self._goes_to.pop(topic, None)

@@ -7,8 +7,9 @@ import contextlib
 import random
 from typing import Any
 
-from magnetar.proto.commands import Command
-from magnetar.proto.errors import ConnectionLost, LookupAgainError, MagnetarError
+from magnetar.proto.commands import Command, Partitions
+from magnetar.proto.errors import ConnectionLost, LookupAgainError, MagnetarError, MalformedFrame
+from magnetar.proto.ids import MAX_PARTITIONS
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import TaskSet
 
@@ -95,6 +96,17 @@ class ConnectionPool:
 
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
 
+    async def partitions_of(self, topic: str) -> int:
+        """How many partitions the topic has; 0: it is not partitioned, or does not exist."""
+
+        async def ask() -> int:
+            connection = await self.to_service()
+            async with connection.lookups:
+                answer = await connection.request(Partitions(0, topic), self.options.operation_timeout)
+            return checked_partitions(answer["partitions"])
+
+        return await until_answered(ask, self.options, self.rng, f"{topic} was not looked up")
+
     async def request_once(self, command: Command, topic: str) -> Any:
         """Does what `request` does, but asks only once: what is done a second time does something else.
 
@@ -133,6 +145,13 @@ class ConnectionPool:
         await asyncio.gather(
             self._lookups.close(), self._brokers.close(timeout), self._ending.wait(), return_exceptions=True
         )
+
+
+def checked_partitions(count: int) -> int:
+    """As many as a topic can have, or MalformedFrame."""
+    if not 0 <= count <= MAX_PARTITIONS:
+        raise MalformedFrame(f"a topic has 0 to {MAX_PARTITIONS} partitions, not {count}")
+    return count
 
 
 async def _leave(brokers: BrokerConnections, lookups: Lookups) -> None:

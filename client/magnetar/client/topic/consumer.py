@@ -42,7 +42,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageLost,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, NO_PARTITION, MessageId, TopicName
 
 from ..connection.attachment import OF_ANOTHER_CLUSTER, Attachment
 from ..connection.broker_connection import BrokerConnection
@@ -100,6 +100,7 @@ class TopicConsumer:
         self.acknowledger = Acknowledger(self._attachment, options)
         self.position = ResumePoint(options)
         self._options = options
+        self.partition = TopicName.parse(topic).partition
         self._create = create
         self._on_wake = on_wake
         self._delivery_filter = delivery_filter
@@ -269,6 +270,8 @@ class TopicConsumer:
             if found is None:
                 return
             start = found
+        if isinstance(start, MessageId) and start.partition not in (NO_PARTITION, self.partition):
+            raise InvalidArgument(f"{self._attachment.what}: {start} is of partition {start.partition}")
         wire = start_on_wire(start.id if isinstance(start, Message) else start)
 
         def moved(result: dict[str, Any]) -> None:
@@ -346,7 +349,18 @@ class TopicConsumer:
         if topic is not None and str(TopicName.parse(topic)) != self._attachment.topic:
             raise InvalidArgument(f"{self._attachment.what} has no messages of {topic}")
         answer: bytes | None = await self._attachment.call(LastMessageId(0, self._attachment.id))
-        return None if answer is None else MessageId.from_bytes(answer)
+        return None if answer is None else MessageId.from_bytes(answer)._replace(partition=self.partition)
+
+    async def last_message_ids(self) -> dict[str, MessageId | None]:
+        return {self.topic: await self.last_message_id()}
+
+    async def has_message_available(self) -> bool:
+        """See Reader."""
+        if self.has_queued:
+            return True
+        last = await self.last_message_id()
+        self.open_delivery.note_handed_out()
+        return last is not None and self.position.is_behind(last)
 
     def stop(self) -> None:
         if not self.stopped:
@@ -464,7 +478,7 @@ class TopicConsumer:
         """A DELIVER frame."""
         try:
             delivery: Delivery | Failure = Delivery(
-                command, payload, self._attachment.topic, self._attachment.cluster
+                command, payload, self._attachment.topic, self._attachment.cluster, self.partition
             )
         except MagnetarError as error:
             named = of_entry(error, command.ledger, command.entry, self._attachment.topic)
@@ -513,7 +527,7 @@ class TopicConsumer:
             error = EntryUnreadable(
                 f"{place} is lost: {command.message}; what lies behind it is received after `skip(error)`, or a seek",
                 topic=topic,
-                id=MessageId(command.ledger, command.entry, 0),
+                id=MessageId(command.ledger, command.entry, 0, self.partition),
                 reason=command.message,
                 cluster=self._attachment.cluster,
             )

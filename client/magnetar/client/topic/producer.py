@@ -55,7 +55,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
     error_from_wire,
 )
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.message_rules import checked_properties, checked_sequence_id
 from magnetar.runtime.timeouts import TimeLimit
 
@@ -97,6 +97,7 @@ class TopicProducer:
     ) -> None:
         """`copies`: of messages that were received, with more properties. They have no limit but the broker's."""
         self.topic = topic = options.topic
+        self._partition = TopicName.parse(topic).partition
         self.name = options.name or ""  # given by the service unless chosen
         self._pool = pool
         self.options = options
@@ -117,7 +118,7 @@ class TopicProducer:
         self._copies = copies
         # The open batch: columns as long as `_values`, or None. One of the three says what still fits into it, the others
         # are -1: `_plain_room` while it has values only, `_keyed_room` while it has values and keys.
-        self._group = Group(0)
+        self._group = Group(0, self._partition)
         self._values: list[bytes | None] = []
         self._keys: list[Key] | None = None
         self._properties: list[Properties | None] | None = None
@@ -223,6 +224,13 @@ class TopicProducer:
 
     async def send_columns(self, columns: Columns) -> list[MessageId]:
         """See Producer.send_many, which has checked them."""
+        ids, failure = await self.store_columns(columns)
+        if failure is None:
+            return ids  # type: ignore[return-value]
+        raise some_failed(failure, ids, len(columns.values)) if ids else failure
+
+    async def store_columns(self, columns: Columns) -> tuple[list[MessageId | None], MagnetarError | None]:
+        """The same, as ids of what is stored and what went wrong. No ids: nothing was sent."""
         groups: list[Group] = []
         failure: MagnetarError | None = None
         try:
@@ -234,14 +242,12 @@ class TopicProducer:
                 self._check_open()
                 self._close_batch()
                 own = chunk.sequence_ids
-                group = Group(self._checked_sequence_id(None if own is None else own[0]))
+                group = Group(self._checked_sequence_id(None if own is None else own[0]), self._partition)
                 groups.append(group)
                 self._close_group(group, chunk, size)
                 if group.error is not None:
                     break
         except MagnetarError as error:
-            if not groups:
-                raise
             failure = error
         ids: list[MessageId | None] = []
         for group in groups:
@@ -251,9 +257,7 @@ class TopicProducer:
             if group.error is not None:
                 group.error_seen = True
                 failure = failure or group.error
-        if failure is not None:
-            raise some_failed(failure, ids, len(columns.values))
-        return ids  # type: ignore[return-value]
+        return ids, failure
 
     async def flush(self) -> None:
         self._close_batch()
@@ -341,7 +345,7 @@ class TopicProducer:
         )
         self._opened_bytes = self._plain_room = max(room, size)
         self._hold(self._outbox.bytes + self._opened_bytes)
-        self._group = Group(sequence_id)
+        self._group = Group(sequence_id, self._partition)
         if options.batching and self._outbox:
             self._flush_handle = self._loop.call_later(options.batching_max_delay, self._close_batch)
         else:
@@ -504,6 +508,26 @@ class TopicProducer:
     @property
     def ended(self) -> bool:
         return self._attachment.ended
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why it can send nothing any more."""
+        return self._attachment.failure
+
+    @property
+    def ready(self) -> bool:
+        """True while it has a broker."""
+        return self._attachment.connection is not None
+
+    @property
+    def has_open_batch(self) -> bool:
+        """True while the next message may go into a batch with those before it."""
+        return bool(self._values)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """What client and broker take."""
+        return self._max_message_bytes
 
     def _check_open(self) -> None:
         self._attachment.check_open()

@@ -1,0 +1,195 @@
+"""Which partition of its topic each message goes to.
+
+    the routing is a function    it says so for each message
+    the message has a key        the key's hash, modulo the number of partitions
+    else                         a rule says so for each batch: a partition is kept until its open batch is closed
+
+>>> router = Router("round_robin", "murmur3", lambda count: 0)
+>>> [router.of_batch(3, lambda partition: partition != 1) for _ in range(4)]
+[0, 2, 0, 2]
+>>> router.of_key("key1", 8), router.of_key("key2", 8)
+(5, 4)
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import repeat
+from typing import Final, Literal, NamedTuple, Protocol, get_args
+
+from magnetar.proto.batch import Columns, Key, Properties, key_hash_of
+from magnetar.proto.errors import InvalidArgument
+
+RoutingRule = Literal["round_robin", "single"]
+RoutingHash = Literal["xxh3", "murmur3", "java"]
+Ready = Callable[[int], bool]
+"""Whether a partition has a broker now: those that have none are passed over where there is a choice."""
+
+_REMEMBERED_KEYS = 10_000
+_MAX_REMEMBERED_KEY = (
+    64  # what is longer is hashed each time, so that keys of any size cannot fill the memory
+)
+_UINT32 = 0xFFFF_FFFF
+_INT32_MAX = 0x7FFF_FFFF
+
+
+class OutgoingMessage(NamedTuple):
+    """What a routing function gets to see of a message, beside the number of partitions."""
+
+    value: bytes | None
+    key: Key = None
+    properties: Properties | None = None
+
+
+RoutingFunction = Callable[[OutgoingMessage, int], int]
+Routing = RoutingRule | RoutingFunction
+
+
+# --- rules: where batches of messages without a key go -----------------------------------------------------------------
+
+
+class _Rule(Protocol):
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        """`choose(n)` is a number below n, by chance."""
+
+    def next(self, partitions: int, ready: Ready) -> int:
+        """The partition of the next batch."""
+
+
+class _RoundRobin:
+    """One partition after the other, from one that is chosen by chance: not all producers begin with the same one."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose = choose
+        self._last = -1
+
+    def next(self, partitions: int, ready: Ready) -> int:
+        first = self._choose(partitions) if self._last < 0 else self._last + 1
+        turn = ((first + step) % partitions for step in range(partitions))
+        self._last = next(filter(ready, turn), first % partitions)
+        return self._last
+
+
+class _Single:
+    """Always the same partition, which is chosen by chance once."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose = choose
+        self._chosen = -1
+
+    def next(self, partitions: int, _ready: Ready) -> int:
+        if not 0 <= self._chosen < partitions:  # or there are fewer than there were
+            self._chosen = self._choose(partitions)
+        return self._chosen
+
+
+_RULES: Final[dict[str, type[_Rule]]] = {"round_robin": _RoundRobin, "single": _Single}
+
+
+# --- hashes of keys ----------------------------------------------------------------------------------------------------
+
+
+def murmur3(data: bytes) -> int:
+    """MurmurHash3_x86_32 with seed 0, without its sign, as Pulsar's clients have it (`Murmur3_32Hash`)."""
+    whole = len(data) & ~3
+    hashed = 0
+    for (block,) in struct.iter_unpack("<I", data[:whole]):
+        hashed = _rotated(hashed ^ _mixed(block), 13) * 5 + 0xE654_6B64 & _UINT32
+    hashed ^= _mixed(int.from_bytes(data[whole:], "little")) ^ len(data)
+    hashed = (hashed ^ hashed >> 16) * 0x85EB_CA6B & _UINT32
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2_AE35 & _UINT32
+    return (hashed ^ hashed >> 16) & _INT32_MAX
+
+
+def _mixed(block: int) -> int:
+    return _rotated(block * 0xCC9E_2D51 & _UINT32, 15) * 0x1B87_3593 & _UINT32
+
+
+def _rotated(number: int, bits: int) -> int:
+    return (number << bits | number >> 32 - bits) & _UINT32
+
+
+def java_string_hash(text: str) -> int:
+    """Java's `String.hashCode()`, of UTF-16 code units, without its sign, as Pulsar's Java client has it."""
+    hashed = 0
+    for (unit,) in struct.iter_unpack("<H", text.encode("utf-16-le")):
+        hashed = 31 * hashed + unit & _UINT32
+    return hashed & _INT32_MAX
+
+
+def _text_of(key: str | bytes) -> str:
+    """The key as Pulsar's clients keep it: one of bytes as its Base64."""
+    return key if isinstance(key, str) else b64encode(key).decode()
+
+
+_HASHES: Final[dict[str, Callable[[str | bytes], int]]] = {
+    "xxh3": key_hash_of,
+    "murmur3": lambda key: murmur3(_text_of(key).encode()),
+    "java": lambda key: java_string_hash(_text_of(key)),
+}
+
+
+# --- the router of a producer ------------------------------------------------------------------------------------------
+
+
+def check_routing(routing: Routing, routing_hash: RoutingHash) -> None:
+    """Raises InvalidArgument unless `Router` takes them."""
+    if not callable(routing) and routing not in _RULES:
+        raise InvalidArgument(
+            f"routing is {' or '.join(map(repr, get_args(RoutingRule)))}, or a function of an OutgoingMessage and the "
+            f"number of partitions, not {routing!r}"
+        )
+    if routing_hash not in _HASHES:
+        raise InvalidArgument(f"routing_hash is {' or '.join(map(repr, _HASHES))}, not {routing_hash!r}")
+
+
+class Router:
+    """Says where one producer sends. `by_function`: each message has to be asked for, keys do not matter."""
+
+    def __init__(self, routing: Routing, routing_hash: RoutingHash, choose: Callable[[int], int]) -> None:
+        """`choose(n)` is a number below n, by chance."""
+        self._function = routing if callable(routing) else None
+        self.by_function = self._function is not None
+        self._rule = _RULES["round_robin" if callable(routing) else routing](choose)
+        self._hash = _HASHES[routing_hash]
+        self._remembered = lru_cache(_REMEMBERED_KEYS)(self._hash)
+
+    def of_batch(self, partitions: int, ready: Ready) -> int:
+        """Of messages without a key, until their batch is closed."""
+        return self._rule.next(partitions, ready)
+
+    def of_key(self, key: str | bytes, partitions: int) -> int:
+        """Of a message with a key."""
+        hash_of = self._remembered if len(key) <= _MAX_REMEMBERED_KEY else self._hash
+        return hash_of(key) % partitions
+
+    def of_message(self, message: OutgoingMessage, partitions: int) -> int:
+        """As the function says. Raises InvalidArgument for an answer that is no partition, and what the function raises."""
+        assert self._function is not None
+        chosen = self._function(message, partitions)
+        if type(chosen) is not int or not 0 <= chosen < partitions:
+            raise InvalidArgument(
+                f"the routing function answered {chosen!r}; with {partitions} partitions it is a whole number from 0 to "
+                f"{partitions - 1}"
+            )
+        return chosen
+
+    def share_out(self, columns: Columns, partitions: int, ready: Ready) -> dict[int, Sequence[int]]:
+        """Of many messages, which are one batch: the numbers of those that go to each partition. Raises as `of_message`."""
+        values, keys, properties, *_ = columns
+        everything = range(len(values))
+        if self.by_function:
+            rows = map(OutgoingMessage, values, keys or repeat(None), properties or repeat(None))
+            found = [self.of_message(message, partitions) for message in rows]
+        elif keys is None or not any(key is not None for key in keys):
+            return {self.of_batch(partitions, ready): everything}
+        else:
+            of_batch = self.of_batch(partitions, ready) if None in keys else -1
+            found = [of_batch if key is None else self.of_key(key, partitions) for key in keys]
+        shares: dict[int, list[int]] = {}
+        for number, partition in enumerate(found):
+            shares.setdefault(partition, []).append(number)
+        return dict(shares)

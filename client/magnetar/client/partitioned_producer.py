@@ -1,0 +1,240 @@
+"""The partitions of a topic behind one producer.
+
+Each partition has a `TopicProducer`; the `Router` says which of them gets a message. They fail, wait and are attached again
+each for itself: what goes to another partition goes on. max_pending_bytes is shared evenly, so that one that waits for its
+broker leaves room for the others.
+
+    open --partition 0, then the others side by side--> open; one that cannot be opened: all are closed, its error is raised
+    the service tells of more partitions --their producers are open--> messages go there as well
+    ... of fewer, or of partitions that are made again --> the topic was deleted and made again: it goes on with those
+    the topic is deleted --> each producer learns it from its broker; sends raise TopicNotFound
+
+Partition 0 is opened alone first: of two that want the topic for themselves one gets all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from magnetar.proto.batch import Columns, Key
+from magnetar.proto.errors import PartitionNotFound, ProducerQueueFull, TopicNotFound
+from magnetar.proto.ids import MessageId, TopicName
+from magnetar.runtime.tasks import LongTask
+
+from .connection.calls import TOPICS_AT_ONCE, all_of
+from .connection.pool import ConnectionPool
+from .core.routing import OutgoingMessage, Router
+from .options import ProducerOptions
+from .receipts import Receipt
+from .topic.columns import checked_key, cut_columns, some_failed
+from .topic.producer import TopicProducer
+from .topics_watch import PartitionsWatch
+
+_log = logging.getLogger("magnetar.client")
+
+# After so long it looks whether all partitions have a producer, even if nothing was told.
+_LOOK_INTERVAL_S = 60.0
+
+
+class PartitionedProducer:
+    """See the module docstring. What users call is described in `Producer`."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        options: ProducerOptions,
+        watch: PartitionsWatch,
+        new_producer: Callable[[ProducerOptions], TopicProducer],
+        on_closed: Callable[[], object],
+    ) -> None:
+        self.topic = options.topic
+        self.options = options
+        self._pool = pool
+        self._watch = watch
+        self._new_producer = new_producer
+        self._on_closed = on_closed
+        self._router = Router(options.routing, options.routing_hash, pool.rng.randrange)
+        self._producers = [self._producer_of(number, watch.count) for number in range(watch.count)]
+        # Gets messages without a key, until its open batch is closed.
+        self._current = self._producers[0]
+        self._growth: LongTask | None = None
+
+    def _producer_of(self, number: int, partitions: int) -> TopicProducer:
+        topic = str(TopicName.parse(self.topic).partition_of(number))
+        return self._new_producer(
+            replace(self.options, topic=topic, max_pending_bytes=self._share(partitions))
+        )
+
+    def _share(self, partitions: int) -> int:
+        return max(self.options.max_pending_bytes // partitions, 1)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send_nowait(self, value: bytes | None, key: Key = None, **more: Any) -> Receipt:
+        """See Producer.send_nowait; `more`: its other arguments."""
+        if key is not None or self._router.by_function:
+            return self._chosen(value, key, more).send_nowait(value, key, **more)
+        producer = self._current
+        if not producer.has_open_batch:
+            producer = self._current = self._next()
+        try:
+            return producer.send_nowait(value, None, **more)
+        except ProducerQueueFull:
+            for _ in self._producers:
+                self._current = self._next()
+                if self._current is not producer:
+                    with contextlib.suppress(ProducerQueueFull):
+                        return self._current.send_nowait(value, None, **more)
+            raise
+
+    async def send_when_room(self, value: bytes | None, key: Key = None, **more: Any) -> Receipt:
+        """See TopicProducer. A routing function is asked again."""
+        free = key is None and not self._router.by_function
+        producer = self._current if free else self._chosen(value, key, more)
+        return await producer.send_when_room(value, key, **more)
+
+    def _chosen(self, value: bytes | None, key: Key, more: Mapping[str, Any]) -> TopicProducer:
+        """Of the partition that the message itself says."""
+        router, count = self._router, len(self._producers)
+        if router.by_function:
+            message = OutgoingMessage(value, key, more.get("properties"))
+            return self._producers[router.of_message(message, count)]
+        if key.__class__ is not str or not key.isascii():
+            key = checked_key(key)
+        return self._producers[router.of_key(key, count)]  # type: ignore[arg-type]
+
+    def _next(self) -> TopicProducer:
+        """Of the partition that the next batch goes to."""
+        return self._producers[self._router.of_batch(len(self._producers), self._is_ready)]
+
+    def _is_ready(self, number: int) -> bool:
+        return self._producers[number].ready
+
+    async def send_columns(self, columns: Columns) -> list[MessageId]:
+        """See Producer.send_many, which has checked them. Everything is routed before anything is sent."""
+        producers = self._producers
+        parts: dict[int, list[int]] = {}  # by partition: which messages
+        start = 0
+        for piece, _ in cut_columns(columns, min(producer.max_message_bytes for producer in producers)):
+            for partition, part in self._router.share_out(piece, len(producers), self._is_ready).items():
+                parts.setdefault(partition, []).extend(start + number for number in part)
+            start += len(piece.values)
+        if len(parts) == 1:
+            return await producers[next(iter(parts))].send_columns(columns)
+        outcomes = await asyncio.gather(
+            *[
+                producers[partition].store_columns(_part_of(columns, part))
+                for partition, part in parts.items()
+            ]
+        )
+        ids: list[MessageId | None] = [None] * start
+        failures = [failure for _, failure in outcomes if failure is not None]
+        for part, (stored, _) in zip(parts.values(), outcomes, strict=True):
+            for number, message_id in zip(part, stored):  # nothing is stored of what was not sent
+                ids[number] = message_id
+        if failures:
+            raise some_failed(failures[0], ids, start)
+        return ids  # type: ignore[return-value]
+
+    async def flush(self) -> None:
+        """Raises as `all_of`."""
+        await all_of({producer.topic: producer.flush() for producer in self._producers})
+
+    # --- all partitions together -------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._producers[0].name
+
+    @property
+    def last_sequence_id(self) -> int:
+        return min(producer.last_sequence_id for producer in self._producers)
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(producer.pending_bytes for producer in self._producers)
+
+    @property
+    def ended(self) -> bool:
+        return all(producer.ended for producer in self._producers)
+
+    # --- opening, growing, leaving -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Raises as `all_of`."""
+        first, *others = self._producers
+        await first.open()
+        await self._open(others)
+        self._growth = LongTask(f"the partitions of {self.topic}", self._follow)
+
+    async def _open(self, producers: list[TopicProducer]) -> None:
+        slots = asyncio.Semaphore(TOPICS_AT_ONCE)
+
+        async def open_one(producer: TopicProducer) -> None:
+            async with slots:
+                await producer.open()
+
+        for producer in producers:
+            producer.name = producer.name or self.name  # one for all partitions
+        await all_of({producer.topic: open_one(producer) for producer in producers})
+
+    async def _follow(self) -> None:
+        """When it could not open what is new, it begins again after a pause."""
+        while True:
+            await self._adapt(self._watch.count)
+            await self._watch.next(_LOOK_INTERVAL_S)
+
+    async def _adapt(self, count: int) -> None:
+        """There are so many partitions. Raises as `all_of`; then all stays as it was."""
+        old = self._producers
+        made = {
+            number: self._producer_of(number, count)
+            for number in range(count)
+            if number >= len(old) or isinstance(old[number].failure, TopicNotFound | PartitionNotFound)
+        }
+        if not count or not (made or count < len(old)):
+            return
+        try:
+            await self._open(list(made.values()))
+        except BaseException:
+            for producer in made.values():
+                producer.abort()
+            raise
+        self._producers = [made.get(number) or old[number] for number in range(count)]
+        for producer in self._producers:
+            producer.options = replace(producer.options, max_pending_bytes=self._share(count))
+        for producer in old:
+            if producer not in self._producers:
+                producer.abort()
+        if self._current not in self._producers:
+            self._current = self._producers[0]
+        _log.info("producer of %s: it has %d partitions now", self.topic, count)
+
+    async def close(self) -> None:
+        """See Member.close. Cancelled, it leaves without flushing."""
+        self._stop_growing()
+        try:
+            await all_of({producer.topic: producer.close() for producer in self._producers})
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        self._stop_growing()
+        for producer in self._producers:
+            producer.abort()
+        self._on_closed()
+
+    def _stop_growing(self) -> None:
+        self._watch.close()
+        if self._growth is not None:
+            self._pool.await_end(self._growth.stop())
+            self._growth = None
+
+
+def _part_of(columns: Columns, numbers: list[int]) -> Columns:
+    return Columns._make(column and [column[number] for number in numbers] for column in columns)

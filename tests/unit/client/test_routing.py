@@ -1,0 +1,192 @@
+"""Where messages go: rules, hashes of keys, functions; sans I/O."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.client.core.routing import (
+    OutgoingMessage,
+    Router,
+    RoutingHash,
+    check_routing,
+    java_string_hash,
+    murmur3,
+)
+from magnetar.client.options import ProducerOptions
+from magnetar.proto.batch import Columns, key_hash_of
+from magnetar.proto.errors import InvalidArgument
+
+KEYS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.binary())
+PARTITIONS = st.integers(1, 200)
+
+
+def router(routing: Any = "round_robin", routing_hash: RoutingHash = "xxh3", seed: int = 1) -> Router:
+    return Router(routing, routing_hash, random.Random(seed).randrange)
+
+
+def always(_: int) -> bool:
+    return True
+
+
+# --- hashes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [  # of the tests of Pulsar's clients: pulsar-client-cpp/tests/HashTest.cc and pulsar-client-go/.../hash_test.go
+        ("k1", 2110152746), ("k2", 1479966664), ("key1", 462881061), ("key2", 1936800180), ("key01", 39696932),
+        ("key02", 751761803), ("", 0), ("hello", 0x248BFA47), ("test", 0x3A6BD213),
+    ],
+)  # fmt: skip
+def test_murmur3_is_that_of_pulsars_clients(key: str, hashed: int) -> None:
+    assert murmur3(key.encode()) == hashed
+    assert router(routing_hash="murmur3").of_key(key, 1 << 31) == hashed
+
+
+@pytest.mark.parametrize(
+    ("key", "hashed"),
+    [
+        ("keykeykeykeykey1", 434058482), ("keykeykey2", 42978643), ("", 0), ("hello", 0x5E918D2), ("test", 0x364492),
+        # As a Java 17 computes them: code units of UTF-16, of which the last text has two.
+        ("ключ", 33309882), ("\N{KEY}", 1772660),
+    ],
+)  # fmt: skip
+def test_the_java_hash_is_that_of_java(key: str, hashed: int) -> None:
+    assert java_string_hash(key) == hashed
+    assert router(routing_hash="java").of_key(key, 1 << 31) == hashed
+
+
+def test_a_key_of_bytes_is_hashed_as_pulsar_keeps_it() -> None:
+    assert router(routing_hash="java").of_key(b"\x00\x01\x02\xff", 1 << 31) == java_string_hash("AAEC/w==")
+    assert router(routing_hash="murmur3").of_key(b"\x00\x01\x02\xff", 1 << 31) == murmur3(b"AAEC/w==")
+    assert router().of_key(b"a", 1 << 32) == router().of_key("a", 1 << 32) == key_hash_of("a")
+
+
+@given(data=st.binary(max_size=40))
+def test_murmur3_against_its_definition(data: bytes) -> None:
+    """Byte by byte, as the reference has it."""
+    mask, hashed, block, shift = 0xFFFFFFFF, 0, 0, 0
+
+    def mixed(k: int) -> int:
+        k = k * 0xCC9E2D51 & mask
+        return ((k << 15 | k >> 17) & mask) * 0x1B873593 & mask
+
+    for byte in data:
+        block |= byte << shift
+        shift += 8
+        if shift == 32:
+            hashed ^= mixed(block)
+            hashed = ((hashed << 13 | hashed >> 19) & mask) * 5 + 0xE6546B64 & mask
+            block = shift = 0
+    hashed ^= mixed(block) if shift else 0
+    hashed ^= len(data)
+    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed = (hashed ^ hashed >> bits) * factor & mask
+    assert murmur3(data) == (hashed ^ hashed >> 16) & 0x7FFFFFFF
+
+
+@given(key=KEYS, partitions=PARTITIONS, routing_hash=st.sampled_from(["xxh3", "murmur3", "java"]))
+def test_a_key_always_goes_to_the_same_partition(key: Any, partitions: int, routing_hash: Any) -> None:
+    one, other = router(routing_hash=routing_hash), router("single", routing_hash=routing_hash, seed=2)
+    assert 0 <= one.of_key(key, partitions) < partitions
+    assert one.of_key(key, partitions) == one.of_key(key, partitions) == other.of_key(key, partitions)
+
+
+# --- rules -------------------------------------------------------------------------------------------------------------
+
+
+@given(partitions=PARTITIONS, seed=st.integers(), rounds=st.integers(1, 3))
+def test_round_robin_gives_each_partition_as_many_batches(partitions: int, seed: int, rounds: int) -> None:
+    rule = router(seed=seed)
+    turns = [rule.of_batch(partitions, always) for _ in range(rounds * partitions)]
+    assert sorted(turns) == sorted(rounds * list(range(partitions)))
+    assert turns[:partitions] == [(turns[0] + step) % partitions for step in range(partitions)]
+
+
+@given(partitions=PARTITIONS, seed=st.integers(), data=st.data())
+def test_round_robin_passes_over_partitions_that_have_no_broker(
+    partitions: int, seed: int, data: st.DataObject
+) -> None:
+    ready = data.draw(st.sets(st.integers(0, partitions - 1)))
+    rule = router(seed=seed)
+    turns = [rule.of_batch(partitions, ready.__contains__) for _ in range(2 * partitions)]
+    if ready:
+        assert set(turns) == ready
+    else:
+        assert set(turns) == set(range(partitions)), "there is no better one"
+
+
+@given(counts=st.lists(PARTITIONS, min_size=1), seed=st.integers())
+def test_any_rule_follows_the_number_of_partitions(counts: list[int], seed: int) -> None:
+    for rule in (router(seed=seed), router("single", seed=seed)):
+        for count in counts:
+            assert 0 <= rule.of_batch(count, always) < count
+
+
+def test_single_stays_where_chance_put_it() -> None:
+    chosen = {seed: router("single", seed=seed) for seed in range(50)}
+    first = {seed: rule.of_batch(8, always) for seed, rule in chosen.items()}
+    assert set(first.values()) == set(range(8))
+    for seed, rule in chosen.items():
+        assert {rule.of_batch(count, lambda _: False) for count in (8, 9, 80)} == {first[seed]}
+
+
+@pytest.mark.parametrize("answer", [-1, 3, True, 1.0, None, "1"])
+def test_an_answer_that_is_no_partition_is_a_clear_error(answer: Any) -> None:
+    rule = router(lambda message, partitions: answer)
+    with pytest.raises(
+        InvalidArgument, match=r"answered .*; with 3 partitions it is a whole number from 0 to 2"
+    ):
+        rule.of_message(OutgoingMessage(b"v"), 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"routing": "robin"}, {"routing": 5}, {"routing": None}, {"routing_hash": "md5"}]
+)
+def test_routings_that_do_not_exist_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="routing"):
+        ProducerOptions("t", **options)
+    with pytest.raises(InvalidArgument):
+        check_routing(**{"routing": "single", "routing_hash": "java", **options})
+
+
+# --- many messages -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    keys=st.none() | st.lists(st.none() | KEYS, max_size=30),
+    partitions=PARTITIONS,
+    routing=st.sampled_from(["round_robin", "single", lambda message, count: len(message.value) % count]),
+)
+def test_many_messages_are_shared_out_as_single_ones_would_be(
+    keys: list[Any] | None, partitions: int, routing: Any
+) -> None:
+    values: list[bytes | None] = [b"v" * number for number in range(5 if keys is None else len(keys))]
+    shares = router(routing).share_out(Columns(values, keys, None, None), partitions, always)
+    assert sorted(number for share in shares.values() for number in share) == list(range(len(values)))
+    single = router(routing)
+    of_batch = router(routing).of_batch(partitions, always)
+    where: Callable[[int], int] = lambda number: (  # noqa: E731
+        single.of_message(OutgoingMessage(values[number]), partitions)
+        if callable(routing)
+        else (of_batch if keys is None or keys[number] is None else single.of_key(keys[number], partitions))
+    )
+    for partition, share in shares.items():
+        assert list(share) == sorted(share)
+        assert all(where(number) == partition for number in share)
+
+
+def test_a_function_sees_the_whole_message() -> None:
+    seen: list[OutgoingMessage] = []
+
+    def route(message: OutgoingMessage, partitions: int) -> int:
+        seen.append(message)
+        return partitions - 1
+
+    shares = router(route).share_out(Columns([b"a", None], ["k", None], [{"p": "q"}, None], None), 4, always)
+    assert shares == {3: [0, 1]}
+    assert seen == [OutgoingMessage(b"a", "k", {"p": "q"}), OutgoingMessage(None, None, None)]
