@@ -1,14 +1,16 @@
 """The core of dispatch with a topic in memory around it: what its shell would do, done by the test, one event at a time."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
 from typing import Any, ParamSpec
 
 from magnetar.broker.cursors.core.acks import AckRange, AckState, EntryKey, Position, Topology, by_entry
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.cursors.entries import encode_acks, encode_redeliveries, encode_rewinds, replay
 from magnetar.broker.dispatch.core.consumer import Consumer, Delivery
+from magnetar.broker.dispatch.core.delay_index import DelayedRun, DelayIndex, add_run
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import DispatchCounters
 from magnetar.broker.dispatch.core.instructions import (
@@ -23,6 +25,7 @@ from magnetar.broker.dispatch.core.instructions import (
 from magnetar.broker.resources.budget import ByteBudget
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.batch import encode_batch
+from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS, entry_flags
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -40,9 +43,17 @@ class FakeTopic:
         self.in_cache: dict[EntryKey, None] = {}
 
     def publish(
-        self, batches: list[int], *, cached: bool, keys: list[str | list[str]] | None = None
+        self,
+        batches: list[int],
+        *,
+        cached: bool,
+        keys: list[str | list[str]] | None = None,
+        times_ms: Sequence[int | None] = (),
     ) -> EntryKey:
-        """An entry of batches with so many messages. `keys`: of each batch, one for all of its messages or one for each."""
+        """An entry of batches with so many messages. `keys`: of each batch, one for all of its messages or one for each.
+
+        `times_ms`: delivery times of the batches, as many as there are.
+        """
         entries = self.ledgers[self.open]
         key = (self.open, len(entries))
         columns = [
@@ -50,10 +61,19 @@ class FakeTopic:
             for count, one in zip(batches, keys or [""] * len(batches), strict=True)
         ]
         encoded = [
-            encode_batch([b"v"] * count, sequence_id=0, publish_time_ms=0, keys=column)
-            for count, column in zip(batches, columns, strict=True)
+            encode_batch(
+                [b"v"] * count,
+                sequence_id=0,
+                publish_time_ms=0,
+                keys=column,
+                extensions=None if due_ms is None else {EXT_DELIVER_AT_MS: due_ms},
+            )
+            for count, column, due_ms in zip(batches, columns, times_ms or repeat(None))
         ]
-        payload = encode_entry(encoded, batches, [0] * len(batches), ["p"], first_index=0, append_time_ms=0)
+        producers, flags = [0] * len(batches), entry_flags(encoded)
+        payload = encode_entry(
+            encoded, batches, producers, ["p"], first_index=0, append_time_ms=0, flags=flags
+        )
         entries.append(encode_ledger_entry(*key, -1, len(payload), payload))
         if cached:
             self.in_cache[key] = None
@@ -116,6 +136,44 @@ def read_back(
     return found, found_counts
 
 
+@dataclass
+class FakeDelays:
+    """The index of a topic, which may be read back in the background: then `later` is what comes with `known`."""
+
+    index: DelayIndex | None = None
+    whole: bool = True
+    pieces: list[bytes] = field(default_factory=list)
+    later: list[tuple[EntryKey, list[DelayedRun], int]] = field(default_factory=list)
+
+    def add(self, key: EntryKey, batches: list[int], times_ms: Sequence[int | None]) -> None:
+        """An entry is confirmed."""
+        runs: list[DelayedRun] = []
+        for end, count, due_ms in zip(accumulate(batches), batches, times_ms, strict=True):
+            if due_ms is not None:
+                add_run(runs, end - count, count, due_ms)
+        if runs and self.whole:
+            self.index = self.index or DelayIndex()
+            self.index.add(key, runs, sum(batches))
+        elif runs:
+            self.later.append((key, runs, sum(batches)))
+
+    def reload(self) -> None:
+        """Another broker begins to read what is stored."""
+        if self.whole:
+            self.pieces = [] if self.index is None else list(self.index.pieces())
+        self.index, self.whole = DelayIndex(), False
+
+    def known(self, now_ms: int) -> None:
+        """It has read all."""
+        assert self.index is not None
+        for piece in self.pieces:
+            self.index.apply(piece, now_ms)
+        for key, runs, messages in self.later:
+            if left := [run for run in runs if run[2] > now_ms]:
+                self.index.add(key, left, messages)
+        self.pieces, self.later, self.whole = [], [], True
+
+
 class FakePort:
     """Writable or not, as the test says; the core calls nothing else."""
 
@@ -166,6 +224,7 @@ class DispatchWorld:
         self.counters = DispatchCounters()
         self.budget = ByteBudget(1 << 30)
         self.counts = RedeliveryCounts()
+        self.delays = FakeDelays()
         self.core = self.new_core()
         self.consumers: dict[str, Consumer] = {}
         self.reads: dict[int, Read] = {}
@@ -182,18 +241,40 @@ class DispatchWorld:
             self.settings,
             self.budget,
             self.counters,
+            self.delays,
             durable=self.durable,
         )
 
-    def reload(self) -> None:
-        """The topic is unloaded, and loaded again from what its cursor has stored."""
+    def reload(self, *, later: bool = False) -> None:
+        """The topic is unloaded, and loaded again from what its cursor has stored.
+
+        `later`: what is delayed becomes known with `delays_known`.
+        """
         self.core.close()
         self.state, self.counts = read_back(self.topic, self.state, self.counts)
         self.consumers.clear()
         self.reads.clear()
         self.timer_ms = None
+        self.delays.reload()
         self.core = self.new_core()
         self.core.check()
+        if not later:
+            self.delays_known()
+
+    def delays_known(self) -> None:
+        """The index of delayed messages was read back."""
+        self.delays.known(self.now_ms)
+        self.handle(self.core.delays_known)
+
+    def wait(self, ms: int) -> None:
+        """Time passes; the topic releases what is due."""
+        self.now_ms += ms
+        index, more = self.delays.index, self.delays.whole
+        while index is not None and more:
+            runs, more = index.take_due(self.now_ms)
+            index.check()
+            if runs:
+                self.handle(self.core.released, runs)
 
     def handle(self, event: Callable[P, None], *given: P.args, **named: P.kwargs) -> None:
         """An event of the core, which is drained then."""
@@ -325,6 +406,8 @@ class DispatchWorld:
     def trim(self) -> None:
         """What is acknowledged goes."""
         self.topic.trim(self.state.mark_delete)
+        if self.delays.index is not None:
+            self.delays.index.drop_below(min(self.topic.ledgers))
         self.state.renormalise()
         self.handle(self.core.ledgers_changed)
 

@@ -45,6 +45,7 @@ class ModelWorld(DispatchWorld):
         self.permits: dict[str, int] = {}
         self.newest: Position = (0, 0, 0)  # not individual: the last one that was not given back
         self.keys: dict[Position, str] = {}
+        self.times_ms: dict[Position, int] = {}  # of delayed messages
         self.priorities: dict[str, int] = {}  # failover: of the consumers, as they joined
         self.takeover_ms: int | None = None
 
@@ -71,6 +72,8 @@ class ModelWorld(DispatchWorld):
             message = (*delivered.key, index)
             assert message not in self.acked, f"{message} is acknowledged"
             assert message not in self.holder, f"{message} is at {self.holder.get(message)}"
+            if self.type in INDIVIDUAL:
+                assert self.times_ms.get(message, 0) <= self.now_ms, f"{message} is delivered early"
             assert delivered.redelivery_count == self.count(message), message
             if self.type == "key_shared":
                 self.check_key(message, name)
@@ -93,7 +96,8 @@ class ModelWorld(DispatchWorld):
                 assert self.holder.get(other, name) == name, (
                     f"{message} is out while {other} is at another consumer"
                 )
-                assert other >= message or other in self.holder, f"{message} overtakes {other}"
+                if message not in self.times_ms and other not in self.times_ms:
+                    assert other >= message or other in self.holder, f"{message} overtakes {other}"
 
     @property
     def active(self) -> str | None:
@@ -179,10 +183,26 @@ class DispatchMachine(RuleBasedStateMachine):
         batches=BATCHES,
         keys=st.lists(st.sampled_from([*KEYS, "+"]), min_size=4, max_size=4),
         cached=st.sampled_from([True, True, False]),
+        delays_ms=st.lists(st.sampled_from([0, 0, 0, 1, 30, 1_500, 9_000]), min_size=4, max_size=4),
     )
-    def publish(self, batches: list[int], keys: list[str], cached: bool) -> None:
-        self.add(batches, keys[: len(batches)], cached=cached)
+    def publish(self, batches: list[int], keys: list[str], cached: bool, delays_ms: list[int]) -> None:
+        self.add(batches, keys[: len(batches)], cached=cached, delays_ms=delays_ms[: len(batches)])
         self.world.drain()
+
+    @rule(delay_ms=st.sampled_from([20, 1_500, 9_000]), many=st.integers(1, 4))
+    def publish_delayed(self, delay_ms: int, many: int) -> None:
+        for number in range(many):
+            self.add([2, 1], ["+", KEYS[number]], cached=not number, delays_ms=[delay_ms, delay_ms])
+        self.world.drain()
+
+    @rule(ms=st.sampled_from([0, 1, 20, 1_500, 9_000]))
+    def wait(self, ms: int) -> None:
+        self.world.wait(ms)
+
+    @precondition(lambda self: not self.world.delays.whole)
+    @rule()
+    def delays_known(self) -> None:
+        self.world.delays_known()
 
     @rule(many=st.integers(2, 6))
     def publish_many(self, many: int) -> None:
@@ -190,12 +210,20 @@ class DispatchMachine(RuleBasedStateMachine):
             self.add([2, 2], [KEYS[number % 5], "+"], cached=False)
         self.world.drain()
 
-    def add(self, batches: list[int], keys: Sequence[str], *, cached: bool) -> None:
+    def add(
+        self, batches: list[int], keys: Sequence[str], *, cached: bool, delays_ms: Sequence[int] = ()
+    ) -> None:
         """An entry with a key for each batch; "+": all of its messages have different ones."""
         columns: list[str | list[str]] = [
             list(KEYS[:count]) if key == "+" else key for key, count in zip(keys, batches, strict=True)
         ]
-        ledger, entry = self.world.topic.publish(batches, cached=cached, keys=columns)
+        times_ms = [self.world.now_ms + ms if ms else None for ms in delays_ms] or [None] * len(batches)
+        ledger, entry = self.world.topic.publish(batches, cached=cached, keys=columns, times_ms=times_ms)
+        self.world.delays.add((ledger, entry), batches, times_ms)
+        spread = [due_ms for due_ms, count in zip(times_ms, batches, strict=True) for _ in range(count)]
+        self.world.times_ms |= {
+            (ledger, entry, index): due_ms for index, due_ms in enumerate(spread) if due_ms is not None
+        }
         flat = [
             key
             for column, count in zip(columns, batches, strict=True)
@@ -264,8 +292,8 @@ class DispatchMachine(RuleBasedStateMachine):
         world.leave(name)
 
     @precondition(lambda self: self.world.counters.deliveries % 4 == 1)
-    @rule()
-    def reload(self) -> None:
+    @rule(later=st.booleans())
+    def reload(self, later: bool) -> None:
         """The topic is unloaded and loaded again: the cursor remembers acknowledgements and redelivery counts."""
         world = self.world
         if world.type in INDIVIDUAL:
@@ -275,7 +303,7 @@ class DispatchMachine(RuleBasedStateMachine):
         world.priorities.clear()
         world.takeover_ms = None
         world.type = ""
-        world.reload()
+        world.reload(later=later)
 
     @precondition(lambda self: self.world.consumers)
     @rule(data=st.data(), messages=st.sampled_from([0, 1, 3, 12, 40]))
@@ -469,6 +497,7 @@ class DispatchMachine(RuleBasedStateMachine):
             world.takeover_ms = None
             world.begin_again()
         world.fire_timer()
+        world.wait(0)
 
     # --- what always holds -------------------------------------------------------------------------------------------
 
@@ -497,6 +526,9 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         world = self.world
         self.damaged.clear()
+        if not world.delays.whole:
+            world.delays_known()
+        world.wait(10_000)
         for reason in list(world.core.paused):
             world.resume(reason)
         if not world.consumers:

@@ -1,10 +1,11 @@
 """Dispatch of one subscription, without I/O: each event is a method, instructions come out of `poll`, one after another.
 
 `poll` delivers until something stops it; `stop` says what, and each `Stop` names the event that goes on. What is to be
-delivered again goes before what is new. The three parts:
+delivered again goes before what is new. The parts:
 
     EntrySource         where the bytes of an entry come from
     RedeliveryTracker   what is pending, what is to be delivered again
+    DelayIndex          of the topic: what waits for its delivery time; and DueQueue, whose time has come since
     Selector            who gets it, by subscription type
 
 and the cursor's AckState, which the core only reads. Times are milliseconds of one monotonic clock, which the
@@ -14,18 +15,23 @@ shell reads. Whether a consumer is writable may depend on the delivery before.
 
 from __future__ import annotations
 
-from magnetar.proto.entry import Entry
+from collections.abc import Container
+from typing import Protocol
+
+from magnetar.proto.entry import ENTRY_DELAYED, Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range, RangeSet, complement
 
-from ...cursors.core.acks import AckRange, EntryKey, EntryRanges, Position
+from ...cursors.core.acks import AckRange, EntryKey, EntryRanges, Position, number_of
 from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
 from ...log.records import LedgerInfo
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import UNLIMITED_BYTES, Consumer, Delivery
+from .delay_index import DelayIndex, Run
+from .due_queue import DueQueue
 from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
 from .instructions import ActiveChanged, Instruction, PassEntry, Pause, Stop, TurnOver, WakeAt
 from .message_counts import MessageCounts
@@ -33,6 +39,30 @@ from .redelivery_tracker import RedeliveryTracker
 from .selection import Selector, new_selector
 from .selection.protocol import Mixed, Older
 from .slices import cut
+
+class Delays(Protocol):
+    """What a topic knows of delivery times, for the types whose messages are acknowledged one by one."""
+
+    @property
+    def index(self) -> DelayIndex | None:
+        """None: nothing waits."""
+
+    @property
+    def whole(self) -> bool:
+        """False while the index is being read back: then entries that may have something delayed have to wait."""
+
+
+class _Again:
+    """Entries that are to be read though the read position is behind them."""
+
+    __slots__ = ("_due", "_replay")
+
+    def __init__(self, replay: Container[EntryKey], due: DueQueue) -> None:
+        self._replay, self._due = replay, due
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._replay or key in self._due.wanted
+
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
 
@@ -48,6 +78,7 @@ class DispatchCore:
         settings: BrokerSettings,
         read_budget: ByteBudget,
         counters: DispatchCounters,
+        delays: Delays,
         *,
         durable: bool,
     ) -> None:
@@ -55,6 +86,7 @@ class DispatchCore:
         self._state = state
         self._settings = settings
         self._counters = counters
+        self._delays = delays
         self.redelivered_messages = 0
         self._durable = durable
         self._out: list[Instruction] = []  # a few: decided, not yet polled
@@ -65,7 +97,10 @@ class DispatchCore:
         self.tracker = RedeliveryTracker(
             counts, settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
         )
-        # Everything before it was delivered, or is acknowledged; what comes back from there is in the replay queue.
+        self.due = DueQueue()  # what was withheld before the read position, and is not any more
+        self._missed_due = False  # the same, and nobody was there to get it
+        self._again = _Again(self.tracker.replay, self.due)
+        # Everything before it was delivered, acknowledged or withheld; what comes back from there is in one of the queues.
         self.read_position: Position = log.normalise(state.mark_delete)
         self.message_counts = MessageCounts()  # acknowledgements need them
         self.paused: dict[Pause, None] = {}
@@ -125,13 +160,13 @@ class DispatchCore:
 
     def read_done(self, read_id: int, entries: list[bytes], now_ms: int) -> None:
         """Ledger entries from the first one that was asked for on, at least one."""
-        self.source.read_done(read_id, entries, now_ms, self.tracker.replay)
-        self.source.release_before(self.read_position, self.tracker.replay)
+        self.source.read_done(read_id, entries, now_ms, self._again)
+        self.source.release_before(self.read_position, self._again)
         self._set_timer()
 
     def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
         """The first entry that was asked for could not be read."""
-        skipped = self.source.read_failed(read_id, error, now_ms, self.tracker.replay)
+        skipped = self.source.read_failed(read_id, error, now_ms, self._again)
         if skipped is not None:
             self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
         self._set_timer()
@@ -151,7 +186,7 @@ class DispatchCore:
     def timer_due(self, now_ms: int) -> None:
         """The time of the last `WakeAt` has come."""
         self._timer_ms = None
-        self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
+        self.source.timer_due(now_ms, [*self.tracker.timer_due(now_ms), *self.due.timer_due(now_ms)])
         if self._selector is not None and self._selector.timer_due(now_ms):
             self._rewind(counted=False)
         self._set_timer()
@@ -160,6 +195,23 @@ class DispatchCore:
         """The consumer gives these to its program now, or (`taken_back`) has not done so after all."""
         for ledger, entry_id, first, last in rows:
             self.tracker.handed_out(consumer, (ledger, entry_id), first, last, taken_back=taken_back)
+
+    def released(self, runs: list[Run]) -> None:
+        """The delivery time of these has come, in this order; what the read position has not passed it meets by itself."""
+        if not self.tracker.individual_acks:  # nothing was withheld
+            return
+        if not self.consumers:
+            self._missed_due = True
+            return
+        mark, read = self._log.normalise(self._state.mark_delete), self.read_position
+        begin, end = (mark[0], number_of(mark)), (read[0], number_of(read))
+        for ledger, number, messages in runs:
+            if begin < (ledger, number + messages) and (ledger, number) < end:
+                before = min(messages, end[1] - number) if ledger == end[0] else messages
+                self.due.add([(ledger, number, before)])
+
+    def delays_known(self) -> None:
+        """`Delays.whole` is true now."""
 
     def _changed(self, consumer: Consumer) -> None:
         if not consumer.closed and self._selector is not None:
@@ -176,6 +228,8 @@ class DispatchCore:
             self.tracker.individual_acks = selector.individual_acks
             self.tracker.observer = selector.observer
         assert self._selector is not None
+        if self._missed_due:  # and there were no consumers
+            self._start_at(self._log.normalise(self._state.mark_delete))
         self.consumers.append(consumer)
         active = self.active
         if self._selector.added(consumer, now_ms):
@@ -196,6 +250,8 @@ class DispatchCore:
         self._report_active(active)
         if not self.consumers:
             self.source.clear()
+            self._missed_due |= bool(self.due) or self.due.next_due_ms is not None
+            self.due.clear()
 
     def _report_active(self, before: Consumer | None) -> None:
         active = self.active
@@ -221,6 +277,8 @@ class DispatchCore:
         for failure in self.source.failures.values():
             failure.notified.clear()  # whoever comes to it once more is notified once more
         self.tracker.clear_replay()
+        self.due.clear()
+        self._missed_due = False
         self.source.forget_replays()
         self.source.clear()
         self.read_position = position
@@ -341,7 +399,7 @@ class DispatchCore:
 
     def _set_timer(self) -> None:
         takeover_ms = None if self._selector is None else self._selector.next_due_ms
-        for due_ms in (self.tracker.next_due_ms, self.source.next_due_ms, takeover_ms):
+        for due_ms in (self.tracker.next_due_ms, self.due.next_due_ms, self.source.next_due_ms, takeover_ms):
             if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
                 self._timer_ms = due_ms
                 self._out.append(WakeAt(due_ms))
@@ -353,6 +411,7 @@ class DispatchCore:
             consumer.closed = True
             self.tracker.left(consumer)
         self.consumers.clear()
+        self.due.clear()
         self.source.close()
 
     # --- deliveries --------------------------------------------------------------------------------------------------
@@ -378,6 +437,8 @@ class DispatchCore:
                     tracker.release(selector.released())
                 if self._deliver_again(selector):
                     continue
+            if self.due and self._deliver_due(selector):
+                continue
             if not self._deliver_new(selector) and not out:
                 return None
         return TurnOver()
@@ -385,6 +446,7 @@ class DispatchCore:
     def _deliver_new(self, selector: Selector) -> bool:
         """One step at the read position, which is a delivery as a rule. False (and `stop`) if it cannot go on."""
         log, state = self._log, self._state
+        delays = self._delays.index if selector.individual_acks else None
         position = log.normalise(max(self.read_position, state.mark_delete))
         ledger, entry_id, index = position
         if not index:
@@ -392,6 +454,9 @@ class DispatchCore:
             if unacked != entry_id:
                 self._move_to((ledger, unacked, 0))
                 return True
+        if delays and (following := delays.pass_withheld(ledger, entry_id)) != entry_id:
+            self._move_to((ledger, following, 0))
+            return True
         if position != self.read_position:
             self._move_to(position)
         if not log.is_confirmed(ledger, entry_id):
@@ -419,23 +484,63 @@ class DispatchCore:
                 self._out.append(PassEntry(key))
             self._move_to((ledger, entry_id + 1, 0))
             return True
-        counts = self.tracker.counts
-        count, mixed = 0, None
-        if counts.by_entry or counts.rewinds:
-            count, wanted, mixed = counts.of(key, wanted)
-        following = self._share_out(selector, key, entry, wanted, count, mixed, None)
+        if entry.flags & ENTRY_DELAYED and selector.individual_acks:
+            if not self._delays.whole:
+                self.stop = Stop.DELAYS
+                return False
+            if delays and not (wanted := delays.visible(key, wanted)):
+                self._move_to((ledger, entry_id + 1, 0))
+                return True
+        following = self._share_out_new(selector, key, entry, wanted)
         self._move_to(
             (ledger, entry_id, following) if following < message_count else (ledger, entry_id + 1, 0)
         )
         if self.source.next_key is not None:
+            if delays:
+                ledger, entry_id = self.source.next_key
+                self.source.next_key = ledger, delays.pass_withheld(ledger, entry_id)
             self.source.read_ahead(self.read_position)
+        return True
+
+    def _share_out_new(self, selector: Selector, key: EntryKey, entry: Entry, wanted: list[Range]) -> int:
+        """`_share_out` of what was not delivered since the read position went back."""
+        counts = self.tracker.counts
+        count, mixed = 0, None
+        if counts.by_entry or counts.rewinds:
+            count, wanted, mixed = counts.of(key, wanted)
+        return self._share_out(selector, key, entry, wanted, count, mixed, None)
+
+    def _deliver_due(self, selector: Selector) -> bool:
+        """One step of what is due behind the read position: False if it waits for a read, or for what was set aside."""
+        due, source = self.due, self.source
+        if self.tracker.replay_messages >= selector.look_ahead_messages:
+            return False
+        key, ranges = due.first
+        confirmed = self._log.is_confirmed(*key)
+        wanted = [part for row in ranges if confirmed for part in self._state.unacked(*key, *row)]
+        following = ranges[-1][1] + 1
+        if wanted:
+            entry = source.get(key)
+            if entry is None:
+                failure = source.failures.get(key)
+                if failure is None or not failure.waiting:
+                    source.want_replays(due.upcoming(entry_source.MAX_REPLAY_READS))
+                    return False
+                due.park(failure.due_ms)
+                self._set_timer()
+                return True
+            end = self._share_out_new(selector, key, entry, wanted)
+            following = end if end <= wanted[-1][1] else following
+        due.take(following)
+        if key not in self.tracker.replay and not (due and due.first[0] == key):
+            source.replayed(key)
         return True
 
     def _move_to(self, position: Position) -> None:
         self.read_position = position
         source = self.source
         if source.ahead or source.failures:
-            source.release_before(position, self.tracker.replay)
+            source.release_before(position, self._again)
 
     def _deliver_again(self, selector: Selector) -> bool:
         """One step of the replay queue: False if it waits for a read or a time."""
@@ -574,10 +679,12 @@ class DispatchCore:
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event and every delivery."""
         self.tracker.check(self.consumers)
+        self.due.check()
+        assert self.consumers or not self.due
         self.source.check(self.read_position, wanted=bool(self.consumers))
         self.message_counts.check()
         takeover_ms = None if self._selector is None else self._selector.next_due_ms
-        times = (self.tracker.next_due_ms, self.source.next_due_ms, takeover_ms)
+        times = (self.tracker.next_due_ms, self.due.next_due_ms, self.source.next_due_ms, takeover_ms)
         due = [due for due in times if due is not None]
         assert not due or (self._timer_ms is not None and self._timer_ms <= min(due)), (
             "a time without a timer"
@@ -604,6 +711,8 @@ class DispatchCore:
                 assert not self._log.is_confirmed(*position[:2])
             case Stop.READING:
                 assert source.reading
+            case Stop.DELAYS:
+                assert not self._delays.whole
             case Stop.READ_FAILED:
                 assert source.failures[position[:2]].waiting
             case Stop.LOOK_AHEAD:
@@ -611,6 +720,8 @@ class DispatchCore:
                 assert self.tracker.replay_messages >= self._selector.look_ahead_messages
             case Stop.TOO_MANY_RANGES:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
+        if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER, Stop.LOOK_AHEAD) and self.due:
+            assert source.replay_reads, "what is due stalls"
         if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER) and self.tracker.replay:
             reading = source.replay_reads or source.reading
             waiting = self.tracker.next_due_ms is not None or self.tracker.all_set_aside
