@@ -1,13 +1,15 @@
 """Text scenarios of dispatch: a command, `----`, and what the core asks its shell to do, then what stopped it.
 
     dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
-    publish 2,1 [cached]             an entry of two batches, of 2 and 1 messages
-    keyed k,l,k [cached]             an entry of batches of one message with these keys; k+l: a batch with two keys
+    publish 2,1@50 [cached]          an entry of two batches, of 2 and 1 messages; the other one is due in 50 ms
+    keyed k,l,k@50 [cached]          an entry of batches of one message with these keys; k+l: a batch with two keys
+    wait 50                          so many ms pass, and the topic releases what is due
     join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...] | hand-out a 1:0:0-2 ... | take-back a 1:0:1 ...
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
-    pause seek | seek 1:0:0 | resume seek | skip 1:0:0 | timer | roll-over | trim | evict | reload
+    pause seek | seek 1:0:0 | resume seek | skip 1:0:0 | timer | roll-over | trim | evict
+    reload [later]                   later: what is delayed is read back with `delays-known`
 
 Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, pending messages, `blocked`.
 """
@@ -62,15 +64,20 @@ def parse_settings(arguments: list[str]) -> BrokerSettings:
 def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
     """One command."""
     first = arguments[0] if arguments else ""
+    values = [batch.partition("@")[0] for batch in first.split(",")]
+    delays = [batch.partition("@")[2] for batch in first.split(",")]
+    times_ms = [world.now_ms + int(delay) if delay else None for delay in delays]
     match name:
         case "publish":
-            world.topic.publish([int(count) for count in first.split(",")], cached="cached" in arguments)
-            world.drain()
+            publish(world, [int(count) for count in values], None, times_ms, cached="cached" in arguments)
         case "keyed":
-            keys: list[str | list[str]] = [key.split("+") if "+" in key else key for key in first.split(",")]
+            keys: list[str | list[str]] = [key.split("+") if "+" in key else key for key in values]
             counts = [len(key) if isinstance(key, list) else 1 for key in keys]
-            world.topic.publish(counts, cached="cached" in arguments, keys=keys)
-            world.drain()
+            publish(world, counts, keys, times_ms, cached="cached" in arguments)
+        case "wait":
+            world.wait(int(first))
+        case "delays-known":
+            world.delays_known()
         case "join":
             world.join(first, arguments[1], *map(int, arguments[2:]))
         case "leave":
@@ -110,11 +117,25 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
         case "trim":
             world.trim()
         case "reload":
-            world.reload()
+            world.reload(later="later" in arguments)
         case "evict":
             world.topic.in_cache.clear()
         case _:
             raise AssertionError(f"unknown command: {name}")
+
+
+def publish(
+    world: DispatchWorld,
+    counts: list[int],
+    keys: list[str | list[str]] | None,
+    times_ms: list[int | None],
+    *,
+    cached: bool,
+) -> None:
+    """An entry is confirmed."""
+    key = world.topic.publish(counts, cached=cached, keys=keys, times_ms=times_ms)
+    world.delays.add(key, counts, times_ms)
+    world.drain()
 
 
 def answer(world: DispatchWorld) -> list[str]:
