@@ -32,6 +32,8 @@ _ZERO = {
     "retention_ms": "keeps nothing that is acknowledged",
     "retention_bytes": "keeps nothing that is acknowledged",
     "message_ttl_ms": "lets messages wait for ever",
+    "max_delivery_delay_ms": "sets no limit",
+    "max_delayed_messages": "sets no limit",
     "compaction_threshold_bytes": "compacts topics only when asked",
     "compaction_tombstone_retention_ms": "leaves no message that deletes its key",
     "minimum_write_quorum": "refuses ledgers while there are fewer bookies than ensemble_size",
@@ -99,6 +101,8 @@ class BrokerSettings:
     retention_ms: int = 0
     retention_bytes: int = 0
     message_ttl_ms: int = 0
+    max_delivery_delay_ms: int = 0
+    max_delayed_messages: int = 0
     message_expiry_interval_s: float = 300.0  # how often it is looked for what has waited longer than its TTL
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache

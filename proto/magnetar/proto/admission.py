@@ -63,6 +63,12 @@ class AdmittedGroups(NamedTuple):
             self.batches[start:end], self.counts[start:end], self.sequence_ids[start:end], extensions or None
         )
 
+    @property
+    def delayed_messages(self) -> int:
+        """How many have a delivery time."""
+        found = (self.extensions or {}).items()
+        return sum(self.counts[position] for position, one in found if one.deliver_at_ms is not None)
+
     def last_sequence_id(self, position: int) -> int:
         """Of the batch at `position`."""
         if self.extensions is not None and (found := self.extensions.get(position)) is not None:

@@ -47,6 +47,9 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # What waits longer counts as acknowledged. 0: messages wait for ever.
     message_ttl_ms: int | None = None
     subscription_ttl_ms: dict[str, int] = {}  # by name; these come before message_ttl_ms
+    # Delivery times: how far ahead one may lie, and how many messages of a topic may wait for theirs. 0: no limit.
+    max_delivery_delay_ms: int | None = None
+    max_delayed_messages: int | None = None
     # Of the topic's next ledger: how many bookies it is on, how many of them get an entry, how many confirm it. All or none.
     ensemble_size: int | None = None
     write_quorum: int | None = None
@@ -96,6 +99,9 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidArgument(
                     f"{name} is {ttl_ms}; want milliseconds, or 0 for messages that wait for ever"
                 )
+        for name in ("max_delivery_delay_ms", "max_delayed_messages"):
+            if not 0 <= (getattr(self, name) or 0) < _MOST:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}; want 0 for no limit, or more")
         for name in self.subscription_ttl_ms:
             check_subscription_name(name)
         return self
@@ -182,6 +188,16 @@ DESCRIBED = (
         ("subscription_ttl_ms",), "subscription-ttl", "time", "NAME=TIME",
         "The same for one subscription; may be repeated.",
         {"infinite": 0}, by_subscription=True,
+    ),
+    Described(
+        ("max_delivery_delay_ms",), "max-delivery-delay", "time", "TIME",
+        "How far ahead a delivery time may lie: 7d, infinite, inherit.",
+        {"infinite": 0},
+    ),
+    Described(
+        ("max_delayed_messages",), "max-delayed-messages", "count", "MESSAGES",
+        "How many messages of a topic may wait for their delivery time: 1000000, infinite, inherit.",
+        {"infinite": 0},
     ),
     Described(
         ("ensemble_size", "write_quorum", "ack_quorum"), "durability", "count", "E/QW/QA",

@@ -20,7 +20,7 @@ from ..cursors.cursor import Cursor
 from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
 from .core.consumer import Consumer, Delivery
-from .core.dispatcher import DispatchCore
+from .core.dispatcher import Delays, DispatchCore
 from .core.entry_source import Acks, DispatchCounters
 from .core.entry_source import TopicLog as TopicLookups
 from .core.instructions import (
@@ -72,6 +72,7 @@ class Dispatcher:
         read_budget: ByteBudget,
         counters: DispatchCounters,
         readers: Readers,
+        delays: Delays,
     ) -> None:
         """`name` is for the log."""
         self._name = name
@@ -83,7 +84,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._counts = cursor.redeliveries
         self.core = DispatchCore(
-            log, cursor.state, self._counts, settings, read_budget, counters, durable=cursor.durable
+            log, cursor.state, self._counts, settings, read_budget, counters, delays, durable=cursor.durable
         )
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None  # the core's

@@ -41,7 +41,7 @@ from ..log.reading import LedgerReading
 from ..log.records import LedgerInfo
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE
-from .core.instructions import Pause
+from .core.instructions import Pause, Stop
 from .core.lost_consumers import LostConsumers
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
@@ -168,6 +168,8 @@ class Subscription:
         """Why its consumers do not get on: an entry that cannot be read, or a message that comes back all the time."""
         for (ledger, entry), failure in self._core.source.unreadable.items():
             return f"entry {ledger}:{entry} cannot be read: {failure.error}"
+        if self._core.stop is Stop.DELAYS and self.consumers:
+            return "which messages wait for their delivery time is not known: that is still being read"
         count, (ledger, entry), index = self.cursor.redeliveries.most(self.cursor.state.mark_delete)
         if count >= POISON_REDELIVERIES:
             return (

@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 
 from magnetar.proto.admission import check_entry
 from magnetar.proto.batch_extensions import entry_flags
-from magnetar.proto.entry import Entry, encode_entry, entry_content
+from magnetar.proto.entry import ENTRY_DELAYED, Entry, encode_entry, entry_content
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_BATCH
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -93,6 +93,8 @@ async def staged_entries(
                 if entry.first_index != messages and (stride == 1 or at == 0):
                     raise MalformedFrame(f"it begins at message {entry.first_index}, not {messages}")
                 check_entry(entry, max_batch_bytes)
+                if entry.flags & ENTRY_DELAYED:
+                    raise InvalidArgument("only what producers send can have a delivery time")
             except (MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
                 raise InvalidArgument(
                     f"entry {at} of staged ledger {info.stored_id} is not one of a topic: {error}"

@@ -16,10 +16,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from magnetar.proto.admission import AdmittedGroups
+from magnetar.proto.batch_extensions import BatchExtensions
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 
+from ..dispatch.core.delay_index import DelayedRun, add_run
 from .core.producers import ProducerSession
 
 ROW_BYTES = 10  # of the entry's table, per batch
@@ -47,6 +49,7 @@ class GatheredEntry:
         "appended_s",
         "batches",
         "counts",
+        "delayed",
         "flags",
         "messages",
         "producers",
@@ -65,6 +68,7 @@ class GatheredEntry:
         self.messages = 0
         self.size = 0  # bytes of batches and their rows
         self.flags = 0  # of the entry
+        self.delayed: list[DelayedRun] = []  # its messages with a delivery time
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
         self._name_bytes = 0
@@ -89,12 +93,18 @@ class GatheredEntry:
         self.counts += counts
         self.producers += [number] * len(batches)
         if extensions is not None:
-            for found in extensions.values():
-                self.flags |= found.entry_flags
+            self._note(counts, extensions)
         begun = self._add_runs(session, counts, sequence_ids, messages)
         self.messages += messages
         self.size += size
         return begun
+
+    def _note(self, counts: list[int], extensions: dict[int, BatchExtensions]) -> None:
+        firsts = list(accumulate(counts, initial=self.messages))
+        for position, found in extensions.items():
+            self.flags |= found.entry_flags
+            if found.deliver_at_ms is not None:
+                add_run(self.delayed, firsts[position], counts[position], found.deliver_at_ms)
 
     def _add_runs(
         self, session: ProducerSession, counts: list[int], sequence_ids: list[int], messages: int
@@ -220,6 +230,11 @@ class Coalescer:
         entry = GatheredEntry()
         self._entries.append(entry)
         session.outstanding += entry.add(session, groups.part(start, end), messages, size)
+
+    @property
+    def first(self) -> GatheredEntry:
+        """The oldest entry."""
+        return self._entries[0]
 
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""

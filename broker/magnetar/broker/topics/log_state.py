@@ -173,6 +173,12 @@ class StoredLogState(Generic[T]):
         self._task = begin(self._open(tried), f"opening the {self._name}")
         await asyncio.wait([tried], timeout=_FIRST_TRY_S)
 
+    async def opened(self) -> bool:
+        """Returns when the state follows the log; False if it is closed before that."""
+        if not self.following and self._task is not None:
+            await asyncio.wait([self._task])
+        return self.following
+
     def check(self) -> None:
         """Raises ServiceNotReady while the state does not follow the log: what it says is not true yet."""
         if not self.following:

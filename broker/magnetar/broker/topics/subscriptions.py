@@ -28,10 +28,12 @@ from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..compaction.view import CompactedLog
-from ..cursors.core.acks import Position
+from ..cursors.core.acks import Position, number_of
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort, Peer
+from ..dispatch.core.delay_index import Run
+from ..dispatch.core.dispatcher import Delays
 from ..dispatch.core.entry_source import DispatchCounters
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
@@ -60,6 +62,7 @@ class Subscriptions(Mapping[str, Subscription]):
         components: Components,
         tasks: TaskSet,
         check_served: Callable[[], None],
+        delays: Delays,
     ) -> None:
         """`tasks`: work that the topic awaits when it ends. `check_served` raises once it has."""
         self._ledger = ledger
@@ -70,6 +73,7 @@ class Subscriptions(Mapping[str, Subscription]):
         self._components = components
         self._tasks = tasks
         self._check_served = check_served
+        self._delays = delays
         self._by_name: dict[str, Subscription] = {}
         self.recovery = CursorRecovery(
             self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
@@ -99,6 +103,7 @@ class Subscriptions(Mapping[str, Subscription]):
             self._components.read_budget,
             self._dispatched,
             self._readers,
+            self._delays,
         )
         subscription = Subscription(name, self._log, cursor, dispatcher, self._emptied)
         self._by_name[name] = subscription
@@ -120,6 +125,23 @@ class Subscriptions(Mapping[str, Subscription]):
         """The topic's list of ledgers is another one."""
         for subscription in self._by_name.values():
             subscription.ledgers_changed()
+
+    def released(self, runs: list[Run]) -> None:
+        """The delivery time of these messages has come."""
+        for subscription in list(self._by_name.values()):
+            subscription.dispatcher.handle(subscription.dispatcher.core.released, runs)
+
+    def delays_known(self) -> None:
+        """From now on it is known which messages wait for their delivery time."""
+        for subscription in list(self._by_name.values()):
+            subscription.dispatcher.handle(subscription.dispatcher.core.delays_known)
+
+    @property
+    def lowest_mark(self) -> tuple[int, int]:
+        """Ledger and number of the first message that some subscription has not acknowledged; without any, of all."""
+        marks = [one.cursor.state.mark_delete for one in self._by_name.values()]
+        mark = min(marks, default=(0, 0, 0))
+        return mark[0], number_of(mark)
 
     def restore_cursors(self) -> None:
         """The regular round: cursors leave ledgers for which there are better ones."""

@@ -50,6 +50,8 @@ from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .core.producers import Ask, Claim, ProducerPort, Producers, ProducerSession, SessionState, Wait
+from .delays import KIND as DELAYS
+from .delays import TopicDelays
 from .log_state import LogStates
 from .maintenance import Maintenance
 from .policies import TopicPolicies
@@ -101,6 +103,16 @@ class Topic:
             self._ledgers_changed,
         )
         self._tasks = TaskSet(f"topic {name}")
+        self.delays = TopicDelays(
+            self.states,
+            self.policies.in_force,
+            components.clock,
+            self._tasks,
+            self._delays_known,
+            self._delayed,
+            lambda runs: self.subscriptions.released(runs),
+            self.fence,
+        )
         self.dispatched = DispatchCounters(components.dispatched)
         self.subscriptions = Subscriptions(
             self.ledger,
@@ -110,6 +122,7 @@ class Topic:
             components,
             self._tasks,
             self.check_served,
+            self.delays,
         )
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
@@ -158,6 +171,8 @@ class Topic:
             staged = await metadata.children(staged_path(self.name), limit=1)
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
+            if DELAYS in await self.states.stored():
+                self.delays.load()
         await self.subscriptions.load()
         if self._ring is not None:
             self._ring.begin(self._components.clock.now_ms())
@@ -222,6 +237,14 @@ class Topic:
                 self.publish(session, fitting)
                 session.fail(sequence_id, error)
                 return
+        if groups.extensions is not None:
+            refusal = self.delays.refused(groups, lambda: self.subscriptions.lowest_mark, whole=whole)
+            if refusal is not None:
+                position, failure = refusal
+                self.publish(session, groups.part(0, position))
+                session.fail(groups.sequence_ids[position], failure)
+                return
+            self.delays.queued_messages += groups.delayed_messages
         self._coalescer.add(session, groups, totals, whole=whole)
         self.publish_budget.charge(totals.size)
         self.messages_in += totals.messages
@@ -249,6 +272,8 @@ class Topic:
             if not ledger.accepting:
                 ledger.wake()
                 return
+            if coalescer.first.delayed and self._ring is None and not self.delays.ready():
+                return
             entry = coalescer.take()
             now, entry.appended_s = appending.now_ms(), self._loop.time()
             self._components.published.entries_in += 1
@@ -256,6 +281,8 @@ class Topic:
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
         self.states.confirmed(ledger_id, entry_id, entry)
+        if entry.delayed:
+            self.delays.queued_messages -= sum(count for _, count, _ in entry.delayed)
         self._answered_entries.append((ledger_id, entry_id, data, entry, True))
         self._append_soon()
 
@@ -263,6 +290,10 @@ class Topic:
         """A segment of the ring leaves, whoever has not read it."""
         for subscription in list(self.subscriptions.values()):
             subscription.lose(info, end)
+
+    def _delays_known(self) -> None:
+        self.subscriptions.delays_known()
+        self._append_soon()
 
     def _accepted(self, ledger_id: int, entry_id: int, entry: GatheredEntry) -> None:
         """flush=async: its producers get their receipts now, and consumers get the entry when it is confirmed."""
@@ -319,6 +350,7 @@ class Topic:
             self.used_at = self._loop.time()
         self.subscriptions.restore_cursors()
         self.states.restore()
+        self.delays.maintain(self.log.normalise((0, 0, 0))[0])
         if self._ring is None:
             self.maintenance.round(None if self._export is None else self._export.staging)
 
@@ -404,6 +436,7 @@ class Topic:
             self._fail_queued(error)
         assert self.not_served is not None
         consumers: list[Consumer] = []
+        self.delays.stop()
         try:
             consumers, _ = await asyncio.gather(
                 self.subscriptions.close(self.not_served, fenced=self._fenced),

@@ -40,6 +40,7 @@ from .selection import Selector, new_selector
 from .selection.protocol import Mixed, Older
 from .slices import cut
 
+
 class Delays(Protocol):
     """What a topic knows of delivery times, for the types whose messages are acknowledged one by one."""
 

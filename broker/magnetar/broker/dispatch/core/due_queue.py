@@ -38,7 +38,9 @@ class DueQueue:
         self._ledgers, self._numbers, self._sizes = array("Q"), array("Q"), array("Q")
         self._at = 0  # those before it are done with
         self._first: tuple[EntryKey, list[Range]] | None = None  # what is next, once it was looked at
-        self._parked: list[tuple[int, EntryKey, list[Range]]] = []  # a heap by the time when they are tried again
+        self._parked: list[
+            tuple[int, EntryKey, list[Range]]
+        ] = []  # a heap by the time when they are tried again
         self.wanted: dict[EntryKey, None] = {}  # the entries that are next, as `upcoming` found them
 
     def __bool__(self) -> bool:
@@ -72,7 +74,7 @@ class DueQueue:
 
     def take(self, following: int) -> None:
         """Of `first`, the messages before this index are done with."""
-        key, ranges = self.first
+        _, ranges = self.first
         done = bisect_right(ranges, following - 1, key=lambda one: one[1])
         self._at += done
         if done < len(ranges) and (taken := following - ranges[done][0]) > 0:
