@@ -35,6 +35,8 @@ OFF = [
     ["message_ttl_ms", "", 0, "broker"],
 ]
 STORED = [
+    ["max_delivery_delay_ms", "", 0, "broker"],
+    ["max_delayed_messages", "", 0, "broker"],
     ["ensemble_size", "", 1, "broker"],
     ["write_quorum", "", 1, "broker"],
     ["ack_quorum", "", 1, "broker"],

@@ -123,6 +123,8 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     acknowledged_ranges: int
     acknowledged_messages: int
     redelivery_messages: int
+    # Wait for their delivery time; some may be acknowledged. 0 for types that do not wait.
+    delayed_messages: int
     unacked_messages: int
     blocked_on_unacked_messages: bool
     unreadable_entries: list[UnreadableEntry]

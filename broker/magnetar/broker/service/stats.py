@@ -133,6 +133,7 @@ async def _subscription_stats(
         backlog_bytes=left.size,
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
+        delayed_messages=topic.delays.messages_from(mark) if dispatch.tracker.individual_acks else 0,
         redelivery_messages=dispatch.tracker.replay_messages,
         unacked_messages=dispatch.tracker.unacked_messages,
         blocked_on_unacked_messages=dispatch.tracker.blocked_on_unacked_messages,

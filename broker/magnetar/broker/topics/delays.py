@@ -34,6 +34,7 @@ from magnetar.proto.errors import (
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import TaskSet
 
+from ..cursors.core.acks import Position, number_of
 from ..dispatch.core.delay_index import DelayedRun, DelayIndex, Run, add_run
 from .coalescer import GatheredEntry
 from .log_state import LogStates, StoredLogState
@@ -146,10 +147,14 @@ class TopicDelays:
         if self._timer is not None:
             self._timer.cancel()
 
+    def messages_from(self, position: Position) -> int:
+        """How many messages at a position or behind it wait for their time."""
+        return 0 if self.index is None else self.index.messages_from(position[0], number_of(position))
+
     # --- limits ------------------------------------------------------------------------------------------------------
 
     def refused(
-        self, groups: AdmittedGroups, lowest: Callable[[], tuple[int, int]], *, whole: bool
+        self, groups: AdmittedGroups, lowest: Callable[[], Position], *, whole: bool
     ) -> tuple[int, MagnetarError] | None:
         """The position of the first batch that is beyond a limit, and why.
 
@@ -166,7 +171,7 @@ class TopicDelays:
         room = most - self.queued_messages - (0 if self.index is None else self.index.messages)
         if most and self.index is not None and room < groups.delayed_messages:
             # What every subscription is done with does not count.
-            room = most - self.queued_messages - self.index.messages_from(*lowest())
+            room = most - self.queued_messages - self.messages_from(lowest())
         for position, extensions in groups.extensions.items():
             due_ms = extensions.deliver_at_ms
             if due_ms is None:

@@ -28,7 +28,7 @@ from magnetar.runtime.tasks import TaskSet
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..compaction.view import CompactedLog
-from ..cursors.core.acks import Position, number_of
+from ..cursors.core.acks import Position
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort, Peer
@@ -137,11 +137,9 @@ class Subscriptions(Mapping[str, Subscription]):
             subscription.dispatcher.handle(subscription.dispatcher.core.delays_known)
 
     @property
-    def lowest_mark(self) -> tuple[int, int]:
-        """Ledger and number of the first message that some subscription has not acknowledged; without any, of all."""
-        marks = [one.cursor.state.mark_delete for one in self._by_name.values()]
-        mark = min(marks, default=(0, 0, 0))
-        return mark[0], number_of(mark)
+    def lowest_mark(self) -> Position:
+        """Before it every subscription has acknowledged everything; without any, nothing is."""
+        return min([one.cursor.state.mark_delete for one in self._by_name.values()], default=(0, 0, 0))
 
     def restore_cursors(self) -> None:
         """The regular round: cursors leave ledgers for which there are better ones."""
