@@ -216,8 +216,8 @@ class TopicDelays:
         self.index = DelayIndex()
         self._stored_until = (-1, 0)
 
+    def apply(self, piece: bytes) -> int:
         """Rows of a piece, but for those that are due."""
-        """See `DelayIndex`."""
         assert self.index is not None
         return self.index.apply(piece, self._clock.now_ms()) if piece else 0
 
