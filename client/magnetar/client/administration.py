@@ -1,11 +1,16 @@
-"""Administration: what operators ask of topics, subscriptions, policies and the cluster, without producing or consuming."""
+"""Administration: what operators ask of topics, subscriptions, policies and the cluster, without producing or consuming.
+
+A topic that is named may be partitioned: then each of its partitions is asked, TOPICS_AT_ONCE at a time, and all of them
+whatever becomes of the others (`all_of`). Its policies, and the number of its partitions, are a record of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,17 +35,31 @@ from magnetar.proto.commands import (
     SplitBundle,
     TopicStats,
     UnloadBundle,
+    UpdatePartitions,
 )
-from magnetar.proto.errors import InvalidArgument, VersionConflict
-from magnetar.proto.ids import TopicName, check_subscription_name
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    SubscriptionNotFound,
+    TopicBusy,
+    TopicNotFound,
+    VersionConflict,
+)
+from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from .connection.calls import TOPICS_AT_ONCE, all_of
 from .connection.pool import ConnectionPool
+from .figures import compactions, together
 from .messages import Message, peeked_messages
 from .options import Start, start_on_wire, time_in_ms
 
 # Two administrators who change policies at a time meet once; more conflicts in a row are not theirs.
 _UPDATE_ATTEMPTS = 5
+# A topic that is being deleted has no new partitions, so that the first round finds all of them.
+_DELETION_ROUNDS = 3
+T = TypeVar("T")
 
 
 class FoundPolicies(NamedTuple):
@@ -69,6 +88,31 @@ class Admin:
         name = str(TopicName.parse(topic))
         return await self._pool.request_once(command(0, name, *fields), name)
 
+    async def _names(self, topic: str) -> list[str]:
+        """The full name of a topic, or those of its partitions."""
+        name = TopicName.parse(topic)
+        count = await self.partitions(topic)
+        return [str(name.partition_of(number)) for number in range(count)] or [str(name)]
+
+    async def _each(
+        self, topic: str, call: Callable[[str], Awaitable[T]], *done: type[MagnetarError]
+    ) -> dict[str, T]:
+        """What the call returns for the topic, or for each of its partitions, by name; raises as `all_of`.
+
+        Partitions that were added in the meantime are called as well, unless they say that they need it not (`done`).
+        """
+
+        async def call_added(name: str) -> None:
+            with contextlib.suppress(*done):
+                found[name] = await call(name)
+
+        names = await self._names(topic)
+        found = await _side_by_side(names, call)
+        while names != [str(TopicName.parse(topic))] and (added := (await self._names(topic))[len(names) :]):
+            names += added
+            await _side_by_side(added, call_added)
+        return found
+
     # --- topics ------------------------------------------------------------------------------------------------------
 
     async def list_topics(self, namespace: str = "") -> list[str]:
@@ -82,16 +126,63 @@ class Admin:
         return names
 
     async def topic_stats(self, topic: str) -> dict[str, Any]:
-        """Figures of a topic (WIRE.md). Raises TopicNotFound."""
-        return dict(await self._ask(TopicStats, topic))
+        """Figures of a topic (WIRE.md). Raises TopicNotFound.
 
-    async def create_topic(self, topic: str) -> None:
-        """Creates a topic; fine if it exists."""
-        await self._ask(CreateTopic, topic)
+        Of a partitioned topic those of its partitions together, but for what is of one log, such as positions; `partitions`
+        has those of each.
+        """
+        found = await self._each(topic, lambda name: self._ask(TopicStats, name))
+        name = str(TopicName.parse(topic))
+        return dict(found[name]) if name in found else together(name, list(found.values()))
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions the topic has; 0: it is not partitioned, or does not exist."""
+        name = TopicName.parse(topic)
+        if name.partition != NO_PARTITION:
+            return 0
+        return await self._pool.partitions_of(str(name))
+
+    async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
+        """Creates a topic; fine if it exists. With `partitions` (up to 10,000) a partitioned one.
+
+        Raises AlreadyExists if it has another number of partitions, or none.
+        """
+        name = str(TopicName.parse(topic))
+        await self._pool.request(CreateTopic(0, name, partitions), None if partitions else name)
+
+    async def update_partitions(self, topic: str, partitions: int) -> int:
+        """A partitioned topic has so many partitions from now on; producers and consumers of it learn that at once.
+
+        Messages with the key of earlier ones may go to another partition then. Raises InvalidArgument for fewer than it has,
+        TopicNotFound unless it is partitioned.
+        """
+        name = str(TopicName.parse(topic))
+        return int((await self._pool.request(UpdatePartitions(0, name, partitions)))["partitions"])
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic and all its messages; TopicInUse while producers or consumers are connected, unless `force`."""
-        await self._ask(DeleteTopic, topic, force)
+        """Deletes a topic and all its messages; TopicInUse while producers or consumers are connected, unless `force`.
+
+        A partitioned topic goes as a whole: without `force` nothing is deleted while a partition has a user. When this fails
+        in the middle nobody can use the topic any more, and the same call goes on with the deletion.
+        """
+        whole = TopicName.parse(topic)
+        names = await self._names(topic)
+        if names != [str(whole)] and not force:
+            await _side_by_side(names, lambda name: self._ask(DeleteTopic, name, False, True))
+        command = DeleteTopic(0, str(whole), force)
+        for _ in range(_DELETION_ROUNDS):
+            left = await self._pool.request(command, None if names != [str(whole)] else names[0])
+            if not left or not left["partitions"]:
+                return
+            names = [str(whole.partition_of(number)) for number in left["partitions"]]
+            await _side_by_side(names, self._delete_partition)
+        raise TopicBusy(f"{whole} still has partitions after all were deleted; delete it again")
+
+    async def _delete_partition(self, name: str) -> None:
+        with contextlib.suppress(
+            TopicNotFound
+        ):  # a deletion that was interrupted was completed to find that out
+            await self._ask(DeleteTopic, name, True)
 
     async def compact_topic(self, topic: str, *, wait: bool = False) -> dict[str, Any]:
         """Begins a compaction of the topic, unless one is under way; returns its state (WIRE.md, CompactTopic).
@@ -99,21 +190,31 @@ class Admin:
         With `wait` it returns when the compaction is over: `state` is "done", or "failed" and `error` says why. A compaction
         goes on when the caller is cancelled. Raises TopicNotFound.
         """
+        return await self._compactions(topic, lambda name: self._compact(name, wait))
+
+    async def _compact(self, topic: str, wait: bool) -> dict[str, Any]:
         state = await self._compaction(topic, "start")
         pause = 0.01
         while wait and state["state"] == "running":
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
-            state = await self.compaction_status(topic)
+            state = await self._compaction(topic, "status")
         return state
 
     async def compaction_status(self, topic: str) -> dict[str, Any]:
         """The state of the topic's compaction (WIRE.md, CompactTopic). Raises TopicNotFound."""
-        return await self._compaction(topic, "status")
+        return await self._compactions(topic, lambda name: self._compaction(name, "status"))
 
     async def remove_compaction(self, topic: str) -> dict[str, Any]:
         """Deletes what the last compaction left. Readers get all that the topic has; trimming waits for no compaction."""
-        return await self._compaction(topic, "remove")
+        return await self._compactions(topic, lambda name: self._compaction(name, "remove"))
+
+    async def _compactions(
+        self, topic: str, call: Callable[[str], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """The state of one, or of those of all partitions together."""
+        found = list((await self._each(topic, call)).values())
+        return found[0] if len(found) == 1 else compactions(found)
 
     async def _compaction(self, topic: str, action: str) -> dict[str, Any]:
         return dict(await self._ask(CompactTopic, topic, action))
@@ -124,41 +225,66 @@ class Admin:
         """Makes a durable subscription that nobody consumes yet: from `start` on it keeps what is stored.
 
         start: as for `subscribe`. Raises AlreadyExists if there is one; also when the connection broke and an earlier
-        attempt of this call made it.
+        attempt of this call made it. Of a partitioned topic all partitions that have none get it.
         """
-        await self._ask(
-            CreateSubscription, topic, check_subscription_name(subscription), start_on_wire(start)
-        )
+        name, where = check_subscription_name(subscription), start_on_wire(start)
+        if isinstance(start, MessageId) and await self.partitions(topic):
+            raise InvalidArgument(
+                f"{topic} is partitioned, and a message id is of one partition; begin at 'earliest', 'latest' or a time"
+            )
+        await self._each(topic, lambda one: self._ask(CreateSubscription, one, name, where), AlreadyExists)
 
     async def seek_subscription(self, topic: str, subscription: str, start: Start) -> None:
         """Moves a subscription, whoever consumes it, to "earliest", "latest", a message id (inclusive) or a time.
 
         Consumers that are connected go on there; messages from before that wait in their queues are dropped when the first
-        one from there arrives. Raises SubscriptionNotFound, InvalidArgument for one that is not durable.
+        one from there arrives. Raises SubscriptionNotFound, InvalidArgument for one that is not durable. Of a partitioned
+        topic all partitions are moved; by the id of a message its own partition alone.
         """
-        await self._ask(SeekSubscription, topic, check_subscription_name(subscription), start_on_wire(start))
+        name, where = check_subscription_name(subscription), start_on_wire(start)
+        if isinstance(start, MessageId) and await self.partitions(topic):
+            if start.partition == NO_PARTITION:
+                raise InvalidArgument(
+                    f"{topic} is partitioned, and the id {start} does not say of which partition it is"
+                )
+            topic = str(TopicName.parse(topic).partition_of(start.partition))
+        await self._each(topic, lambda one: self._ask(SeekSubscription, one, name, where))
 
     async def skip_messages(self, topic: str, subscription: str, count: int) -> int:
         """Acknowledges the next `count` messages of a subscription, whoever holds them; how many there were.
 
         What a consumer holds of them it may still hand out. When this raises RequestTimeout or ConnectionLost, whether
-        anything was skipped is not known, and it is not tried again. Raises as seek_subscription.
+        anything was skipped is not known, and it is not tried again. Raises as seek_subscription, and InvalidArgument for a
+        partitioned topic: of one partition it can be asked.
         """
+        if partitions := await self.partitions(topic):
+            raise InvalidArgument(
+                f"{topic} has {partitions} partitions, whose messages have no order between them: skip those of one, such "
+                f"as {TopicName.parse(topic).partition_of(0).short}"
+            )
         answer = await self._ask_once(SkipMessages, topic, check_subscription_name(subscription), count)
         return int(answer["skipped"])
 
     async def clear_backlog(self, topic: str, subscription: str) -> int:
         """Acknowledges all that is stored now, as skip_messages does; returns how many they were at most."""
-        answer = await self._ask_once(ClearBacklog, topic, check_subscription_name(subscription))
-        return int(answer["skipped"])
+        name = check_subscription_name(subscription)
+        answers = await self._each(topic, lambda one: self._ask_once(ClearBacklog, one, name))
+        return sum(answer["skipped"] for answer in answers.values())
 
     async def peek_messages(self, topic: str, subscription: str, count: int = 1) -> list[Message]:
         """The next messages that a subscription has not acknowledged; they are neither delivered nor counted.
 
-        At most 1,000, and those of 1 MiB, but one in any case. They cannot be acknowledged. Raises SubscriptionNotFound.
+        At most 1,000, and those of 1 MiB, but one in any case; of a partitioned topic from one partition after the other.
+        They cannot be acknowledged. Raises SubscriptionNotFound.
         """
-        answer = await self._ask(PeekMessages, topic, check_subscription_name(subscription), count)
-        return peeked_messages(answer["entries"], str(TopicName.parse(topic)))
+        found: list[Message] = []
+        for name in await self._names(topic):
+            left = count - len(found)
+            answer = await self._ask(PeekMessages, name, check_subscription_name(subscription), left)
+            found += peeked_messages(answer["entries"], name)
+            if len(found) >= count:
+                break
+        return found
 
     async def expire_messages(self, topic: str, subscription: str, before: datetime | int) -> int:
         """Acknowledges what `topic` stored before a time (a datetime or ms since the epoch); durable when it returns.
@@ -166,12 +292,16 @@ class Admin:
         For a durable subscription. Returns how many messages it went on by, those acknowledged before among them. Raises
         SubscriptionNotFound.
         """
-        name = check_subscription_name(subscription)
-        return int((await self._ask(ExpireMessages, topic, name, time_in_ms(before)))["messages"])
+        name, before_ms = check_subscription_name(subscription), time_in_ms(before)
+        answers = await self._each(topic, lambda one: self._ask(ExpireMessages, one, name, before_ms))
+        return sum(answer["messages"] for answer in answers.values())
 
     async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
         """Deletes a subscription; while consumers are connected only with `force`. Raises SubscriptionNotFound."""
-        await self._ask(DeleteSubscription, topic, check_subscription_name(subscription), force)
+        name = check_subscription_name(subscription)
+        await self._each(
+            topic, lambda one: self._ask(DeleteSubscription, one, name, force), SubscriptionNotFound
+        )
 
     # --- policies ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +362,7 @@ class Admin:
         return list((await self._pool.request(ListBundles(0, namespace)))["bundles"])
 
     async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
-        """A bundle, or that of a topic, moves to the broker named `to` ("": to any); it has moved when this returns.
+        """A bundle, or those of a topic, move to the broker named `to` ("": to any); they have moved when this returns.
 
         Raises InvalidArgument, RequestTimeout.
         """
@@ -262,6 +392,21 @@ async def ask(admin: Admin, command: Command, *, topic: str | None = None, paylo
     compare-and-set can only fail again.
     """
     return await admin._pool.request(command, topic, payload)
+
+
+async def _side_by_side(names: Iterable[str], call: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """What the call returns for each, by name; raises as `all_of`."""
+    names, found = list(names), dict[str, T]()
+    if len(names) == 1:
+        return {names[0]: await call(names[0])}
+    slots = asyncio.Semaphore(TOPICS_AT_ONCE)
+
+    async def one(name: str) -> None:
+        async with slots:
+            found[name] = await call(name)
+
+    await all_of({name: one(name) for name in names})
+    return {name: found[name] for name in names}
 
 
 def _with(policies: Policies, changes: Mapping[str, Any]) -> Policies:

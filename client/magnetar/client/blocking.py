@@ -408,7 +408,9 @@ class Admin(_Facade[AsyncAdmin]):
 
     list_topics = _waiting(AsyncAdmin.list_topics)
     topic_stats = _waiting(AsyncAdmin.topic_stats)
+    partitions = _waiting(AsyncAdmin.partitions)
     create_topic = _waiting(AsyncAdmin.create_topic)
+    update_partitions = _waiting(AsyncAdmin.update_partitions)
     delete_topic = _waiting(AsyncAdmin.delete_topic)
     compact_topic = _waiting(AsyncAdmin.compact_topic)
     compaction_status = _waiting(AsyncAdmin.compaction_status)

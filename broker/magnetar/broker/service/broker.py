@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magnetar.proto.errors import InvalidArgument, Unsupported
+from magnetar.proto.errors import InvalidArgument, MagnetarError, Unsupported
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies
 
@@ -13,6 +13,7 @@ from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
 from ..log.positions import Start, check_start
 from ..log.topic_names import list_topics
+from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
@@ -370,8 +371,33 @@ class BrokerService:
 
     @on_cluster("unload_bundle")
     async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
-        """Returns when the bundle's owner has handed it over. Raises InvalidArgument, RequestTimeout."""
-        await self._broker.ownership.administration.transfer(bundle, to)
+        """Returns when the bundle's owner has handed it over; of a partitioned topic the bundles of all its partitions.
+
+        Raises InvalidArgument, RequestTimeout.
+        """
+        failed: list[MagnetarError] = []
+        for one in await self._bundles(bundle):
+            try:
+                await self._broker.ownership.administration.transfer(one, to)
+            except MagnetarError as error:  # rule 48: the others move all the same
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    async def _bundles(self, text: str) -> list[str]:
+        """A bundle, or a topic that means its own; of a partitioned topic those of its partitions, or these themselves."""
+        named = parse_bundle_or_topic(text)
+        count = 0 if isinstance(named, Bundle) else await self._broker.partitioned.count(named)
+        if isinstance(named, Bundle) or not count:
+            return [text]
+        names = [named.partition_of(number) for number in range(count)]
+        if self._broker.ownership.alone:
+            return [str(name) for name in names]
+        rows = await self._broker.ownership.administration.bundles(named.full_namespace)
+        bundles = [parse_bundle_or_topic(row.bundle) for row in rows]
+        return [
+            str(one) for one in bundles if isinstance(one, Bundle) and any(one.holds(name) for name in names)
+        ]
 
     @on_cluster("split_bundle")
     async def split_bundle(self, bundle: str) -> list[str]:

@@ -220,8 +220,7 @@ class PartitionedTopics:
             return
         names = [name.partition_of(number) for number in range(before, partitions)]
         try:
-            if name.domain == "persistent":
-                await self._make(name, found, names)
+            await self._make(name, found, names)
             record = msgspec.structs.replace(found.record, partitions=partitions)
             await self._replace(name, record, found.version)
         except (VersionConflict, NotFoundInStore) as conflict:
