@@ -1,0 +1,191 @@
+"""Messages in chunks, put together again (sans I/O): chunks in, whole messages out. For the client and for Spark.
+
+A message that is larger than a batch may be is sent as several batches of one message each, its *chunks*, which have the
+sequence id of the message, a random id of their own, and a number: 0, 1, 2 ... and the last one is marked. A topic has them
+in order, with other messages between them.
+
+    nothing     --chunk 0-->                                   unfinished
+    nothing     --another chunk-->                             an orphan: where reading began is behind chunk 0, or it was let go
+    unfinished  --the next chunk-->                            unfinished, or with the last one finished
+    unfinished  --a chunk that it has, stored again-->         unfinished
+    unfinished  --a chunk behind the next one-->               let go
+    unfinished  --chunk 0 of one message too many-->           let go: the one that has waited longest for a chunk
+    unfinished  --nothing more within `expire_s`-->            let go: its producer is gone, as a rule
+
+What is let go is *given back*, to be delivered again: another consumer may have the rest. It waits for room then, where
+another message would take the place of one. What was given back `expire_s` ago and still cannot be finished is *dropped*:
+acknowledged, since nobody will ever finish it.
+
+>>> chunks = Assembler[int](max_messages=10, max_bytes=100, expire_s=60.0)
+>>> chunks.add("p", Chunk(b"8 bytes.", 0, False), place=5, piece=b"ab", now=0.0).message.finished
+False
+>>> added = chunks.add("p", Chunk(b"8 bytes.", 1, True), place=7, piece=b"c", now=1.0)
+>>> added.message.finished, added.message.places, b"".join(added.message.pieces)
+(True, [5, 7], b'abc')
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .batch_extensions import Chunk
+
+P = TypeVar("P")  # where a chunk is stored
+Key = tuple[str, bytes]  # producer, chunk id: two producers may have drawn the same one
+
+MAX_GIVEN_BACK = 1_000  # messages that were given back and are remembered
+
+
+class Unfinished(Generic[P]):
+    """A message of which chunks are missing, or (`finished`) none any more.
+
+    places: of all its chunks, those that were stored twice included. pieces: the value so far, unless it is `too_large`.
+    size: bytes of the value so far. sink: whatever the caller attaches to it.
+    """
+
+    __slots__ = ("finished", "heard", "key", "next_index", "pieces", "places", "sink", "size", "too_large")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.places: list[P] = []
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.next_index = 0
+        self.heard = 0.0  # when its last chunk came
+        self.finished = False
+        self.too_large = False
+        self.sink: Any = None
+
+
+class LetGo(NamedTuple, Generic[P]):
+    """What cannot be finished now: `places` are to be given back, or (`dropped`) acknowledged."""
+
+    why: str
+    places: list[P]
+    dropped: bool
+    message: Unfinished[P] | None = None
+
+
+class Added(NamedTuple, Generic[P]):
+    """What a chunk did: it belongs to `message` (None: to none that is known), and `let_go` is to be let go."""
+
+    message: Unfinished[P] | None
+    let_go: list[LetGo[P]]
+    repeated: bool = False  # the message had it already
+
+
+class Assembler(Generic[P]):
+    """See the module docstring. `now`: seconds of any clock that never runs back."""
+
+    def __init__(self, max_messages: int, max_bytes: int, expire_s: float) -> None:
+        """max_messages: unfinished ones. max_bytes: of a message; of a larger one no pieces are held."""
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._expire_s = expire_s
+        self._unfinished: dict[Key, Unfinished[P]] = {}  # the one that has waited longest for a chunk first
+        self._given_back: dict[Key, float] = {}  # since when; the one that was given back last is the last
+
+    @property
+    def unfinished(self) -> list[Unfinished[P]]:
+        """The messages of which chunks are missing."""
+        return list(self._unfinished.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pieces that are held here."""
+        return sum(sum(map(len, one.pieces)) for one in self._unfinished.values())
+
+    @property
+    def next_due(self) -> float | None:
+        """When `expire` has something to do, unless another chunk comes before."""
+        first = next(iter(self._unfinished.values()), None)
+        return None if first is None else first.heard + self._expire_s
+
+    def add(self, producer: str, chunk: Chunk, place: P, piece: bytes, now: float) -> Added[P]:
+        """A chunk was read."""
+        key = (producer, chunk.chunk_id)
+        message = self._unfinished.pop(key, None)
+        let_go = list[LetGo[P]]()
+        if message is not None and chunk.index > message.next_index:
+            let_go.append(self._let_go(message, f"chunk {message.next_index} of it is missing", now))
+            message = None
+        if message is None:
+            if chunk.index:
+                return Added(None, [*let_go, self._orphan(key, chunk, place, now)])
+            if len(self._unfinished) >= self._max_messages:
+                if key in self._given_back:  # else those that nobody finishes would take turns for ever
+                    return Added(None, [*let_go, self._no_room(key, [place], now)])
+                oldest = self._unfinished.pop(next(iter(self._unfinished)))
+                let_go.append(self._no_room(oldest.key, oldest.places, now, oldest))
+            message = Unfinished(key)
+        repeated = chunk.index < message.next_index
+        if not repeated or place not in message.places:
+            message.places.append(place)
+        if not repeated:
+            message.next_index += 1
+            message.size += len(piece)
+            message.pieces.append(piece)
+            message.finished = chunk.last
+            if message.size > self._max_bytes:
+                message.too_large = True
+                message.pieces.clear()
+        message.heard = now
+        if message.finished:
+            self._given_back.pop(key, None)
+        else:
+            self._unfinished[key] = message
+        return Added(message, let_go, repeated)
+
+    def expire(self, now: float) -> list[LetGo[P]]:
+        """Lets go of the messages that got no chunk for `expire_s`."""
+        found: list[LetGo[P]] = []
+        while (due := self.next_due) is not None and due <= now:
+            message = self._unfinished.pop(next(iter(self._unfinished)))
+            found.append(self._let_go(message, f"no chunk of it came within {self._expire_s:g} s", now))
+        return found
+
+    def remove(self, message: Unfinished[P]) -> None:
+        """The message is not wanted any more."""
+        self._unfinished.pop(message.key, None)
+
+    def clear(self) -> None:
+        """Everything comes again, or nothing does."""
+        self._unfinished.clear()
+        self._given_back.clear()
+
+    def _orphan(self, key: Key, chunk: Chunk, place: P, now: float) -> LetGo[P]:
+        since = self._remember(key, now)
+        return LetGo(
+            f"chunk {chunk.index} came without those before it", [place], now - since >= self._expire_s
+        )
+
+    def _let_go(self, message: Unfinished[P], why: str, now: float) -> LetGo[P]:
+        dropped = now - self._remember(message.key, now) >= self._expire_s
+        return LetGo(why, message.places, dropped, message)
+
+    def _no_room(
+        self, key: Key, places: list[P], now: float, message: Unfinished[P] | None = None
+    ) -> LetGo[P]:
+        """Whatever happened before, it may well be finished."""
+        self._given_back.pop(key, None)
+        self._remember(key, now)
+        return LetGo(f"more than {self._max_messages} messages were unfinished", places, False, message)
+
+    def _remember(self, key: Key, now: float) -> float:
+        """Since when the message is given back."""
+        since = self._given_back[key] = self._given_back.pop(key, now)
+        if len(self._given_back) > MAX_GIVEN_BACK:
+            del self._given_back[next(iter(self._given_back))]
+        return since
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every event."""
+        assert len(self._unfinished) <= self._max_messages
+        assert len(self._given_back) <= MAX_GIVEN_BACK
+        heard = [one.heard for one in self._unfinished.values()]
+        assert heard == sorted(heard), "the one that has waited longest is the first"
+        for key, one in self._unfinished.items():
+            assert one.key == key and not one.finished and one.next_index
+            assert len(one.places) >= one.next_index
+            assert one.too_large == (one.size > self._max_bytes)
+            assert one.too_large or sum(map(len, one.pieces)) == one.size

@@ -1,0 +1,132 @@
+"""Messages in chunks: text scenarios, and a Hypothesis machine against a model that knows every message as a whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.proto.batch_extensions import Chunk
+from magnetar.proto.chunks import MAX_GIVEN_BACK, Assembler, Unfinished
+from support.chunk_scenario import run_scenario
+from support.text_scenarios import check, scenario_files
+
+
+@pytest.mark.parametrize("path", scenario_files("chunks"), ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    check(path, run_scenario)
+
+
+MESSAGES = {
+    (producer, number): 1 + (producer * 7 + number * 3) % 4 for producer in range(3) for number in range(4)
+}
+
+
+@st.composite
+def _logs(draw: Any) -> list[tuple[int, int, int, bool]]:
+    """(producer, message, index, last): each producer's chunks in order, some of them stored twice, some messages never
+    finished."""
+    queues = []
+    for producer in range(3):
+        rows: list[tuple[int, int, int, bool]] = []
+        for number in range(draw(st.integers(0, 4))):
+            count = MESSAGES[producer, number]
+            sent = [(producer, number, index, index == count - 1) for index in range(count)]
+            stop = draw(st.integers(0, count))
+            if draw(st.booleans()):
+                rows += sent[:stop]  # the connection broke here: everything goes again
+            rows += sent if draw(st.integers(0, 4)) else sent[: count - 1]
+        queues.append(rows)
+    log = []
+    while any(queues):
+        queue = draw(st.sampled_from([queue for queue in queues if queue]))
+        log.append(queue.pop(0))
+    return log
+
+
+def _chunk(producer: int, number: int, index: int, last: bool) -> tuple[str, Chunk, bytes]:
+    # Ids collide between producers on purpose.
+    return f"p{producer}", Chunk(b"message%d" % number, index, last), b"%d.%d.%d;" % (producer, number, index)
+
+
+def _whole(producer: int, number: int) -> bytes:
+    return b"".join(b"%d.%d.%d;" % (producer, number, index) for index in range(MESSAGES[producer, number]))
+
+
+@settings(deadline=None)
+@given(_logs(), st.data())
+def test_every_finished_message_is_whole_and_every_chunk_is_accounted_for(
+    log: list[tuple[int, int, int, bool]], data: st.DataObject
+) -> None:
+    """What is given back comes after half a minute, in order of its place and before what is new. Then all is done with."""
+    assembler = Assembler[int](data.draw(st.integers(1, 3), "max_messages"), 1000, 60.0)
+    now = 0.0
+    replay: dict[int, float] = {}
+    done: dict[int, str] = {}
+    whole: list[tuple[str, bytes]] = []
+    position = steps = 0
+    while len(done) < len(log):
+        steps += 1
+        assert steps < 200 * len(log), "it comes to no end"
+        now += 1.0
+        if due := [place for place, due in replay.items() if due <= now]:
+            place = min(due)
+            del replay[place]
+        elif position < len(log):
+            place = position
+            position += 1
+        else:
+            place = -1
+        found = []
+        if place >= 0:
+            producer, chunk, piece = _chunk(*log[place])
+            added = assembler.add(producer, chunk, place, piece, now)
+            found = added.let_go
+            if added.message is not None and added.message.finished:
+                _finished(added.message, whole, done, log)
+        found = [*found, *assembler.expire(now)]
+        for let_go in found:
+            assert let_go.places
+            if let_go.dropped:
+                done |= dict.fromkeys(let_go.places, "dropped")
+            else:
+                replay |= {one: now + 30.0 for one in let_go.places if one not in done}
+        assembler.check()
+    assert not assembler.unfinished and not assembler.held_bytes
+    sent = {(f"p{producer}", number) for producer, number, _, last in log if last}
+    assert {(producer, value) for producer, value in whole} == {
+        (producer, _whole(int(producer[1:]), number)) for producer, number in sent
+    }, "every message whose last chunk is stored comes"
+
+
+def _finished(
+    message: Unfinished[int],
+    whole: list[tuple[str, bytes]],
+    done: dict[int, str],
+    log: list[tuple[int, int, int, bool]],
+) -> None:
+    producer, chunk_id = message.key
+    expected = _whole(int(producer[1:]), int(chunk_id[-1:]))
+    assert b"".join(message.pieces) == expected
+    assert sorted(log[place][2] for place in set(message.places)) == sorted(
+        log[place][2] for place in message.places
+    ), "a place stands there once"
+    whole.append((producer, expected))
+    done |= dict.fromkeys(message.places, "acknowledged")
+
+
+def test_what_was_given_back_is_remembered_within_bounds() -> None:
+    assembler = Assembler[int](10, 1000, 60.0)
+    for number in range(2 * MAX_GIVEN_BACK):
+        assembler.add("p", Chunk(number.to_bytes(8), 1, False), number, b"", 0.0)
+        assembler.check()
+
+
+def test_an_expired_message_leaves_nothing_in_memory() -> None:
+    assembler = Assembler[int](10, 1000, 60.0)
+    assembler.add("p", Chunk(b"8 bytes.", 0, False), 1, b"x" * 100, 0.0)
+    assert assembler.held_bytes == 100
+    (let_go,) = assembler.expire(60.0)
+    assert let_go.places == [1] and not let_go.dropped
+    assert assembler.held_bytes == 0 and assembler.next_due is None
