@@ -269,6 +269,7 @@ class Producer(_Closing[AsyncProducer]):
 
     send = _waiting(AsyncProducer.send)
     send_many = _waiting(AsyncProducer.send_many)
+    send_stream = _waiting(AsyncProducer.send_stream)
     flush = _waiting(AsyncProducer.flush)
     send_nowait = _made(Receipt, _calling(AsyncProducer.send_nowait))
 

@@ -13,6 +13,7 @@ from .durations import Duration
 from .member import Member
 from .partitioned_producer import PartitionedProducer
 from .receipts import Receipt
+from .topic.chunking import Source
 from .topic.columns import checked_columns
 from .topic.producer import TopicProducer
 
@@ -145,6 +146,35 @@ class Producer(Member):
         """
         columns = checked_columns(values, keys, properties, event_times, sequence_ids, deliver_at)
         return await self._producer.send_columns(columns)
+
+    async def send_stream(
+        self,
+        source: Source,
+        key: Key = None,
+        *,
+        properties: Properties | None = None,
+        event_time: datetime | int | None = None,
+        sequence_id: int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: Duration | None = None,
+    ) -> MessageId:
+        """Sends what a binary file or an iterable of bytes (asynchronous or not) has as one message, however large it is.
+
+        At most two chunks of it are in memory here, beside what max_pending_bytes lets be under way. Whoever sends
+        meanwhile waits until the source has ended (`send_nowait` raises ProducerQueueFull). Returns when all of it is
+        durable. When the source raises, or this call is cancelled, the message is never finished: consumers let go of it.
+        Raises as `send`, and InvalidArgument for a producer without chunking.
+        """
+        receipt = await self._producer.send_stream(
+            source,
+            key,
+            properties=properties,
+            event_time=event_time,
+            sequence_id=sequence_id,
+            deliver_at=deliver_at,
+            deliver_after=deliver_after,
+        )
+        return await receipt
 
     async def flush(self) -> None:
         """Waits until everything sent so far is durable. Raises what a message failed with if nobody has seen it yet."""

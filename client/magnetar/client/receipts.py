@@ -88,6 +88,16 @@ class Group:
         ids = self.sequence_ids
         return self.first_sequence_id + self.message_count - 1 if ids is None else ids[-1]
 
+    @property
+    def whole(self) -> Group:
+        """What its messages are a part of: itself, but for a chunk."""
+        return self
+
+    @property
+    def extensions(self) -> dict[int, Any] | None:
+        """Of its batch, beside what its columns say."""
+        return None
+
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:
         """The next `message_count` messages are stored from (ledger, entry, index) on; True when that was the last.
 

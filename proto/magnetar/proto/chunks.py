@@ -5,7 +5,7 @@ sequence id of the message, a random id of their own, and a number: 0, 1, 2 ... 
 in order, with other messages between them.
 
     nothing     --chunk 0-->                                   unfinished
-    nothing     --another chunk-->                             an orphan: where reading began is behind chunk 0, or it was let go
+    nothing     --another chunk-->                             an orphan: reading began behind chunk 0, or that was let go
     unfinished  --the next chunk-->                            unfinished, or with the last one finished
     unfinished  --a chunk that it has, stored again-->         unfinished
     unfinished  --a chunk behind the next one-->               let go
@@ -185,7 +185,9 @@ class Assembler(Generic[P]):
         heard = [one.heard for one in self._unfinished.values()]
         assert heard == sorted(heard), "the one that has waited longest is the first"
         for key, one in self._unfinished.items():
-            assert one.key == key and not one.finished and one.next_index
+            assert one.key == key
+            assert one.next_index > 0
+            assert not one.finished
             assert len(one.places) >= one.next_index
             assert one.too_large == (one.size > self._max_bytes)
             assert one.too_large or sum(map(len, one.pieces)) == one.size

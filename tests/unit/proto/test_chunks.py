@@ -93,7 +93,8 @@ def test_every_finished_message_is_whole_and_every_chunk_is_accounted_for(
             else:
                 replay |= {one: now + 30.0 for one in let_go.places if one not in done}
         assembler.check()
-    assert not assembler.unfinished and not assembler.held_bytes
+    assert not assembler.unfinished
+    assert not assembler.held_bytes
     sent = {(f"p{producer}", number) for producer, number, _, last in log if last}
     assert {(producer, value) for producer, value in whole} == {
         (producer, _whole(int(producer[1:]), number)) for producer, number in sent
@@ -128,5 +129,7 @@ def test_an_expired_message_leaves_nothing_in_memory() -> None:
     assembler.add("p", Chunk(b"8 bytes.", 0, False), 1, b"x" * 100, 0.0)
     assert assembler.held_bytes == 100
     (let_go,) = assembler.expire(60.0)
-    assert let_go.places == [1] and not let_go.dropped
-    assert assembler.held_bytes == 0 and assembler.next_due is None
+    assert let_go.places == [1]
+    assert not let_go.dropped
+    assert assembler.held_bytes == 0
+    assert assembler.next_due is None

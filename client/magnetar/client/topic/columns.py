@@ -177,7 +177,7 @@ def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
     """The error for a message that counts `size`."""
     return MessageTooLarge(
         f"a message of {size - MESSAGE_OVERHEAD_BYTES} bytes exceeds the limit of {max_message_bytes}; "
-        "send it in parts or raise max_message_bytes at client and service"
+        "send it by a producer with chunking=True, in parts, or raise max_message_bytes at client and service"
     )
 
 

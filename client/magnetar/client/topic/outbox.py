@@ -120,6 +120,8 @@ class Outbox:
             if group.encoded and group.encoded.largest > max_bytes
         ]
         for group in failed:
+            if group.settled:
+                continue  # with another chunk of its message
             (self.in_flight if group in self.in_flight else self.unsent).remove(group)
             self._fail(
                 group, MessageTooLarge(f"a batch of {group.bytes} bytes exceeds what the broker takes now")
@@ -159,12 +161,21 @@ class Outbox:
         return expired
 
     def _fail(self, group: Group, error: MagnetarError) -> None:
+        """The other chunks of the same message are of no use to anybody."""
         self.bytes -= group.bytes
         group.fail(error)
+        if group.whole is not group:
+            for groups in (self.in_flight, self.unsent):
+                for other in [one for one in groups if one.whole is group.whole]:
+                    groups.remove(other)
+                    self._fail(other, error)
 
     def check(self) -> None:
         """Asserts the invariants; for tests."""
         groups = [*self.in_flight, *self.unsent]
         assert self.bytes == sum(group.bytes for group in groups)
         assert not any(group.settled for group in groups)
-        assert all(one.last_sequence_id < other.first_sequence_id for one, other in pairwise(groups))
+        assert all(
+            one.last_sequence_id < other.first_sequence_id or one.whole is other.whole
+            for one, other in pairwise(groups)
+        )

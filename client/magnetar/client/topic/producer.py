@@ -14,10 +14,11 @@ receipts and expiry continue it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -27,9 +28,11 @@ from magnetar.proto.batch import (
     EncodedBatches,
     Key,
     Properties,
+    encode_columns,
     encode_group,
     encode_singles,
 )
+from magnetar.proto.batch_extensions import CHUNK_ID_BYTES
 from magnetar.proto.commands import (
     RECEIPT_ROW,
     CloseProducer,
@@ -47,6 +50,7 @@ from magnetar.proto.errors import (
     AlreadyClosed,
     FinalError,
     FrameTooLarge,
+    InvalidArgument,
     MagnetarError,
     ProducerFenced,
     ProducerQueueFull,
@@ -65,6 +69,7 @@ from ..connection.pool import ConnectionPool
 from ..durations import Duration
 from ..options import ProducerOptions, time_in_ms
 from ..receipts import Group, Receipt
+from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     checked_key,
@@ -106,6 +111,7 @@ class TopicProducer:
         self._compression = Compression.parse(options.compression)
         self._blocked = asyncio.Lock()  # who waits for room, first come first served
         self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
+        self._streaming = False  # who has the turn sends a message in chunks
         self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
         self._budget = pool.pending_budget
         self._held = 0  # of the budget
@@ -219,8 +225,99 @@ class TopicProducer:
         """Does what send_nowait does, after waiting for room."""
         due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
         size = message_bytes(checked_value(value), checked_key(key), checked_properties(properties))
-        await self._wait_for_room(size)
+        if value is not None and self._is_cut(size):
+            return await self.send_stream(
+                value,
+                key,
+                properties=properties,
+                event_time=event_time,
+                sequence_id=sequence_id,
+                deliver_at=due_ms,
+            )
+        async with self._turn():
+            await self._wait_for_room(size)
         return self._send_slowly(value, key, properties, event_time, sequence_id, due_ms, waited=True)
+
+    # --- messages in chunks ------------------------------------------------------------------------------------------
+
+    async def send_stream(
+        self,
+        source: Source,
+        key: Key = None,
+        *,
+        properties: Properties | None = None,
+        event_time: datetime | int | None = None,
+        sequence_id: int | None = None,
+        deliver_at: datetime | int | None = None,
+        deliver_after: Duration | None = None,
+    ) -> Receipt:
+        """See Producer.send_stream; nobody else sends until all of it is in the outbox."""
+        if not self.options.chunking:
+            raise InvalidArgument(
+                "send_stream is for producers with chunking=True; open one with that, or use send"
+            )
+        key, properties = checked_key(key), checked_properties(properties)
+        event_time_ms = None if event_time is None else time_in_ms(event_time)
+        due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
+        message: ChunkedMessage | None = None
+        async with self._turn():
+            self._check_open()
+            self._streaming = True
+            try:
+                sequence_id = self._checked_sequence_id(sequence_id)
+                size = self._piece_bytes(key, properties)
+                async with contextlib.aclosing(pieces_of(source, size)) as pieces:
+                    async for piece, last in pieces:
+                        await self._wait_for_room(message_bytes(piece, key, properties))
+                        self._check_open()
+                        if message is None and last:
+                            return self._send_slowly(
+                                piece, key, properties, event_time, sequence_id, due_ms, waited=True
+                            )
+                        if message is None:
+                            message = self._begin_message(key, properties, event_time_ms, sequence_id, due_ms)
+                        self._send_chunk(message, piece, last=last)
+            finally:
+                self._streaming = False
+        assert message is not None
+        return Receipt(message.group, 0)
+
+    def _is_cut(self, size: int) -> bool:
+        """True if a message that counts so much is sent in chunks."""
+        return self.options.chunking and size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES
+
+    def _piece_bytes(self, key: Key, properties: Properties | None) -> int:
+        """Of the value, in each chunk. Raises MessageTooLarge."""
+        size = message_bytes(None, key, properties)
+        if size + MIN_PIECE_BYTES > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            raise too_large(size, self._max_message_bytes)
+        return self._max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
+
+    def _begin_message(
+        self,
+        key: Key,
+        properties: Properties | None,
+        event_time_ms: int | None,
+        sequence_id: int,
+        due_ms: int | None,
+    ) -> ChunkedMessage:
+        self._close_batch()
+        chunk_id = self._pool.rng.getrandbits(8 * CHUNK_ID_BYTES).to_bytes(CHUNK_ID_BYTES)
+        rows = (key, properties, event_time_ms, None, None, due_ms)
+        first = Columns([None], *(None if one is None else [one] for one in rows))  # type: ignore[arg-type]
+        return ChunkedMessage(Group(sequence_id), chunk_id, first)
+
+    def _send_chunk(self, message: ChunkedMessage, piece: bytes, *, last: bool) -> None:
+        group, columns = message.next_chunk(piece, last=last)
+        self._close_group(group, columns, MESSAGE_OVERHEAD_BYTES + len(piece))
+
+    def _send_cut(self, message: ChunkedMessage, value: bytes, step: int) -> Receipt:
+        """All of a message at once, for which there is room."""
+        for start in range(0, len(value), step):
+            self._send_chunk(message, value[start : start + step], last=start + step >= len(value))
+        return Receipt(message.group, 0)
+
+    # --- many messages -----------------------------------------------------------------------------------------------
 
     async def send_columns(self, columns: Columns) -> list[MessageId]:
         """See Producer.send_many, which has checked them."""
@@ -238,7 +335,8 @@ class TopicProducer:
                 if self._waiting or self._budget.waiting or not self._fits(size):
                     if not self.options.block_when_full:
                         raise self._queue_full(size)
-                    await self._wait_for_room(size)
+                    async with self._turn():
+                        await self._wait_for_room(size)
                 self._check_open()
                 self._close_batch()
                 own = chunk.sequence_ids
@@ -296,9 +394,16 @@ class TopicProducer:
         properties = checked_properties(properties)
         event_time_ms = None if event_time is None else time_in_ms(event_time)
         size = message_bytes(value, key, properties)
-        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
-            raise too_large(size, self._max_message_bytes)
         sequence_id = self._checked_sequence_id(sequence_id)
+        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            if value is not None and self._is_cut(size):
+                step = self._piece_bytes(key, properties)
+                if self.pending_bytes + size > self.options.max_pending_bytes or not self._budget.fits(size):
+                    raise self._queue_full(size)
+                message = self._begin_message(key, properties, event_time_ms, sequence_id, due_ms)
+                return self._send_cut(message, value, step)
+            if not self._copies:
+                raise too_large(size, self._max_message_bytes)
         if self._values and (
             self._open_room < size or self._group.first_sequence_id <= self._stored_through < sequence_id
         ):
@@ -439,7 +544,9 @@ class TopicProducer:
 
     def _encode(self, group: Group, columns: Columns, compression: Compression) -> EncodedBatches:
         arguments = (columns, group.first_sequence_id, self._pool.clock.now_ms(), compression)
-        if not self.options.batching:
+        if group.extensions is not None:
+            group.encoded = encode_columns(*arguments, group.extensions)
+        elif not self.options.batching:
             group.encoded = encode_singles(*arguments)
         else:
             group.encoded, group.order = encode_group(*arguments, by_key=self.options.batching_by_key)
@@ -476,6 +583,10 @@ class TopicProducer:
 
     def _queue_full(self, size: int = 0) -> ProducerQueueFull:
         """`size`: of what does not fit."""
+        if self._streaming and not size:
+            return ProducerQueueFull(
+                f"a message in chunks is being sent to {self.topic}, and others come behind it: use `send`, which waits"
+            )
         if self._budget.waiting or (size and self._fits_here(size)):
             sent = f"{self._budget.used} bytes sent by all producers of this client"
             limit = f"max_pending_bytes of the client is {self._budget.limit}"
@@ -486,24 +597,30 @@ class TopicProducer:
             f"{sent} are not confirmed yet, and {limit}; await receipts or flush(), or raise it"
         )
 
-    async def _wait_for_room(self, size: int) -> None:
-        """Behind those who wait already. The caller takes the room in the same step, before anybody else can."""
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Behind those who wait already. Who leaves it sends in the same step, before anybody else can."""
         self._waiting += 1
         self._other_room = self._open_room
         self._plain_room = self._keyed_room = -1
+        try:
+            async with self._blocked:
+                yield
+        finally:
+            self._waiting -= 1
+
+    async def _wait_for_room(self, size: int) -> None:
+        """In the caller's turn."""
 
         def late() -> SendTimeout:
             no_room = f"no room came free within send_timeout={self.options.send_timeout:g} s"
             return SendTimeout(f"{no_room}: {self._queue_full(size).message}{self._outbox.why_delayed}")
 
-        try:
-            async with self._blocked, TimeLimit(self.options.send_timeout, late):
-                while not self._fits_here(size) and not self.ended:
-                    self._room.clear()
-                    await self._room.wait()
-                await self._budget.wait(size, lambda: self.ended)
-        finally:
-            self._waiting -= 1
+        async with TimeLimit(self.options.send_timeout, late):
+            while not self._fits_here(size) and not self.ended:
+                self._room.clear()
+                await self._room.wait()
+            await self._budget.wait(size, lambda: self.ended)
 
     @property
     def ended(self) -> bool:
@@ -680,6 +797,9 @@ class TopicProducer:
         self._budget.wake()
 
     def _note_failed(self, group: Group) -> None:
+        group = group.whole
+        if self._failed and self._failed[-1] is group:
+            return  # another chunk of the same message
         count = group.message_count - group.confirmed
         what = "1 message" if count == 1 else f"{count} messages"
         log.warning("%s to %s failed: %s", what, self.topic, group.error)
