@@ -175,6 +175,18 @@ class _Facade(Generic[T_co]):
         self._thread = thread
         self._inner = inner
 
+    def _following(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """The items of an iterator of the asyncio client, which ends with this one."""
+        try:
+            while True:
+                try:
+                    yield self._thread.wait(_awaited(anext(items)))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if not self._thread.stopped:
+                self._thread.wait(items.aclose())
+
 
 class _Closing(_Facade[A_co]):
     """`with` leaves as `async with` does."""
@@ -327,6 +339,10 @@ class _Receiving(_Closing[R_co]):
             thread.wait(self._inner._wait_for_message(left, count or ALL_HERE))
         return batch
 
+    def stream(self, message: Message) -> Generator[bytes, None, None]:
+        """As that of magnetar.client.Consumer."""
+        return self._following(self._inner.stream(message))
+
     def batches(self) -> Iterator[MessageBatch]:
         """Messages as they arrived, a batch at a time. Ends as iterating does."""
         while True:
@@ -388,20 +404,7 @@ class TableView(_Closing[AsyncTableView]):
         async def begin() -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
             return self._inner.changes()
 
-        return self._follow(self._thread.wait(begin()))
-
-    def _follow(
-        self, changes: AsyncGenerator[tuple[str | bytes, bytes | None], None]
-    ) -> Generator[tuple[str | bytes, bytes | None], None, None]:
-        try:
-            while True:
-                try:
-                    yield self._thread.wait(_awaited(anext(changes)))
-                except StopAsyncIteration:
-                    return
-        finally:
-            if not self._thread.stopped:
-                self._thread.wait(changes.aclose())
+        return self._following(self._thread.wait(begin()))
 
 
 class Admin(_Facade[AsyncAdmin]):

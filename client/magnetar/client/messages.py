@@ -6,10 +6,10 @@ ids, keys, properties and times stay in its bytes until somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import compress, count, repeat
 from operator import not_
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -25,9 +25,9 @@ from magnetar.proto.batch import (
     entry_values,
     without_values,
 )
-from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows, encode_rows
+from magnetar.proto.commands import ACK_SET_ROW, AckRow, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 
 from .options import Start
@@ -106,6 +106,50 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         return hash(self.id)
 
 
+class Pieces(Protocol):
+    """A value that is still coming, to be read once."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    def close(self) -> None:
+        """The rest is not wanted."""
+
+
+class ChunkedMessage(Message, gc=False, eq=False, weakref=False):
+    """A message that was stored in chunks. Its id is that of the first one."""
+
+    @property
+    def id(self) -> MessageId:
+        """See Message."""
+        return self.delivery.first_id
+
+    __eq__ = Message.__eq__
+    __hash__ = Message.__hash__
+
+
+class StreamedMessage(ChunkedMessage, gc=False, eq=False, weakref=False):
+    """A message that was handed out before all of its chunks had come: its value is read by `consumer.stream(message)`."""
+
+    @property  # type: ignore[misc]
+    def value(self) -> bytes | None:  # type: ignore[override]
+        """Raises InvalidArgument."""
+        raise InvalidArgument(
+            f"message {self.id} is still coming: read it by `async for piece in consumer.stream(message)`, or subscribe "
+            "without stream_chunks"
+        )
+
+    @property
+    def pieces(self) -> Pieces:
+        """What `stream` reads."""
+        return self.delivery  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<StreamedMessage {self.id}>"
+
+    __eq__ = Message.__eq__
+    __hash__ = Message.__hash__
+
+
 SeekTarget = Start | Message | Callable[[str], Start | Message | None]
 """What `seek` takes."""
 
@@ -145,6 +189,8 @@ class Delivery:
         "topic",
     )
 
+    message_type: ClassVar[type[Message]] = Message
+
     def __init__(
         self, command: Deliver, payload: bytes, topic: str, cluster: int = 0, partition: int = NO_PARTITION
     ) -> None:
@@ -179,6 +225,34 @@ class Delivery:
     def first_id(self) -> MessageId:
         """The id of message 0."""
         return MessageId(self.ledger, self.entry_id, self.base_index, self.partition)
+
+    @property
+    def last_id(self) -> MessageId:
+        """The id of the last message."""
+        return MessageId(self.ledger, self.entry_id, self.base_index + self.count - 1, self.partition)
+
+    def rows(self, first: int, end: int) -> list[AckRow]:
+        """What messages [first, end) are to the broker."""
+        return [AckRow(self.ledger, self.entry_id, self.base_index + first, self.base_index + end - 1)]
+
+    def copy_to(self, other: Delivery) -> None:
+        """Makes another one, which is not initialized, the same."""
+        for name in Delivery.__slots__:
+            if name != "__weakref__":
+                setattr(other, name, getattr(self, name))
+
+    def part(self, first: int, last: int) -> Delivery:
+        """Batches [first, last) of a delivery that is not opened, as one of their own."""
+        part = object.__new__(Delivery)
+        self.copy_to(part)
+        part.entry = entry = Entry(b"".join(self.entry.slice(first, last)))
+        start = entry.base_index - self.base_index
+        part.base_index, part.count = entry.base_index, entry.message_count
+        part.bytes = len(entry.data) - entry.body
+        part.flags = self.flags[start : start + part.count]
+        part.permits = part.flags.count(UNACKED)
+        part._batches, part._keys = {}, None
+        return part
 
     def values(self) -> list[bytes | None]:
         """All values, each batch verified. Raises ChecksumMismatch or MalformedFrame."""
@@ -261,7 +335,7 @@ def messages_of(delivery: Delivery | Failure) -> list[Message]:
     """Its messages, without those of the ack set. Raises what is wrong with a damaged delivery."""
     values = delivery.values()
     assert isinstance(delivery, Delivery)
-    messages = map(Message, values, repeat(delivery), count())
+    messages = map(delivery.message_type, values, repeat(delivery), count())
     flags = delivery.flags
     return list(compress(messages, map(not_, flags)) if any(flags) else messages)
 

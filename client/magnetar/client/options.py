@@ -20,6 +20,7 @@ from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.proto.message_rules import check_message_count, checked_time_ms
 from magnetar.runtime.clock import Clock
 
+from .chunked_id import last_place
 from .core.routing import Routing, RoutingHash, check_routing
 from .durations import FOR_EVER, SECONDS, OptionalSeconds, Seconds, in_seconds, set_in_seconds
 from .service_url import AutoFailover, parse_url
@@ -271,18 +272,24 @@ class QueueOptions:
     """What all that receive have in common.
 
     receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the consumer empties its
-    queue faster than the service may fill it, up to 64,000.
+    queue faster than the service may fill it, up to 64,000. The last three are of messages in chunks.
     """
 
     name: str = ""
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
+    max_pending_chunked_messages: int = 10  # of which chunks are missing
+    expire_incomplete_chunked_messages: Seconds = 60.0 * SECONDS  # without another chunk; then it is let go
+    max_chunked_message_bytes: int = 1024 * 1024 * 1024  # of one that is not streamed
 
     def __post_init__(self) -> None:
         set_in_seconds(self)
         if self.receiver_queue_messages is not None:
             _positive_int(self, "receiver_queue_messages")
-        _positive_int(self, "receiver_queue_bytes")
+        _positive_int(
+            self, "receiver_queue_bytes", "max_pending_chunked_messages", "max_chunked_message_bytes"
+        )
+        _positive(self, "expire_incomplete_chunked_messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +299,7 @@ class PositionOptions(QueueOptions):
     start: Start = "latest"
     fail_on_trimmed: bool = False  # MessageLost where messages were trimmed before they were read
     read_compacted: bool = False  # consumers: exclusive, failover
+    stream_chunks: bool = False  # hands out a message with its first chunk; `stream` reads it
 
     def __post_init__(self) -> None:
         QueueOptions.__post_init__(self)
@@ -390,7 +398,8 @@ def reading(
 
 def behind(message: MessageId) -> MessageId:
     """The place behind a message: as a start, the message that follows."""
-    return message._replace(index=message.index + 1)
+    last = last_place(message)
+    return last._replace(index=last.index + 1)
 
 
 def start_on_wire(start: Start) -> WireStart:

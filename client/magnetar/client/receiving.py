@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from magnetar.runtime.timeouts import TimeLimit
 
 from .durations import Duration, in_seconds
 from .member import Member
-from .messages import Message, MessageBatch, SeekTarget
+from .messages import Message, MessageBatch, SeekTarget, StreamedMessage
 from .topic.consumer import TopicConsumer
 from .topic.open_delivery import ALL_HERE
 from .topics_consumer import TopicsConsumer
@@ -80,6 +80,22 @@ class Receiving(Member):
                 yield batch
             if not await self._refill(ALL_HERE):
                 return
+
+    async def stream(self, message: Message) -> AsyncGenerator[bytes, None]:
+        """The value of a message in pieces: of one in chunks with stream_chunks=True as they come, else all of it at once.
+
+        A message is read once. Whoever leaves the loop, acknowledges or nacks it does not want the rest, which is not kept.
+        What nobody reads fills the receiver queue, and is let go if that keeps other messages out for too long. Raises
+        MessageLost if the message comes again as another one (its connection was lost, a seek), AlreadyClosed.
+        """
+        if isinstance(message, StreamedMessage):
+            try:
+                async for piece in message.pieces:
+                    yield piece
+            finally:
+                message.pieces.close()
+        elif message.value is not None:
+            yield message.value
 
     async def _wait_for_message(self, timeout: Duration | None = None, count: int = 1) -> None:
         """Returns when a message may be taken, which is not taken yet. Raises as `receive`."""

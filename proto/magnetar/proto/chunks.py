@@ -77,8 +77,9 @@ class Added(NamedTuple, Generic[P]):
 class Assembler(Generic[P]):
     """See the module docstring. `now`: seconds of any clock that never runs back."""
 
-    def __init__(self, max_messages: int, max_bytes: int, expire_s: float) -> None:
-        """max_messages: unfinished ones. max_bytes: of a message; of a larger one no pieces are held."""
+    def __init__(self, max_messages: int, max_bytes: int, expire_s: float, *, holds: bool = True) -> None:
+        """max_messages: unfinished ones. max_bytes: of a message; of a larger one, and without `holds`, none is held."""
+        self._holds = holds
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._expire_s = expire_s
@@ -123,10 +124,11 @@ class Assembler(Generic[P]):
             message.places.append(place)
         if not repeated:
             message.next_index += 1
-            message.size += len(piece)
-            message.pieces.append(piece)
             message.finished = chunk.last
-            if message.size > self._max_bytes:
+            message.size += len(piece)
+            if self._holds and not message.too_large:
+                message.pieces.append(piece)
+            if self._holds and message.size > self._max_bytes:
                 message.too_large = True
                 message.pieces.clear()
         message.heard = now
@@ -143,6 +145,12 @@ class Assembler(Generic[P]):
             message = self._unfinished.pop(next(iter(self._unfinished)))
             found.append(self._let_go(message, f"no chunk of it came within {self._expire_s:g} s", now))
         return found
+
+    def touch(self, message: Unfinished[P], now: float) -> None:
+        """It is no fault of the producer's that no chunk has come."""
+        if self._unfinished.pop(message.key, None) is not None:
+            message.heard = now
+            self._unfinished[message.key] = message
 
     def remove(self, message: Unfinished[P]) -> None:
         """The message is not wanted any more."""
@@ -189,5 +197,6 @@ class Assembler(Generic[P]):
             assert one.next_index > 0
             assert not one.finished
             assert len(one.places) >= one.next_index
-            assert one.too_large == (one.size > self._max_bytes)
-            assert one.too_large or sum(map(len, one.pieces)) == one.size
+            assert one.too_large == (self._holds and one.size > self._max_bytes)
+            held = 0 if one.too_large or not self._holds else one.size
+            assert sum(map(len, one.pieces)) == held

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, encode_rows
@@ -28,7 +28,7 @@ from ..connection.pool import LEAVE_TIMEOUT_S
 from ..durations import Duration
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
 from ..options import ConsumerOptions, checked_delay
-from .acks import AckTracker, NackTracker, UnackedTracker
+from .acks import AckTracker, NackTracker, UnackedTracker, rows_of_ids
 
 _log = logging.getLogger("magnetar.client")
 
@@ -53,6 +53,8 @@ class Acknowledger:
         self._nacks = NackTracker()
         self._unacked = None if options.ack_timeout is None else UnackedTracker(options.ack_timeout)
         self._group_limit = options.ack_group_messages
+        # What everything up to a message is; see ChunkIntake. None: what it says.
+        self.up_to: Callable[[MessageId], tuple[MessageId | None, list[AckRow]]] | None = None
         self._ack_timer: asyncio.TimerHandle | None = None
         self._nack_timer: asyncio.TimerHandle | None = None
         self._nack_timer_due = 0.0  # loop time
@@ -99,21 +101,45 @@ class Acknowledger:
             raise InvalidArgument(
                 f"ack_cumulative on a {self._options.type} subscription would acknowledge what other consumers hold; use ack"
             )
-        message_id = message.id if isinstance(message, Message) else _checked_id(message)
+        message_id: MessageId | None = message.id if isinstance(message, Message) else _checked_id(message)
         if isinstance(message, Message) and message.delivery.cluster != self._attachment.cluster:
             if receipt:
                 raise _of_another_cluster(message)
             return
+        assert message_id is not None
+        message_id, rows = (message_id, []) if self.up_to is None else self.up_to(message_id)
         if receipt:
-            if self._receipt_cumulative is None or message_id > self._receipt_cumulative:
+            self._receipt_rows += rows
+            if message_id is not None and (
+                self._receipt_cumulative is None or message_id > self._receipt_cumulative
+            ):
                 self._receipt_cumulative = message_id
             await self._receipt()
             return
-        if self._unacked is not None:
-            self._unacked.acked_through(message_id)
-        self._acks.add_cumulative(message_id)
+        self.ack_rows(rows)
+        if message_id is not None:
+            if self._unacked is not None:
+                self._unacked.acked_through(message_id)
+            self._acks.add_cumulative(message_id)
         if self._ack_timer is None:
             self._schedule_flush()
+
+    def ack_rows(self, rows: list[AckRow]) -> None:
+        """Acknowledges what was not handed out by itself: chunks. Never raises."""
+        if rows:
+            self._acks.add_rows(rows)
+            if self._ack_timer is None:
+                self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self.flush)
+
+    def give_back_rows(self, rows: list[AckRow], delay: float) -> None:
+        """Has chunks that nobody has seen as a whole delivered again after `delay` seconds. Never raises."""
+        if rows:
+            self._nacks.add_rows(rows, self._loop.time() + delay)
+            self._nacks_added()
+
+    def is_nacked(self, message_id: MessageId) -> bool:
+        """True while a message waits for the time when it is to be delivered again."""
+        return message_id in self._nacks
 
     def nack(self, messages: Message | Iterable[Message], *, delay: Duration | None = None) -> None:
         self._check_open()
@@ -156,12 +182,14 @@ class Acknowledger:
         acks = self._acks
         if isinstance(messages, MessageId):
             acks.add_id(_checked_id(messages))
+        elif isinstance(messages, Message):
+            acks.add(messages)
         elif isinstance(messages, MessageBatch) and _is_range(messages):
             acks.add_range(messages[0].delivery, messages[0].index, messages[-1].index + 1)
         else:
             self._check_open()
             for message in _iterated(messages):
-                if message.__class__ is Message:
+                if isinstance(message, Message):
                     acks.add(message)
                 else:
                     acks.add_id(_checked_id(message))
@@ -374,9 +402,7 @@ def _rows_and_spans(messages: Any, cluster: int) -> tuple[list[AckRow], list[_Sp
         delivery, first, end = messages[0].delivery, messages[0].index, messages[-1].index + 1
         if delivery.cluster != cluster:
             raise _of_another_cluster(messages[0])
-        base = delivery.base_index
-        row = AckRow(delivery.ledger, delivery.entry_id, base + first, base + end - 1)
-        return [row], [(delivery.flags, first, end)]
+        return delivery.rows(first, end), [(delivery.flags, first, end)]
     rows: list[AckRow] = []
     spans: list[_Span] = []
     for message in _iterated(messages):
@@ -384,10 +410,9 @@ def _rows_and_spans(messages: Any, cluster: int) -> tuple[list[AckRow], list[_Sp
             if message.delivery.cluster != cluster:
                 raise _of_another_cluster(message)
             spans.append((message.delivery.flags, message.index, message.index + 1))
-            ledger, entry, index, _ = message.id
+            rows += message.delivery.rows(message.index, message.index + 1)
         else:
-            ledger, entry, index, _ = _checked_id(message)
-        rows.append(AckRow(ledger, entry, index, index))
+            rows += rows_of_ids([_checked_id(message)])
     return rows, spans
 
 

@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
 
+from ..chunked_id import ChunkedMessageId
 from ..messages import ACKED, GIVEN_BACK, QUEUED, UNACKED, Delivery, Message
 
 # Twice what a broker lets one consumer hold unacknowledged; each costs about 200 bytes.
@@ -35,7 +36,7 @@ class AckTracker:
     cluster: acks of messages of another one come to nothing.
     """
 
-    __slots__ = ("_deliveries", "_ids", "cluster", "count", "cumulative")
+    __slots__ = ("_deliveries", "_ids", "_rows", "cluster", "count", "cumulative")
 
     def __init__(self) -> None:
         self.cluster = 0
@@ -43,6 +44,7 @@ class AckTracker:
         self.cumulative: MessageId | None = None
         self._deliveries: list[Delivery] = []
         self._ids: list[MessageId] = []
+        self._rows: list[AckRow] = []
 
     def __bool__(self) -> bool:
         return self.count > 0 or self.cumulative is not None
@@ -76,6 +78,11 @@ class AckTracker:
         self._ids.append(message_id)
         self.count += 1
 
+    def add_rows(self, rows: list[AckRow]) -> None:
+        """Whatever they name."""
+        self._rows += rows
+        self.count += len(rows)
+
     def add_cumulative(self, message_id: MessageId) -> None:
         """Everything up to a message, included."""
         if self.cumulative is None or message_id > self.cumulative:
@@ -83,7 +90,7 @@ class AckTracker:
 
     def take_rows(self) -> list[AckRow]:
         """Rows of the individual acks, which count as sent from now on."""
-        rows: list[AckRow] = []
+        rows, self._rows = self._rows, []
         for delivery in self._deliveries:
             delivery.queued = False
             if delivery.cluster == self.cluster:
@@ -107,24 +114,29 @@ class AckTracker:
             delivery.flags[:] = delivery.flags.replace(_QUEUED, _UNACKED)
         self._deliveries.clear()
         self._ids.clear()
+        self._rows.clear()
         self.count = 0
         self.cumulative = None
 
 
 def _queued_rows(delivery: Delivery) -> list[AckRow]:
     rows: list[AckRow] = []
-    flags, base = delivery.flags, delivery.base_index
+    flags = delivery.flags
     for run in _QUEUED_RUN.finditer(bytes(flags)):
         start, end = run.span()
         flags[start:end] = _ACKED * (end - start)
-        rows.append(AckRow(delivery.ledger, delivery.entry_id, base + start, base + end - 1))
+        rows += delivery.rows(start, end)
     return rows
 
 
 def rows_of_ids(ids: Iterable[MessageId]) -> list[AckRow]:
-    """Ranges of consecutive ids."""
+    """Ranges of consecutive ids; of a message in chunks, each chunk."""
     rows: list[AckRow] = []
-    for ledger, entry, index, _partition in sorted(ids):
+    for one in sorted(ids):
+        if isinstance(one, ChunkedMessageId):
+            rows += one.chunks
+            continue
+        ledger, entry, index, _partition = one
         last = rows[-1] if rows else None
         if last is not None and last[:2] == (ledger, entry) and index <= last.last_index + 1:
             rows[-1] = last._replace(last_index=max(index, last.last_index))
@@ -165,6 +177,14 @@ class NackTracker:
         if len(heap) > 64 + 2 * len(last):
             self._heap = [row for row in heap if last.get(row[4]) == row[1]]
             heapify(self._heap)
+
+    def add_rows(self, rows: list[AckRow], due: float) -> None:
+        """Chunks of a message that nobody has seen as a whole."""
+        ledger, entry, index, _ = rows[0]
+        message_id = ChunkedMessageId.of(MessageId(ledger, entry, index), rows)
+        self._number += 1
+        self._last[message_id] = self._number
+        heappush(self._heap, (due, self._number, bytearray(1), 0, message_id, False))
 
     @property
     def next_due(self) -> float:
@@ -233,7 +253,10 @@ class UnackedTracker:
         while rows and rows[0][0] <= now:
             _, flags, first, end, base = rows.popleft()
             for run in _UNACKED_RUN.finditer(bytes(flags[:end]), self._first_unacked(first, end, base)):
-                ids = [base._replace(index=base.index + number) for number in range(*run.span())]
+                ids = [
+                    base._replace(index=base.index + number) if number else base
+                    for number in range(*run.span())
+                ]
                 ids = [one for one in ids if one not in nacks]
                 for one in ids:
                     flags[one.index - base.index] = GIVEN_BACK

@@ -36,7 +36,9 @@ from magnetar.proto.commands import (
     Unsubscribe,
     encode_rows,
 )
+from magnetar.proto.entry import ENTRY_CHUNKED
 from magnetar.proto.errors import (
+    AlreadyClosed,
     EntryUnreadable,
     InvalidArgument,
     MagnetarError,
@@ -50,6 +52,7 @@ from ..connection.pool import ConnectionPool
 from ..messages import Delivery, Failure, Message, SeekTarget, messages_of, of_entry
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
+from .chunk_intake import ChunkIntake
 from .open_delivery import OpenDelivery
 from .resume_point import ResumePoint
 from .window import Window
@@ -122,6 +125,10 @@ class TopicConsumer:
         self.stopped = False  # nothing is handed out any more
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
+        self._chunks = ChunkIntake(
+            what, options, self.acknowledger, self.position, self._enqueue, self._grant
+        )
+        self.acknowledger.up_to = self._chunks.up_to
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._check_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
@@ -159,11 +166,14 @@ class TopicConsumer:
 
     def found_empty(self) -> None:
         """The user waits for a message."""
+        if self._chunks.waits_since is None:
+            self._chunks.waits_since = asyncio.get_running_loop().time()
         self._window.found_empty()
         self._grant()
 
     def _open_next(self) -> None:
         delivery = self._queue.popleft()
+        self._chunks.waits_since = None
         self.open_delivery.close()
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
@@ -455,6 +465,8 @@ class TopicConsumer:
         """No connection any more: what was not handed out comes again from the next."""
         self.active = self._options.type != "failover"
         self._window.reset()
+        self.open_delivery.note_handed_out()
+        self.position.goes_back_to(self._chunks.first_open())
         self._drop_local()
         self.acknowledger.forget_nacks()
 
@@ -497,6 +509,17 @@ class TopicConsumer:
                 self.position.moved_to(delivery.first_id)
             self._drop_stale()
             self.acknowledger.forget_nacks()
+        if isinstance(delivery, Delivery):
+            self.position.hide_handed_out(delivery)
+            self._chunks.delivered(delivery)
+            if delivery.entry.flags & ENTRY_CHUNKED:
+                self._chunks.take(delivery)
+                self._grant()
+                return
+        self._enqueue(delivery)
+
+    def _enqueue(self, delivery: Delivery | Failure) -> None:
+        """It is to be handed out, unless the filter takes it."""
         if (
             self._delivery_filter is not None
             and isinstance(delivery, Delivery)
@@ -539,17 +562,25 @@ class TopicConsumer:
         connection = self._attachment.connection
         if connection is None or self._paused or self.stopped:
             return
-        permits = self._window.grant(self._queued_messages, self._queued_bytes)
+        messages, size = self._chunks.held()
+        permits = self._window.grant(self._queued_messages + messages, self._queued_bytes + size)
         if permits is not None:
             connection.send(Flow(0, self._attachment.id, *permits).encode())
 
     def _drop_local(self) -> None:
         self._queue.clear()
+        self._drop_chunks()
         self._queued_messages = self._queued_bytes = 0
         self._window.charge(0)
         self.open_delivery.close()
 
+    def _drop_chunks(self) -> None:
+        lost = f"{self._attachment.what}: the rest of the message did not come; it comes again as another message"
+        closed = AlreadyClosed(f"{self._attachment.what} was stopped, or is closed")
+        self._chunks.clear(closed if self.stopped else MessageLost(lost))
+
     def _drop_stale(self) -> None:
+        self._drop_chunks()
         kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]
         self._queue = deque(kept)
         self._queued_messages = sum(delivery.permits for delivery in kept)

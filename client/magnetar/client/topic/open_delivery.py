@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 
-from magnetar.proto.commands import ACK_ROW, AckRow, HandedOut, encode_rows
+from magnetar.proto.commands import ACK_ROW, HandedOut, encode_rows
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
 from ..connection.attachment import Attachment
@@ -130,7 +130,7 @@ class OpenDelivery:
     def _report(self, messages: Sequence[Message], *, taken_back: bool = False) -> tuple[bytes, bytes]:
         first, last = messages[0], messages[-1]
         if last.index - first.index + 1 == len(messages):
-            rows = [AckRow(first.delivery.ledger, first.delivery.entry_id, first.id.index, last.id.index)]
+            rows = first.delivery.rows(first.index, last.index + 1)
         else:
             rows = rows_of_ids(message.id for message in messages)
         header = HandedOut(0, self._attachment.id, first.delivery.epoch, taken_back).encode()

@@ -1,0 +1,399 @@
+"""Chunks that a consumer receives: put together, or streamed, and acknowledged, given back or let go of as one message.
+
+    delivery with chunks --parts--> deliveries of what is no chunk | ChunkedDelivery, a message: queued like any other
+                              |
+                              `--> Assembler (proto.chunks): what cannot be finished is given back or acknowledged
+
+*Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
+message with more chunks than the receiver queue holds can be finished; the bytes of all unfinished ones are bounded by
+max_pending_chunked_messages * max_chunked_message_bytes.
+
+*Streamed* (stream_chunks): it is queued with its first chunk, and what nobody has read of it fills the receiver queue, which
+holds the rest back at the broker. Once it is acknowledged or nacked nobody reads the rest: it is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from magnetar.proto.batch_extensions import Chunk, entry_extensions
+from magnetar.proto.chunks import Assembler, LetGo, Unfinished
+from magnetar.proto.commands import AckRow
+from magnetar.proto.errors import AlreadyClosed, MagnetarError, MessageLost, MessageTooLarge
+from magnetar.proto.ids import MessageId
+from magnetar.proto.ranges import Range, complement
+
+from ..chunked_id import ChunkedMessageId, last_place
+from ..durations import in_seconds
+from ..messages import ACKED, QUEUED, UNACKED, ChunkedMessage, Delivery, Failure, StreamedMessage
+from ..options import INDIVIDUAL_TYPES, ConsumerOptions
+from ..receipts import copy_of
+from .acknowledger import Acknowledger
+from .resume_point import ResumePoint
+
+_log = logging.getLogger(__name__)
+
+# How many deliveries that came since the first chunk of an unfinished message are remembered, for cumulative acks.
+MAX_REMEMBERED_ROWS = 100_000
+
+
+class ChunkedDelivery(Delivery):
+    """A message in chunks, under the id of its first one. finished: all of them have come."""
+
+    __slots__ = ("finished", "id", "pieces")
+
+    message_type = ChunkedMessage
+
+    def __init__(self, first: Delivery, message: Unfinished[AckRow]) -> None:
+        """`first`: its first chunk, of which all but the value is used."""
+        first.copy_to(self)
+        super().let_go_of_values()
+        self.id = ChunkedMessageId.of(first.first_id, message.places)
+        self.permits, self.bytes = 1, 0
+        self.pieces: deque[bytes] = deque()
+        self.finished = False
+
+    @property
+    def first_id(self) -> ChunkedMessageId:
+        """See Delivery."""
+        return self.id
+
+    def values(self) -> list[bytes | None]:
+        """See Delivery; once."""
+        value = b"".join(self.pieces)
+        self.pieces.clear()
+        return [value]
+
+    def rows(self, first: int, end: int) -> list[AckRow]:
+        """See Delivery: all of its chunks."""
+        return self.id.chunks
+
+    def let_go_of_values(self) -> None:
+        """See Delivery: it has none."""
+
+
+class StreamedDelivery(ChunkedDelivery):
+    """The same while it is coming: an iterator over its value. `taken_at`: when somebody took a piece, or it was begun."""
+
+    __slots__ = ("_arrived", "_error", "_on_taken", "taken_at")
+
+    message_type = StreamedMessage
+
+    def __init__(
+        self, first: Delivery, message: Unfinished[AckRow], on_taken: Callable[[], object], now: float
+    ) -> None:
+        super().__init__(first, message)
+        self.permits = 0  # what waits in `pieces` counts
+        self._on_taken = on_taken
+        self._arrived = asyncio.Event()
+        self._error: MagnetarError | None = None
+        self.taken_at = now
+
+    def values(self) -> list[bytes | None]:
+        """See Delivery: it has to be read."""
+        return [None]
+
+    def feed(self, piece: bytes, *, last: bool) -> None:
+        """The next piece."""
+        self.finished = last
+        if not self.ended:
+            self.pieces.append(piece)
+            self._arrived.set()
+
+    def end(self, error: MagnetarError) -> None:
+        """Nothing more is read, and what is here is let go."""
+        self._error = self._error or error
+        self.pieces.clear()
+        self._arrived.set()
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing more of it is to be kept."""
+        return self._error is not None
+
+    def close(self) -> None:
+        """The rest is not wanted. What has not come yet is not kept either."""
+        self.end(AlreadyClosed(f"the stream of message {self.id} was closed"))
+        self._on_taken()
+
+    def __aiter__(self) -> StreamedDelivery:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Raises MessageLost if the message comes again as another one, AlreadyClosed if nothing more will come."""
+        while not self.pieces:
+            if self._error is not None:
+                raise copy_of(self._error)
+            if self.finished:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        self.taken_at = asyncio.get_running_loop().time()
+        piece = self.pieces.popleft()
+        self._on_taken()
+        return piece
+
+
+class ChunkIntake:
+    """The chunks of one consumer."""
+
+    def __init__(
+        self,
+        what: str,
+        options: ConsumerOptions,
+        acknowledger: Acknowledger,
+        position: ResumePoint,
+        queue: Callable[[Delivery | Failure], object],
+        on_taken: Callable[[], object],
+    ) -> None:
+        """queue: to be handed out. on_taken: there may be room for more."""
+        self._what = what
+        self._acknowledger = acknowledger
+        self._position = position
+        self._queue = queue
+        self._on_taken = on_taken
+        self._loop = asyncio.get_running_loop()
+        self._streams = options.stream_chunks
+        self._durable = options.durable
+        self._expire_s = in_seconds(options.expire_incomplete_chunked_messages)
+        self._again_s = min(
+            in_seconds(options.nack_delay), self._expire_s / 2
+        )  # what is given back comes after that
+        self._max_bytes = options.max_chunked_message_bytes
+        self._assembler = Assembler[AckRow](
+            options.max_pending_chunked_messages, self._max_bytes, self._expire_s, holds=not self._streams
+        )
+        self._reading: dict[StreamedDelivery, Unfinished[AckRow]] = {}  # coming, or with something to be read
+        self.waits_since: float | None = None  # when the program began to wait for a message, if it does
+        self._timer: asyncio.TimerHandle | None = None
+        # Where acknowledgements may be cumulative: messages whose last chunk may lie behind what is acknowledged, what was
+        # delivered since the first one of these began, and the last message in front of it.
+        self._in_order = options.type not in INDIVIDUAL_TYPES
+        self._open: list[ChunkedDelivery] = []
+        self._since: list[AckRow] = []
+        self._before: MessageId | None = None
+        # The last message that was delivered, and the last one of the delivery before.
+        self._last: tuple[MessageId, MessageId | None] | None = None
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Of every delivery, before `take`."""
+        if self._in_order:
+            self._last = delivery.last_id, self._last and self._last[0]
+            if self._open and self._durable:
+                self._since += delivery.rows(0, delivery.count)
+                if len(self._since) > MAX_REMEMBERED_ROWS:
+                    self._open.clear()
+                    self._since.clear()
+
+    def has_had(self, last: MessageId) -> bool:
+        """True if the message with this id was delivered, or one behind it; only of types in order."""
+        return self._last is not None and self._last[0] >= last
+
+    def take(self, delivery: Delivery) -> None:
+        """Queues what a delivery with chunks has, in its order."""
+        entry, at = delivery.entry, 0
+        for position, extensions in entry_extensions(entry).items():
+            if extensions.chunk is not None:
+                if position > at:
+                    self._queue(delivery.part(at, position))
+                at = position + 1
+                part = delivery.part(position, at)
+                if part.flags[0] == UNACKED:
+                    self._take_chunk(delivery, part, extensions.chunk)
+        if at < entry.batch_count:
+            self._queue(delivery.part(at, entry.batch_count))
+        self._set_timer()
+
+    def _take_chunk(self, whole: Delivery, part: Delivery, chunk: Chunk) -> None:
+        try:
+            (value,) = part.values()
+        except MagnetarError as error:
+            self._queue(Failure(part.epoch, error))
+            return
+        now, piece = self._loop.time(), value or b""
+        (place,) = part.rows(0, 1)
+        added = self._assembler.add(part.producer_name(0), chunk, place, piece, now)
+        for let_go in added.let_go:
+            self._let_go(let_go)
+        message = added.message
+        if message is None:
+            return
+        delivery: ChunkedDelivery | None = message.sink
+        if delivery is None:
+            delivery = message.sink = self._begin(whole, part, message, now)
+        if isinstance(delivery, StreamedDelivery):
+            if self._settled(delivery):
+                self._pass_on(delivery, message, [place])
+            elif not added.repeated:
+                delivery.feed(piece, last=message.finished)
+        elif message.too_large:
+            if not delivery.bytes:
+                delivery.bytes = message.size
+                self._queue(Failure(part.epoch, self._too_large(delivery)))
+        elif message.finished:
+            delivery.finished = True
+            if not self._position.was_handed_out(last_place(delivery.id)):
+                delivery.pieces.extend(message.pieces)
+                delivery.bytes = message.size
+                self._queue(delivery)
+
+    def _begin(
+        self, whole: Delivery, part: Delivery, message: Unfinished[AckRow], now: float
+    ) -> ChunkedDelivery:
+        delivery = ChunkedDelivery(part, message)
+        if self._streams:
+            delivery = StreamedDelivery(part, message, self._on_taken, now)
+            self._reading[delivery] = message
+            self._queue(delivery)
+        if self._in_order:
+            self._forget_done()
+            if not self._open:
+                first = part.first_id
+                self._before = first._replace(index=first.index - 1)
+                if part.base_index == whole.base_index:
+                    self._before = self._last and self._last[1]
+                self._since = [AckRow(part.ledger, part.entry_id, first.index, whole.last_id.index)]
+            self._open.append(delivery)
+        return delivery
+
+    def _too_large(self, delivery: ChunkedDelivery) -> MagnetarError:
+        return MessageTooLarge(
+            f"{self._what}: message {delivery.id} exceeds max_chunked_message_bytes ({self._max_bytes}); raise that, or set "
+            'stream_chunks=True; acknowledging details["id"] passes over it',
+            id=delivery.id,
+        )
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def held(self) -> tuple[int, int]:
+        """Pieces and bytes that wait to be read; what is acknowledged or nacked by now is not kept for that."""
+        messages = size = 0
+        for delivery, message in list(self._reading.items()):
+            if self._settled(delivery):
+                self._pass_on(delivery, message, [])
+            elif delivery.finished and not delivery.pieces:
+                del self._reading[delivery]
+            else:
+                messages += len(delivery.pieces)
+                size += sum(map(len, delivery.pieces))
+        return messages, size
+
+    def _settled(self, delivery: ChunkedDelivery) -> bool:
+        """True if the program has decided about the message, which may still be coming."""
+        return delivery.flags[0] != UNACKED or self._acknowledger.is_nacked(delivery.id)
+
+    def _pass_on(self, delivery: StreamedDelivery, message: Unfinished[AckRow], places: list[AckRow]) -> None:
+        """What comes of such a message goes the way of those chunks that were here when that was decided."""
+        delivery.end(
+            MessageLost(f"message {delivery.id} was acknowledged or nacked before all of it was read")
+        )
+        self._reading.pop(delivery, None)
+        if delivery.flags[0] in (QUEUED, ACKED):
+            self._acknowledger.ack_rows(places)
+        elif self._acknowledger.is_nacked(delivery.id):
+            pass  # it is among the chunks that are given back then
+        else:
+            self._assembler.remove(message)  # it comes again, and begins anew
+            self._acknowledger.give_back_rows(places, self._again_s)
+
+    # --- what is let go ----------------------------------------------------------------------------------------------
+
+    def _let_go(self, let_go: LetGo[AckRow]) -> None:
+        delivery: ChunkedDelivery | None = None if let_go.message is None else let_go.message.sink
+        first = let_go.places[0]
+        what = f"the message in chunks at {first.ledger}:{first.entry}:{first.first_index}"
+        if delivery is not None:
+            if delivery in self._open:
+                self._open.remove(delivery)
+            if delivery.flags[0] in (QUEUED, ACKED):
+                return
+            if isinstance(delivery, StreamedDelivery):
+                self._reading.pop(delivery, None)
+                delivery.end(MessageLost(f"{self._what}: {what} is let go: {let_go.why}"))
+        if let_go.dropped:
+            _log.warning("%s: %s is acknowledged, and never seen whole: %s", self._what, what, let_go.why)
+            self._acknowledger.ack_rows(let_go.places)
+        else:
+            _log.info("%s: %s is given back, to be delivered again: %s", self._what, what, let_go.why)
+            self._acknowledger.give_back_rows(let_go.places, self._again_s)
+
+    def _set_timer(self) -> None:
+        due = self._assembler.next_due
+        if self._timer is None and due is not None:
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for delivery, message in list(self._reading.items()):
+            if now - delivery.taken_at < self._expire_s or (delivery.pieces and not self._in_the_way(now)):
+                self._assembler.touch(message, now)  # what holds it up is its reader
+        for let_go in self._assembler.expire(now):
+            self._let_go(let_go)
+        self._set_timer()
+        self._on_taken()
+
+    def _in_the_way(self, now: float) -> bool:
+        """True if the program waits for another message, for which what it does not read may leave no room."""
+        return self.waits_since is not None and now - self.waits_since >= self._expire_s
+
+    def first_open(self) -> MessageId | None:
+        """Where the first message begins that was not handed out as a whole."""
+        self._forget_done()
+        return min((one.first_id for one in self._open), default=None)
+
+    def clear(self, error: MagnetarError) -> None:
+        """Everything comes again, or nothing more comes; what has come as a whole can still be read."""
+        self._assembler.clear()
+        for delivery in list(self._reading):
+            if not delivery.finished:
+                delivery.end(error)
+                del self._reading[delivery]
+        self._open.clear()
+        self._since.clear()
+        self._last = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- acknowledging everything up to a message --------------------------------------------------------------------
+
+    def _forget_done(self) -> None:
+        self._open = [one for one in self._open if not self._is_done(one)]
+
+    def _is_done(self, delivery: ChunkedDelivery) -> bool:
+        if self._durable:
+            return delivery.flags[0] in (QUEUED, ACKED)
+        return delivery.finished and not self._position.is_behind(last_place(delivery.id))
+
+    def up_to(self, message_id: MessageId) -> tuple[MessageId | None, list[AckRow]]:
+        """What is acknowledged by acknowledging everything up to a message: everything up to another one, and some rows.
+
+        A message in chunks comes when its last chunk has. So one that ends behind the message is not acknowledged by it,
+        though its first chunks stand before the message.
+        """
+        last = last_place(message_id)
+        self._forget_done()
+        waiting = [
+            one for one in self._open if one.id <= last and not (one.finished and last_place(one.id) <= last)
+        ]
+        if not waiting:
+            self._open = [one for one in self._open if one.id > last]
+            return last, []
+        held: dict[tuple[int, int], list[Range]] = {}
+        for one in waiting:
+            for ledger, entry, first_index, last_index in one.id.chunks:
+                held.setdefault((ledger, entry), []).append((first_index, last_index))
+        rows: list[AckRow] = []
+        for ledger, entry, first_index, last_index in self._since:
+            if (ledger, entry) == last[:2]:
+                last_index = min(last_index, last.index)
+            if (ledger, entry) <= last[:2] and first_index <= last_index:
+                left = complement(sorted(held.get((ledger, entry), ())), first_index, last_index)
+                rows += [AckRow(ledger, entry, *one) for one in left]
+        return self._before, rows
