@@ -1,0 +1,489 @@
+"""Messages in chunks, from a producer through a whole broker to consumers of each type, and what may happen to them on the way."""
+
+import asyncio
+import io
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from magnetar.client import Client, InvalidArgument, MessageId
+from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    MessageLost,
+    MessageTooLarge,
+    ProducerQueueFull,
+    ReceiveTimeout,
+)
+from magnetar.runtime.connection import FramedServer
+from support.client_kit import until
+from support.served_broker import connect_to, serving, take
+
+SIZE = 1000  # of a chunk, about
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FramedServer]:
+    async with serving() as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def client(server: FramedServer) -> AsyncIterator[Client]:
+    async with connect_to(server, max_message_bytes=SIZE) as client:
+        yield client
+
+
+def large(number: int = 0, chunks: int = 5) -> bytes:
+    """A value of so many chunks, of which no two are alike."""
+    return random.Random(number).randbytes(SIZE * chunks - SIZE // 2)
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+async def test_a_message_comes_whole_and_once(
+    client: Client, type: SubscriptionType, compression: Any
+) -> None:
+    producer = await client.create_producer("t", chunking=True, compression=compression)
+    consumer = await client.subscribe("t", "s", type=type, start="earliest")
+    sent = {
+        b"before": await producer.send(b"before"),
+        large(): await producer.send(large(), "key", properties={"a": "b"}, event_time=7),
+        b"after": await producer.send(b"after"),
+    }
+    got = await take(consumer, 3)
+    assert [message.value for message in got] == list(sent)
+    assert [message.id for message in got] == list(sent.values())
+    message = got[1]
+    assert (message.key, message.properties, message.event_time) == ("key", {"a": "b"}, 7)
+    assert [message.sequence_id for message in got] == [0, 1, 2]
+    await consumer.ack(got, receipt=True)
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.1)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+    assert stats["subscriptions"]["s"]["consumers"][0]["unacked_messages"] == 0
+
+
+async def test_batches_around_it_keep_their_order(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    values = [large(i, 3) if i % 4 == 2 else b"%d" % i for i in range(40)]
+    receipts = [producer.send_nowait(value) for value in values]
+    got: list[bytes | None] = []
+    async for batch in consumer.batches():
+        got += [message.value for message in batch]
+        await consumer.ack(batch)
+        if len(got) == len(values):
+            break
+    assert got == values
+    assert [await receipt for receipt in receipts] == sorted([await receipt for receipt in receipts])
+
+
+async def _slowly(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        await asyncio.sleep(0)
+        yield piece
+
+
+def _pieces(value: bytes) -> Iterator[bytes]:
+    for start in range(0, len(value), 77):
+        yield value[start : start + 77]
+
+
+@pytest.mark.parametrize("source", [bytes, io.BytesIO, _pieces, lambda value: _slowly(list(_pieces(value)))])
+@pytest.mark.parametrize("chunks", [0, 1, 2, 9])
+async def test_sources(client: Client, source: Any, chunks: int) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    value = large(1, chunks) if chunks else b""
+    message_id = await producer.send_stream(source(value), "k")
+    message = await consumer.receive(5.0)
+    assert (message.value, message.key, message.id) == (value, "k", message_id)
+
+
+async def test_others_wait_until_a_source_has_ended(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(producer.send_stream(source()))
+    await until(lambda: producer.pending_bytes or producer.last_sequence_id >= 0)
+    with pytest.raises(ProducerQueueFull, match="in chunks"):
+        producer.send_nowait(b"x")
+    waiting = asyncio.create_task(producer.send(b"behind it"))
+    many = asyncio.create_task(producer.send_many([b"1", b"2"]))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    more.set()
+    await asyncio.gather(streaming, waiting, many)
+    got = await take(consumer, 4)
+    assert [message.value for message in got] == [large(1) + large(2), b"behind it", b"1", b"2"]
+    assert [message.sequence_id for message in got] == [0, 1, 2, 3]
+
+
+async def test_a_source_that_fails_leaves_the_producer_usable(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest", expire_incomplete_chunked_messages=0.2)
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        await producer.send_stream(source())
+    never = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield large(1)
+        await never.wait()
+
+    streaming = asyncio.create_task(producer.send_stream(endless()))
+    await until(lambda: producer.last_sequence_id >= 1)
+    streaming.cancel()
+    await producer.send(b"next")
+    await producer.flush()
+    assert (await consumer.receive(5.0)).value == b"next"
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.1)
+
+    async def acknowledged() -> None:
+        while (await client.admin.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"] > 1:
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(acknowledged(), 10.0)  # both were let go of
+
+
+async def test_what_is_too_large_without_chunking_names_it(client: Client) -> None:
+    producer = await client.create_producer("t")
+    with pytest.raises(MessageTooLarge, match="chunking=True"):
+        await producer.send(large())
+    with pytest.raises(InvalidArgument, match="chunking=True"):
+        await producer.send_stream(io.BytesIO(b"x"))
+    chunking = await client.create_producer("t", chunking=True)
+    with pytest.raises(MessageTooLarge):
+        await chunking.send(large(), properties={"a": "b" * SIZE})
+    with pytest.raises(InvalidArgument, match="rb"):
+        await chunking.send_stream(io.StringIO("text"))  # type: ignore[arg-type]
+    await chunking.send(b"x")
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_more_chunks_than_the_receiver_queue_holds(client: Client, type: SubscriptionType) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type=type, start="earliest", receiver_queue_messages=2, receiver_queue_bytes=SIZE
+    )
+    for number in range(3):
+        await producer.send(large(number, 20))
+    assert [message.value for message in await take(consumer, 3)] == [
+        large(number, 20) for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_nack_and_redelivery_count(client: Client, type: SubscriptionType) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", type=type, start="earliest", nack_delay=0.01)
+    await producer.send(large())
+    await producer.send(b"small")
+    for count in range(3):
+        message = next(one for one in await take(consumer, 2 if not count else 1) if one.value == large())
+        assert message.redelivery_count == count
+        await consumer.nack(message)
+    message = await consumer.receive(5.0)
+    await consumer.ack(message, receipt=True)
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.1)
+
+
+async def test_ack_timeout(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", type="shared", start="earliest", ack_timeout=1.0)
+    await producer.send(large())
+    first, second = await take(consumer, 2)
+    assert first.id == second.id
+    assert second.redelivery_count == 1
+
+
+async def test_acknowledged_by_its_id(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    await producer.send(large())
+    await consumer.ack((await consumer.receive(5.0)).id, receipt=True)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_everything_up_to_a_message_between_its_chunks(client: Client) -> None:
+    """Rule 34: what stands between the chunks is acknowledged, the chunks are not, and the consumer may come again."""
+    chunking = await client.create_producer("t", chunking=True)
+    other = await client.create_producer("t")
+    consumer = await client.subscribe("t", "s", start="earliest")
+    await other.send(b"0")
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(chunking.send_stream(source()))
+    await until(lambda: chunking.last_sequence_id >= 0)
+    await chunking.flush()
+    for value in (b"1", b"2"):
+        await other.send(value)
+    got = await take(consumer, 3)
+    assert [message.value for message in got] == [b"0", b"1", b"2"]
+    await consumer.ack_cumulative(got[1], receipt=True)
+    await consumer.close()
+    consumer = await client.subscribe("t", "s")
+    assert (await consumer.receive(5.0)).value == b"2"
+    more.set()
+    await streaming
+    message = await consumer.receive(5.0)
+    assert message.value == large(1) + large(2)
+    await consumer.ack_cumulative(message, receipt=True)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_a_reader_that_lost_its_connection_between_chunks(server: FramedServer, client: Client) -> None:
+    chunking = await client.create_producer("t", chunking=True)
+    other = await client.create_producer("t")
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    async with connect_to(server) as another:
+        reader = await another.create_reader("t", start="earliest")
+        streaming = asyncio.create_task(chunking.send_stream(source()))
+        await until(lambda: chunking.last_sequence_id >= 0)
+        await chunking.flush()
+        await other.send(b"1")
+        assert (await reader.receive(5.0)).value == b"1"
+        for connection in list(another._pool._brokers._connections.values()):
+            connection.result().connection.close(None) if hasattr(
+                connection, "result"
+            ) else connection.connection.close(None)
+        await other.send(b"2")
+        assert (await reader.receive(5.0)).value == b"2"
+        more.set()
+        await streaming
+        assert (await reader.receive(5.0)).value == large(1) + large(2)
+        assert not await reader.has_message_available()
+
+
+async def test_seek_and_start_by_its_id(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    await producer.send(b"before")
+    message_id = await producer.send(large())
+    after = await producer.send(b"after")
+    reader = await client.create_reader("t", start=message_id)
+    assert [message.value for message in await take(reader, 2)] == [large(), b"after"]
+    await reader.seek(message_id)
+    message = await reader.receive(5.0)
+    assert message.value == large()
+    await reader.seek(message)
+    assert (await reader.receive(5.0)).value == large()
+    behind = await client.create_reader("t", start=message.id, inclusive=False)
+    assert (await behind.receive(5.0)).id == after
+    middle = MessageId(message_id.ledger, message_id.entry + 1, 0)
+    into_it = await client.create_reader("t", start=middle)
+    assert (await into_it.receive(5.0)).value == b"after"
+
+
+async def test_more_bytes_than_the_consumer_takes(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest", max_chunked_message_bytes=3 * SIZE)
+    await producer.send(large(1, 3))
+    await producer.send(large(2, 9))
+    await producer.send(b"small")
+    assert (await consumer.receive(5.0)).value == large(1, 3)
+    with pytest.raises(MessageTooLarge, match="max_chunked_message_bytes") as caught:
+        await consumer.receive(5.0)
+    assert (await consumer.receive(5.0)).value == b"small"
+    await consumer.ack(caught.value.details["id"], receipt=True)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 3 + 1
+
+
+async def test_a_view_and_several_topics(client: Client) -> None:
+    first, second = [await client.create_producer(name, chunking=True) for name in ("a", "b")]
+    async with client.subscribe(["a", "b"], "s", start="earliest") as consumer:
+        await first.send(large(1), "k")
+        await second.send(large(2), "k")
+        got = await take(consumer, 2)
+        assert {message.value for message in got} == {large(1), large(2)}
+        await consumer.ack(got, receipt=True)
+    async with client.create_table_view("a") as view:
+        assert view["k"] == large(1)
+        await first.send(large(3), "k")
+        await view.refresh()
+        assert view["k"] == large(3)
+        streaming = asyncio.create_task(first.send_stream(_unfinished()))
+        await until(lambda: first.last_sequence_id >= 2)
+        await first.flush()
+        await asyncio.wait_for(view.refresh(), 5.0)
+        streaming.cancel()
+
+
+async def _unfinished() -> AsyncIterator[bytes]:
+    yield large(4)
+    await asyncio.Event().wait()
+
+
+async def test_a_dead_letter_is_a_message_in_chunks_too(client: Client) -> None:
+    from magnetar.client import DeadLetterPolicy
+
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type="shared", start="earliest", nack_delay=0.0,
+        dead_letter=DeadLetterPolicy(max_redeliver_count=1, initial_subscription="look"),
+    )  # fmt: skip
+    await producer.send(large(), "k", properties={"a": "b"})
+    for _ in range(2):
+        await consumer.nack(await consumer.receive(5.0))
+    letters = await client.subscribe("t-s-DLQ", "look", type="shared", start="earliest")
+    letter = asyncio.create_task(letters.receive(10.0))
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.3)
+    message = await letter
+    assert (message.value, message.key, message.properties["a"]) == (large(), "k", "b")
+
+
+# --- streamed --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_streamed(client: Client, type: SubscriptionType) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type=type, start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE
+    )
+    await producer.send(b"small")
+    await producer.send(large(1, 30), "k")
+    await producer.send(b"after")
+    got: list[bytes] = []
+    for _ in range(3):
+        message = await consumer.receive(5.0)
+        got.append(b"".join([piece async for piece in consumer.stream(message)]))
+        await consumer.ack(message, receipt=True)
+    assert got == [b"small", large(1, 30), b"after"]
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_it_is_handed_out_before_it_ends_and_holds_little(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", start="earliest", stream_chunks=True, receiver_queue_bytes=3 * SIZE
+    )
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1, 50)
+        await more.wait()
+        yield large(2, 3)
+
+    streaming = asyncio.create_task(producer.send_stream(source()))
+    message = await consumer.receive(5.0)
+    with pytest.raises(InvalidArgument, match="stream"):
+        _ = message.value
+    assert "Streamed" in repr(message)
+    await asyncio.sleep(0.2)
+    messages, size = consumer._consumer._chunks.held()  # type: ignore[union-attr]
+    assert messages <= 6
+    assert size <= 6 * SIZE
+    more.set()
+    assert b"".join([piece async for piece in consumer.stream(message)]) == large(1, 50) + large(2, 3)
+    assert await streaming == message.id
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "leave"])
+async def test_the_rest_of_it_is_not_wanted(client: Client, how: str) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type="shared", start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE, nack_delay=0.2,
+        expire_incomplete_chunked_messages=0.4,
+    )  # fmt: skip
+    await producer.send(large(1, 30))
+    await producer.send(b"after")
+    message = await consumer.receive(5.0)
+    async for _ in consumer.stream(message):
+        break
+    if how == "ack":
+        await consumer.ack(message)
+    elif how == "nack":
+        await consumer.nack(message)
+    while (other := await consumer.receive(10.0)).id == message.id:
+        assert how == "nack"
+        await consumer.ack(other)
+        assert b"".join([piece async for piece in consumer.stream(other)]) == large(1, 30)
+    assert other.value == b"after"
+    await consumer.ack(other)
+    if how == "leave":
+        await consumer.ack(message)
+
+    async def done() -> None:
+        while True:
+            stats = await client.admin.topic_stats("t")
+            if stats["subscriptions"]["s"]["backlog_messages"] == 0:
+                return
+            with_timeout = consumer.receive(0.05)
+            try:
+                again = await with_timeout
+            except ReceiveTimeout:
+                continue
+            assert b"".join([piece async for piece in consumer.stream(again)]) == large(1, 30)
+            await consumer.ack(again)
+
+    await asyncio.wait_for(done(), 20.0)
+
+
+async def test_what_nobody_reads_is_let_go_when_it_keeps_others_out(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE,
+        expire_incomplete_chunked_messages=0.2,
+    )  # fmt: skip
+    await producer.send(large(1, 30))
+    await producer.send(b"after")
+    unread = await consumer.receive(5.0)
+    while (other := await consumer.receive(10.0)).id == unread.id:
+        pass
+    assert b"".join([piece async for piece in consumer.stream(other)]) == b"after"
+    with pytest.raises(MessageLost):
+        _ = [piece async for piece in consumer.stream(unread)]
+
+
+async def test_a_seek_and_a_close_end_a_stream(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE
+    )
+    await producer.send(large(1, 30))
+    message = await consumer.receive(5.0)
+    await consumer.seek("earliest")
+    with pytest.raises(MessageLost):
+        _ = [piece async for piece in consumer.stream(message)]
+    message = await consumer.receive(5.0)
+    reading = asyncio.create_task(_read(consumer, message))
+    await consumer.close()
+    with pytest.raises(AlreadyClosed):
+        await reading
+
+
+async def _read(consumer: Any, message: Any) -> bytes:
+    return b"".join([piece async for piece in consumer.stream(message)])
