@@ -31,6 +31,7 @@ from .connection.pool import ConnectionPool
 from .core.routing import OutgoingMessage, Router
 from .options import ProducerOptions
 from .receipts import Receipt
+from .topic.chunking import Source
 from .topic.columns import checked_key, cut_columns, some_failed
 from .topic.producer import TopicProducer
 from .topics_watch import PartitionsWatch
@@ -97,6 +98,12 @@ class PartitionedProducer:
         free = key is None and not self._router.by_function
         producer = self._current if free else self._chosen(value, key, more)
         return await producer.send_when_room(value, key, **more)
+
+    async def send_stream(self, source: Source, key: Key = None, **more: Any) -> Receipt:
+        """See TopicProducer. A routing function does not see the value."""
+        free = key is None and not self._router.by_function
+        producer = self._next() if free else self._chosen(None, key, more)
+        return await producer.send_stream(source, key, **more)
 
     def _chosen(self, value: bytes | None, key: Key, more: Mapping[str, Any]) -> TopicProducer:
         """Of the partition that the message itself says."""

@@ -17,6 +17,7 @@ from magnetar.proto.errors import AlreadyClosed, FinalError, MagnetarError
 from magnetar.proto.ids import MessageId
 from magnetar.runtime.tasks import begin, report
 
+from .chunked_id import last_place
 from .member import Member
 from .messages import MessageBatch
 from .receipts import copy_of
@@ -113,7 +114,12 @@ class TableView(Member):
                 return
 
     def _has(self, topic: str, last: MessageId | None) -> bool:
-        return last is None or (topic in self._applied and self._applied[topic] >= last)
+        if last is None or (topic in self._applied and self._applied[topic] >= last):
+            return True
+        consumer = self._consumer.consumers.get(
+            topic
+        )  # what it has had may be chunks of a message that is not whole yet
+        return consumer is not None and consumer.has_handed_out_to(last)
 
     def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
         """Keys with their new values, None for one that was deleted, from this call on. Ends when the view is closed.
@@ -181,7 +187,7 @@ class TableView(Member):
             key, value = message.key, message.value
             if key is not None:
                 self._set(key, value)
-        self._applied[batch[-1].topic] = batch[-1].id
+        self._applied[batch[-1].topic] = last_place(batch[-1].id)
         self._notify()
 
     def _set(self, key: str | bytes, value: bytes | None) -> None:

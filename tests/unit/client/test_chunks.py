@@ -1,4 +1,4 @@
-"""Messages in chunks, from a producer through a whole broker to consumers of each type, and what may happen to them on the way."""
+"""Messages in chunks, from a producer through a whole broker to consumers of each type, and what may happen to them."""
 
 import asyncio
 import io
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.client import Client, InvalidArgument, MessageId
+from magnetar.client.administration import ask
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -18,6 +19,7 @@ from magnetar.proto.errors import (
     ProducerQueueFull,
     ReceiveTimeout,
 )
+from magnetar.proto.topic_commands import CreateTopic
 from magnetar.runtime.connection import FramedServer
 from support.client_kit import until
 from support.served_broker import connect_to, serving, take
@@ -273,10 +275,7 @@ async def test_a_reader_that_lost_its_connection_between_chunks(server: FramedSe
         await chunking.flush()
         await other.send(b"1")
         assert (await reader.receive(5.0)).value == b"1"
-        for connection in list(another._pool._brokers._connections.values()):
-            connection.result().connection.close(None) if hasattr(
-                connection, "result"
-            ) else connection.connection.close(None)
+        (await another._pool.to_service()).connection.abort()
         await other.send(b"2")
         assert (await reader.receive(5.0)).value == b"2"
         more.set()
@@ -361,6 +360,25 @@ async def test_a_dead_letter_is_a_message_in_chunks_too(client: Client) -> None:
         await consumer.receive(0.3)
     message = await letter
     assert (message.value, message.key, message.properties["a"]) == (large(), "k", "b")
+
+
+async def test_partitions(client: Client) -> None:
+    name = "persistent://public/default/p"
+    await ask(client.admin, CreateTopic(0, name, 3), topic=name)
+    producer = await client.create_producer("p", chunking=True)
+    consumer = await client.subscribe("p", "s", type="shared", start="earliest")
+    sent = {
+        await producer.send(large(1), "a"): large(1),
+        await producer.send_stream(io.BytesIO(large(2)), "b"): large(2),
+        await producer.send_stream(io.BytesIO(large(3))): large(3),
+        await producer.send(large(4)): large(4),
+    }
+    got = await take(consumer, 4)
+    assert {message.id: message.value for message in got} == sent
+    await consumer.ack(got, receipt=True)
+    reader = await client.create_reader("p", start="earliest")
+    await reader.seek(got[0])
+    await take(reader, 1)
 
 
 # --- streamed --------------------------------------------------------------------------------------------------------

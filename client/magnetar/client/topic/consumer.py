@@ -229,6 +229,10 @@ class TopicConsumer:
         """True if a delivery is here. It may turn out to be damaged, and during a seek to be stale."""
         return bool(length_hint(self.open_delivery.left) or self._queue)
 
+    def has_handed_out_to(self, last: MessageId) -> bool:
+        """True if all has come up to a message, and nothing waits: what was not handed out are chunks. In order only."""
+        return self._chunks.has_had(last) and not self.has_queued
+
     @property
     def topic(self) -> str:
         """Full name of its topic."""
@@ -370,7 +374,7 @@ class TopicConsumer:
             return True
         last = await self.last_message_id()
         self.open_delivery.note_handed_out()
-        return last is not None and self.position.is_behind(last)
+        return last is not None and self.position.is_behind(last) and not self.has_handed_out_to(last)
 
     def stop(self) -> None:
         if not self.stopped:
@@ -510,7 +514,6 @@ class TopicConsumer:
             self._drop_stale()
             self.acknowledger.forget_nacks()
         if isinstance(delivery, Delivery):
-            self.position.hide_handed_out(delivery)
             self._chunks.delivered(delivery)
             if delivery.entry.flags & ENTRY_CHUNKED:
                 self._chunks.take(delivery)
@@ -520,6 +523,8 @@ class TopicConsumer:
 
     def _enqueue(self, delivery: Delivery | Failure) -> None:
         """It is to be handed out, unless the filter takes it."""
+        if isinstance(delivery, Delivery):
+            self.position.hide_handed_out(delivery)
         if (
             self._delivery_filter is not None
             and isinstance(delivery, Delivery)

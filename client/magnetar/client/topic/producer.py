@@ -305,7 +305,7 @@ class TopicProducer:
         chunk_id = self._pool.rng.getrandbits(8 * CHUNK_ID_BYTES).to_bytes(CHUNK_ID_BYTES)
         rows = (key, properties, event_time_ms, None, None, due_ms)
         first = Columns([None], *(None if one is None else [one] for one in rows))  # type: ignore[arg-type]
-        return ChunkedMessage(Group(sequence_id), chunk_id, first)
+        return ChunkedMessage(Group(sequence_id, self._partition), chunk_id, first)
 
     def _send_chunk(self, message: ChunkedMessage, piece: bytes, *, last: bool) -> None:
         group, columns = message.next_chunk(piece, last=last)

@@ -43,8 +43,10 @@ class ResumePoint:
         return self._again is not None
 
     def hide_handed_out(self, delivery: Delivery) -> None:
-        """Marks what was handed out before as acknowledged."""
-        if self._again is not None and self._next is not None and self.was_handed_out(delivery.first_id):
+        """Marks what was handed out before as acknowledged; of messages in chunks their consumer knows."""
+        if self._again is None or self._next is None or delivery.message_type is not Message:
+            return
+        if self.was_handed_out(delivery.first_id):
             seen = delivery.count
             if delivery.last_id >= self._next:
                 seen = self._next.index - delivery.base_index
