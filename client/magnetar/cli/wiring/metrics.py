@@ -85,6 +85,8 @@ _WORDS = {
     "ledger_read_bytes_total": "bytes that such shared reads fetched from bookies",
     "unreadable_entries": "entries that consumers wait for and that cannot be read",
     "skipped_entries_total": "entries that were given up, since they cannot be read",
+    "dropped_messages_total": "messages that left a non-persistent topic before a subscription had them",
+    "non_persistent_bytes": "bytes of the newest messages of non-persistent topics",
     "dispatch_failures_total": "turns of a dispatcher that a defect ended",
     "published_batches_total": "batches of staged ledgers that were published together",
     "degraded_topics": "topics that write fewer copies than their policy says",
