@@ -15,7 +15,7 @@ from magnetar.broker.service.topic_metrics import topic_metrics
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidSetting, InvalidTopicName, TopicNotFound, TopicNotServed, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
-from support.broker_kit import FakeClient, running_broker, settle
+from support.broker_kit import FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
@@ -72,7 +72,10 @@ async def test_messages_are_delivered_and_receipted_in_order_and_nothing_is_stor
 
 async def test_the_record_of_a_topic_whose_policies_or_owner_change_never_names_a_segment() -> None:
     metadata = MemoryMetadataStore()
-    async with running_broker(metadata=metadata, **SMALL_RING) as broker:
+    clock = FakeClock()
+    async with running_broker(
+        metadata=metadata, clock=clock, retention_ms=1, retention_bytes=1, **SMALL_RING
+    ) as broker:
         client = FakeClient(broker)
         await client.producer(topic=NAME)
         for number in range(40):
@@ -85,9 +88,12 @@ async def test_the_record_of_a_topic_whose_policies_or_owner_change_never_names_
         stored = await metadata.get(topic_path(TOPIC))
         assert stored is not None
         assert TopicRecord.decode(stored.value, "").ledgers == []
+        clock.now += 1_000
+        held = len(topic.ledger.list.ledgers)
         topic.maintain()
         await topic.maintenance.stop()
         ring_of(broker)
+        assert len(topic.ledger.list.ledgers) == held, "a policy takes what only the ring may let go of"
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -150,6 +156,22 @@ async def test_a_message_that_is_nacked_comes_again_while_it_is_there_and_counts
         await client.received(3 + waiting)
         await settle()
         assert len(client.messages) == 3 + waiting
+
+
+async def test_what_is_acknowledged_is_not_dropped_wherever_the_read_position_goes_back_to() -> None:
+    async with running_broker(**SMALL_RING) as broker:
+        client = FakeClient(broker)
+        await client.consumer(topic=NAME, permits=4)
+        await client.producer(topic=NAME)
+        client.publish_batch([b"a", b"b", b"c", b"d"])
+        await client.received(4)
+        await client.ack(client.messages[1].row(), client.messages[2].row())
+        client.frame(c.Redeliver(0, 1, True))  # all of it comes again, when there are permits
+        for number in range(4, 24):
+            client.publish(bytes(8_000), first=number)
+            await client.confirmed(number + 1)
+        found = (await stats(client))["subscriptions"]["billing"]
+        assert found["dropped_messages"] == 2 + 20 - found["backlog_messages"]
 
 
 STEP = st.one_of(

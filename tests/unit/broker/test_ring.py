@@ -118,6 +118,16 @@ def test_a_topic_that_floods_leaves_what_others_have_just_appended() -> None:
     assert [number for *_, number in world.kept[0]] == [1, 103]
 
 
+def test_of_open_segments_that_one_leaves_to_which_nothing_was_appended_for_longest() -> None:
+    world = World([160_000] * 3, 6_000)
+    for number in (0, 1, 2, 0, 1, 0):
+        world.append(number, SMALL, 1)
+    for _ in range(4):  # no segment is full; 0 was first, and has something new
+        world.append(0, 2 * SMALL, 3)
+        world.check()
+    assert [len(kept) for kept in world.kept] == [7, 0, 0]
+
+
 def test_ids_rise_from_load_to_load_and_are_exact_in_json() -> None:
     first, second = Rings(1000), Rings(1000)
     before = [first.next_id(1_800_000_000_000, 0) for _ in range(300)]
