@@ -15,6 +15,7 @@ from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import DispatchCounters
 from magnetar.broker.dispatch.core.instructions import (
     CancelReads,
+    EndReached,
     Instruction,
     PassEntry,
     Pause,
@@ -40,6 +41,7 @@ class FakeTopic:
     def __init__(self) -> None:
         self.ledgers: dict[int, list[bytes]] = {1: []}
         self.open = 1
+        self.ended = False
         self.in_cache: dict[EntryKey, None] = {}
 
     def publish(
@@ -190,6 +192,10 @@ class FakePort:
         """The shell's business."""
         raise AssertionError("the core must not tell")
 
+    def end_of_topic(self, epoch: int, redelivers: int) -> None:
+        """The shell's business."""
+        raise AssertionError("the core must not tell")
+
     def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
         """The shell's business."""
         raise AssertionError("the core must not tell")
@@ -303,6 +309,8 @@ class DispatchWorld:
             case WakeAt(due_ms):
                 assert self.timer_ms is None or due_ms < self.timer_ms
                 self.timer_ms = due_ms
+            case EndReached(consumer):
+                self.end_reached(consumer.name)
             case PassEntry(key):
                 if self.state.mark_delete[:2] == key:
                     self.state.move_to((key[0], key[1] + 1, 0))
@@ -311,6 +319,14 @@ class DispatchWorld:
 
     def delivered(self, delivered: Delivered) -> None:
         """For whoever wants to look."""
+
+    def end_reached(self, name: str) -> None:
+        """The same: the consumer is told that nothing is left for it."""
+
+    def terminate(self) -> None:
+        """Nothing follows what was published."""
+        self.topic.ended = True
+        self.drain()
 
     # --- events ------------------------------------------------------------------------------------------------------
 

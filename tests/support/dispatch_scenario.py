@@ -10,6 +10,7 @@
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
     pause seek | seek 1:0:0 | resume seek | skip 1:0:0 | timer | roll-over | trim | evict
     reload [later]                   later: what is delayed is read back with `delays-known`
+    terminate                        nothing follows what was published
 
 Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, pending messages, `blocked`.
 """
@@ -22,6 +23,7 @@ from magnetar.broker.dispatch.core.consumer import Delivery
 from magnetar.broker.dispatch.core.instructions import (
     ActiveChanged,
     CancelReads,
+    EndReached,
     Instruction,
     PassEntry,
     Pause,
@@ -116,6 +118,8 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             world.roll_over()
         case "trim":
             world.trim()
+        case "terminate":
+            world.terminate()
         case "reload":
             world.reload(later="later" in arguments)
         case "evict":
@@ -170,6 +174,8 @@ def show(instruction: Instruction) -> str:
             return f"wake at {due_ms}"
         case ActiveChanged(consumer, active):
             return f"{consumer.name} is {'' if active else 'not '}active"
+        case EndReached(consumer):
+            return f"{consumer.name} is at the end"
         case PassEntry(key):
             return f"pass {key[0]}:{key[1]}"
         case SkipEntry(key, error):

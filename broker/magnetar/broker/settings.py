@@ -37,6 +37,7 @@ _ZERO = {
     "compaction_threshold_bytes": "compacts topics only when asked",
     "compaction_tombstone_retention_ms": "leaves no message that deletes its key",
     "minimum_write_quorum": "refuses ledgers while there are fewer bookies than ensemble_size",
+    "exclusive_grace_ms": "gives it at once to the first that waits",
     "ledger_change_spread_ms": "has all topics change their ledgers at once",
 }
 _MAY_BE_UNLIMITED = ("retention_ms", "retention_bytes")
@@ -83,6 +84,9 @@ class BrokerSettings:
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
     # How long a producer that opens again waits until what it sent before is stored or refused; then QuorumLost.
     producer_drain_timeout_ms: int = 10_000
+    # So long those who wait for exclusive access leave it to the producer that had it, if its connection was lost or its
+    # topic has moved. Whoever asks for access without waiting for it gets it at once.
+    exclusive_grace_ms: int = 1_000
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB
 

@@ -134,7 +134,10 @@ class Partitions(Command, tag=17):
 
 
 class CreateProducer(Command, tag=18):
-    """Ok: {"name": str, "epoch": int, "last_sequence_id": int (-1 if none known)}."""
+    """Ok: {"name": str, "epoch": int, "last_sequence_id": int (-1 if none known), "topic_epoch": int (-1: shared)}.
+
+    With "wait_for_exclusive" it is answered when the producer is let in; SendDelayed tells whom it waits for.
+    """
 
     producer_id: int
     topic: str
@@ -142,6 +145,7 @@ class CreateProducer(Command, tag=18):
     epoch: int = 0
     access_mode: str = "shared"
     properties: dict[str, str] = {}
+    topic_epoch: int = -1  # that this producer was let in under before; -1: it was not
 
 
 class Send(Command, tag=19):
@@ -301,6 +305,17 @@ class CloseConsumer(Command, tag=30):
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
         """The frame that carries `error`."""
         return cls(0, consumer_id, *_fields_of(error), str(error.details.get("url", "")))
+
+
+class EndOfTopic(Command, tag=31):
+    """From the broker: the topic is terminated, and nothing is left to be delivered to the consumer.
+
+    `redelivers`: how many Redeliver commands with rows it had sent by then; what it gives back later comes first again.
+    """
+
+    consumer_id: int
+    consumer_epoch: int
+    redelivers: int = 0
 
 
 class ActiveConsumer(Command, tag=32):

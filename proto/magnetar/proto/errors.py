@@ -15,7 +15,7 @@
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
             StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
-            NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound
+            NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound, TopicTerminated
 
 Where Python has a word for it, an error is that as well: RequestTimeout and ReceiveTimeout are TimeoutErrors,
 ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting, SequenceIdError and
@@ -204,6 +204,10 @@ class TopicNotFound(FinalError, LookupError, code=80):
 
 class TopicInUse(FinalError, code=102):
     """The topic has producers or consumers."""
+
+
+class TopicTerminated(FinalError, code=103):
+    """The topic was terminated: it takes no more messages."""
 
 
 class PartitionNotFound(FinalError, LookupError, code=104):

@@ -1,6 +1,6 @@
 """Commands about topics and subscriptions as a whole: administration, and the ledgers of which a topic is made (48 to 74);
 about the brokers of a cluster and the bundles that they own (76 to 80; broker/CLUSTER.md explains the words); and about
-partitioned topics as a whole (81 to 83), which any broker answers.
+partitioned topics as a whole (81 to 83), which any broker answers; and about the end of a topic (84).
 
 By the ledgers, Spark and other clients of the bookies learn and change what a topic consists of. A ledger has a
 position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
@@ -390,3 +390,12 @@ class PartitionsChanged(Command, tag=83):
 
     watch_id: int
     partitions: int = 0
+
+
+class TerminateTopic(Command, tag=84):
+    """The topic takes no more messages, for good. Ok: the id of its last message, or null; the same each time.
+
+    Answered once everything that was queued before is stored or refused, and the end is durable.
+    """
+
+    topic: str

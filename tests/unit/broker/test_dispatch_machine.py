@@ -48,6 +48,7 @@ class ModelWorld(DispatchWorld):
         self.times_ms: dict[Position, int] = {}  # of delayed messages
         self.priorities: dict[str, int] = {}  # failover: of the consumers, as they joined
         self.takeover_ms: int | None = None
+        self.told_end: set[str] = set()
 
     def count(self, message: Position) -> int:
         """The redelivery count that a delivery of it must have."""
@@ -88,6 +89,18 @@ class ModelWorld(DispatchWorld):
                 assert message > self.newest, f"{message} out of order"
                 self.newest = message
             self.returned.pop(message, None)
+
+    def end_reached(self, name: str) -> None:
+        """Nothing is left that may come to it, but for what it has itself."""
+        self.told_end.add(name)
+        for message in self.topic.messages():
+            if message not in self.acked:
+                assert message not in self.returned, f"{name} is told the end before {message} has come again"
+                if self.type in INDIVIDUAL:
+                    assert self.holder.get(message) == name, f"{name} is told the end before {message}"
+                else:
+                    assert message <= self.newest, f"{name} is told the end before {message}"
+                    assert self.type == "exclusive" or name == self.active
 
     def check_key(self, message: Position, name: str) -> None:
         """Of each key, what is older is acknowledged or at the same consumer: never elsewhere, never still to come."""
@@ -519,7 +532,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert all(message in world.acked for message in world.topic.messages() if message < mark)
 
     def teardown(self) -> None:
-        """Everything works again: each message that is not acknowledged is delivered."""
+        """Everything works again: each message that is not acknowledged is delivered, and then the end of the topic."""
         entry_source.MAX_REPLAY_READS = MAX_REPLAY_READS
         key_shared.LOOK_AHEAD_MESSAGES_PER_CONSUMER = LOOK_AHEAD
         if not hasattr(self, "world"):
@@ -533,6 +546,7 @@ class DispatchMachine(RuleBasedStateMachine):
             world.resume(reason)
         if not world.consumers:
             self.join(1, 1)
+        world.terminate()
         for _ in range(1000):
             before = (len(world.done), len(world.acked))
             for name in list(world.consumers):
@@ -564,6 +578,10 @@ class DispatchMachine(RuleBasedStateMachine):
                 else:
                     assert message <= world.newest, f"{message} was never delivered"
                     assert message not in world.returned, f"{message} was never delivered again"
+        if not world.holder or len({*world.holder.values()}) == 1:
+            assert world.told_end, "nobody is told the end"
+        if not world.holder and world.type in INDIVIDUAL:
+            assert world.told_end >= world.consumers.keys()
         assert not world.core.source.failures
         assert world.counters.unreadable_entries == 0
         assert world.budget.used == world.core.source.charged_bytes

@@ -11,11 +11,11 @@ from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch
 from magnetar.proto.errors import (
     ChecksumMismatch,
     FrameTooLarge,
+    InvalidArgument,
     MessageTooLarge,
     ProducerBusy,
     ProducerFenced,
     QuorumLost,
-    Unsupported,
 )
 from magnetar.proto.frames import encode_frame
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
@@ -89,8 +89,8 @@ async def test_a_name_in_use_is_refused() -> None:
             await second.producer(name="p")
         await first.ask(c.CloseProducer, 1)
         await second.producer(name="p")
-        with pytest.raises(Unsupported):
-            await first.producer(name="q", access_mode="exclusive")
+        with pytest.raises(InvalidArgument, match="unknown access mode 'alone'"):
+            await first.producer(name="q", access_mode="alone")
         await second.producer(name="x")  # supersedes what its id held
         await first.producer(name="p")
 
@@ -256,7 +256,7 @@ def test_a_name_is_free_when_its_holder_is_gone_and_nothing_of_it_is_queued() ->
     assert isinstance(session, ProducerSession)
     session.outstanding = 2
     claim = Claim("p", 0)
-    assert producers.open(claim, Port) == Ask(session)
+    assert producers.open(claim, Port) == Ask([session])
     producers.forget(session)  # its connection did not answer
     assert producers.open(claim, Port) == Wait(session)
     with pytest.raises(QuorumLost):
@@ -267,7 +267,7 @@ def test_a_name_is_free_when_its_holder_is_gone_and_nothing_of_it_is_queued() ->
     assert isinstance(again, ProducerSession)
     assert again.epoch == 1
     late = Claim("p", 1)
-    assert producers.open(late, Port) == Ask(again)
+    assert producers.open(late, Port) == Ask([again])
     with pytest.raises(ProducerBusy):
         producers.open(late, Port)
 

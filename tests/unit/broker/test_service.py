@@ -66,6 +66,7 @@ def test_the_table_of_operations() -> None:
         "BrokerService.compact_topic": Operation("compact_topic", TOPIC),
         "BrokerService.create_topic": Operation("create_topic", TOPIC),
         "BrokerService.delete_topic": Operation("delete_topic", TOPIC),
+        "BrokerService.terminate_topic": Operation("terminate_topic", TOPIC),
         "BrokerService.delete_subscription": Operation("delete_subscription", TOPIC),
         "BrokerService.expire_messages": Operation("expire_messages", TOPIC),
         "BrokerService.topic_policies": Operation("get_policies", TOPIC),

@@ -44,7 +44,7 @@ def test_public_names() -> None:
         "Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
         "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SequenceIdError ServiceNotReady "
         "StorageFailed SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "
-        "TopicNotFound Unsupported UnsupportedVersion VersionConflict "
+        "TopicNotFound TopicTerminated Unsupported UnsupportedVersion VersionConflict "
         "CompressionName Duration Start SubscriptionType "
         "connect".split()
     )

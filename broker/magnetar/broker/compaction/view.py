@@ -182,6 +182,10 @@ class CompactedLog:
                 row = max(row, min(index.next_value(row), index.find(hidden_before)))
         return self._whole.normalise(view.horizon)
 
+    @property
+    def ended(self) -> bool:
+        return self._whole.ended
+
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched; of the compacted part, if anything of it is left."""
         key = (ledger_id, entry_id)

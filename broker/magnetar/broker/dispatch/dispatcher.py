@@ -26,6 +26,7 @@ from .core.entry_source import TopicLog as TopicLookups
 from .core.instructions import (
     ActiveChanged,
     CancelReads,
+    EndReached,
     Instruction,
     PassEntry,
     Read,
@@ -179,6 +180,8 @@ class Dispatcher:
                 self._timer = self._loop.call_at(due_ms / 1000, self._timer_due)
             case ActiveChanged(consumer, active):
                 consumer.port.active_changed(active)
+            case EndReached(consumer, epoch, redelivers):
+                consumer.port.end_of_topic(epoch, redelivers)
             case PassEntry(key):
                 self._cursor.pass_entry(*key)
             case SkipEntry(key, error):

@@ -43,6 +43,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import TaskSet, awaited
 
 from ..cursors.core.acks import Position
+from ..log.ledger_list import check_not_terminated
 from ..log.managed_ledger import ManagedLedger
 from ..log.reading import measure
 from ..log.records import AttachedQuery, LedgerInfo, PublishedBatch
@@ -199,7 +200,11 @@ class Attachments:
                 pass
 
     def _remembered(self, batch: Batch, infos: list[LedgerInfo], now_ms: int) -> Remembered:
-        """What stays beside the batch, as nothing else changes the list now. Raises InvalidArgument, TooManyRequests."""
+        """What stays beside the batch, as nothing else changes the list now.
+
+        Raises InvalidArgument, TooManyRequests, TopicTerminated.
+        """
+        check_not_terminated(self._list)
         for info in infos:
             if info.stored_id not in self._staging or self._list.stored(info.stored_id) is not None:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")

@@ -42,6 +42,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import TaskSet
 
+from ..log.ledger_list import check_not_terminated
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import StagedRecord, replace, staged_ledger_path, staged_path
 from ..topics.components import Components
@@ -184,10 +185,11 @@ class Staging:
     # --- making and writing ------------------------------------------------------------------------------------------
 
     async def create(self, transaction: str, ttl_ms: int) -> StagedLedger:
-        """A new staged ledger. Raises TooManyRequests, NotEnoughBookies."""
+        """A new staged ledger. Raises TooManyRequests, NotEnoughBookies, TopicTerminated."""
         check_text("transaction", transaction)
         self._granted(ttl_ms)
         self._check_served()
+        check_not_terminated(self._ledger.list)
         if len(self._ledgers) + len(self._creating) >= self._settings.max_staged_ledgers:
             raise TooManyRequests(
                 f"topic {self._name} has {len(self._ledgers)} staged ledgers; attach or discard some, or raise the broker's "

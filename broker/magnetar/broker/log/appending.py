@@ -43,6 +43,7 @@ from magnetar.runtime.tasks import TaskSet
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
 from .durability import Durability, Flusher
+from .ledger_list import check_not_terminated
 from .list_changes import ListChanges
 from .open_ledger import OpenLedger, own_moment
 from .pending import PendingEntries, PendingEntry
@@ -177,13 +178,14 @@ class Appending(Generic[T]):
     ) -> tuple[int, int]:
         """Appends an entry ahead of those who look at `accepting`; returns its ledger and entry once it is confirmed.
 
-        `encode` gets `first_index` and the append time in ms since the epoch. Raises TopicNotServed: whether the entry was
-        appended is not known then.
+        `encode` gets `first_index` and the append time in ms since the epoch. Raises TopicTerminated, and TopicNotServed:
+        whether the entry was appended is not known then.
         """
         self._in_turn += 1
         try:
             while not self._has_room:
                 self._changes.check_served()
+                check_not_terminated(self._list)
                 self.wake()
                 await self._change()
             now = self.now_ms()
@@ -352,7 +354,7 @@ class Appending(Generic[T]):
                     await self._close_open_ledger()
                     if not self._pending and not self._wanted:
                         await self._list.commit()
-                if self._pending or self._wanted:
+                if self._pending or (self._wanted and not self._list.record.terminated):
                     await self._open_next_ledger()
         except MagnetarError as error:
             if self._changes.not_served is not None:

@@ -40,6 +40,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     NotFoundInStore,
     TopicNotFound,
+    TopicTerminated,
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
@@ -65,6 +66,17 @@ SEGMENT_LEDGERS = 1_000  # 50 KB
 _id_of = attrgetter("ledger_id")
 _last_of = attrgetter("last")
 _last_append_of = attrgetter("last_append_ms")  # never falls along a topic
+
+
+def terminated(ledgers: LedgerList) -> TopicTerminated:
+    """For whoever wants to write to a topic of which nothing may follow the last ledger."""
+    return TopicTerminated(f"topic {ledgers.name} was terminated, and takes no more messages")
+
+
+def check_not_terminated(ledgers: LedgerList) -> None:
+    """Raises TopicTerminated."""
+    if ledgers.record.terminated:
+        raise terminated(ledgers)
 
 
 class LedgerList:

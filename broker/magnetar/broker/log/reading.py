@@ -100,6 +100,11 @@ class LedgerReading:
         """See `core.acks.Topology`."""
         return self.list.normalise(position)
 
+    @property
+    def ended(self) -> bool:
+        """True if the topic is terminated: nothing follows what is confirmed."""
+        return self.list.record.terminated
+
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched (rule 25)."""
         return self.list.is_confirmed(ledger_id, entry_id)

@@ -179,11 +179,34 @@ class TopicRecord(Record):
     policies_version: int  # rises with every change of them
     compaction: CompactedLedger | None  # None: the topic was never compacted, or is not any more
     compacting: int  # stored id of the ledger that a compaction writes, or wrote before a crash; -1: none
+    topic_epoch: int  # of the exclusive producer that was let in last; it rises with each. -1: none was
+    terminated: bool  # nothing follows the last ledger, which is closed
+    last_message: Position | None  # of a terminated topic, as it was then; None: it had none
 
     @classmethod
     def new(cls, created_ms: int) -> TopicRecord:
         """The record of a topic without ledgers."""
-        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0, None, -1)
+        return cls(
+            [],
+            [],
+            [],
+            [],
+            [],
+            0,
+            created_ms,
+            False,
+            {},
+            {},
+            {},
+            (0, 0, 0),
+            Policies(),
+            0,
+            None,
+            -1,
+            -1,
+            False,
+            None,
+        )
 
     def compacted_ledgers(self) -> list[int]:
         """Stored ids of the ledgers of compactions that there may be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magnetar.proto.errors import InvalidArgument, MagnetarError, Unsupported
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies
 
@@ -17,7 +17,7 @@ from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
-from ..topics.core.producers import ProducerPort
+from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
 from ..topics.partitions import PartitionedTopic
 from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
 from ..topics.registry import Broker
@@ -70,27 +70,27 @@ class BrokerService:
         producer_name: str | None = None,
         epoch: int = 0,
         access_mode: str = "shared",
+        topic_epoch: int = NOT_ALONE,
     ) -> ProducerOpened:
         """A session to publish with; `new_port` makes its port for the epoch. The topic is made if settings allow it.
 
-        Waits until nothing can land that an older session of the name sent. Raises ProducerBusy, QuorumLost, TopicNotFound,
-        Unsupported, InvalidArgument.
+        Waits until nothing can land that an older session of the name sent, and as the access mode says
+        (`topics.core.producers`). Raises ProducerBusy, ProducerFenced, QuorumLost, TopicNotFound, TopicTerminated,
+        InvalidArgument.
         """
         if producer_name is not None and not 0 < len(producer_name) <= 255:
             raise InvalidArgument("a producer name has 1 to 255 characters")
         if not 0 <= epoch < MAX_EPOCH:
             raise InvalidArgument(f"a producer epoch of {epoch} is not allowed")
-        if access_mode != "shared":
-            raise Unsupported(
-                f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
+        if access_mode not in ACCESS_MODES:
+            raise InvalidArgument(
+                f"unknown access mode {access_mode!r} (want {' or '.join(map(repr, ACCESS_MODES))})"
             )
+        if not NOT_ALONE <= topic_epoch < MAX_EPOCH:
+            raise InvalidArgument(f"a topic epoch of {topic_epoch} is not allowed")
         topic = await self._broker.find(name)
-        session = await topic.open_producer(
-            producer_name or self._broker.generate_name(),
-            epoch=epoch,
-            new_port=new_port,
-        )
-        return ProducerOpened(topic, session)
+        claim = Claim(producer_name or self._broker.generate_name(), epoch, access_mode, topic_epoch)
+        return ProducerOpened(topic, await topic.open_producer(claim, new_port))
 
     @on_topic("consume")
     async def subscribe(
@@ -206,6 +206,11 @@ class BrokerService:
     async def update_partitions(self, name: TopicName, *, partitions: int) -> int:
         """A partitioned topic has so many from now on. Raises TopicNotFound, TopicBusy, InvalidArgument for fewer."""
         return await self._broker.partitioned.update(name, partitions)
+
+    @on_topic("terminate_topic")
+    async def terminate_topic(self, name: TopicName) -> MessageId | None:
+        """No message follows, for good; the last one, the same each time. Raises TopicNotFound, QuorumLost."""
+        return await (await self._broker.known(name)).terminate()
 
     @on_topic("delete_topic")
     async def delete_topic(

@@ -18,7 +18,7 @@ from ..topics.topic import Topic
 
 
 class ProducerOpened(NamedTuple):
-    """A producer: publish with `topic.publish(session, ...)`, end it with `topic.producers.forget(session)`."""
+    """A producer: publish with `topic.publish(session, ...)`, end it with `topic.producer_left(session, ...)`."""
 
     topic: Topic
     session: ProducerSession
@@ -58,6 +58,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
     name: str
     epoch: int
+    access_mode: str
+    topic_epoch: int  # under which it has the topic for itself; -1: it is one of several
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -158,6 +160,9 @@ class TopicStats(msgspec.Struct, frozen=True):
     staged_ledgers: int
     leases: int
     producers: list[ProducerStats]
+    topic_epoch: int  # of the exclusive producer that was let in last; -1: none was
+    waiting_producers: int  # for exclusive access
+    terminated: bool
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why

@@ -61,10 +61,13 @@ async def topic_stats(topic: Topic) -> TopicStats:
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),
         producers=[
-            ProducerStats(session.name, session.epoch)
+            ProducerStats(session.name, session.epoch, session.access_mode, session.topic_epoch)
             for session in topic.producers
             if session.state is not SessionState.CLOSED
         ],
+        topic_epoch=ledger.record.topic_epoch,
+        waiting_producers=topic.producers.waiting,
+        terminated=ledger.record.terminated,
         ledgers=[
             LedgerStats(
                 ledger=info.ledger_id,

@@ -18,19 +18,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     MagnetarError,
+    QuorumLost,
+    TopicBusy,
     TopicInUse,
     TopicNotFound,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, TopicName
+from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
+from magnetar.runtime.timeouts import TimeLimit
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
@@ -41,7 +43,7 @@ from ..dispatch.readers import Readers
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.appending import LedgerEvents
-from ..log.ledger_list import LedgerList
+from ..log.ledger_list import LedgerList, terminated
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import LedgerInfo, cursors_path, staged_path
 from ..log.ring import Ring
@@ -49,13 +51,14 @@ from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
-from .core.producers import Ask, Claim, ProducerPort, Producers, ProducerSession, SessionState, Wait
+from .core.producers import NOT_ALONE, Claim, ProducerPort, Producers, ProducerSession, SessionState
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
 from .log_state import LogStates
 from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .probing import probe
+from .producer_access import let_in
 from .retention import Retention
 from .subscriptions import Subscriptions
 
@@ -149,7 +152,10 @@ class Topic:
         self._answered_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False  # nothing may be written any more
-        self._drained: asyncio.Future[None] | None = None  # `end` waits for it: nothing is queued
+        self._drained: asyncio.Future[None] | None = (
+            None  # nothing is queued: `end` and `terminate` wait for it
+        )
+        self._terminating = asyncio.Lock()
         self.messages_in = 0
         self.bytes_in = 0
         self.receipted_entries = 0
@@ -164,6 +170,11 @@ class Topic:
         if self.ledger.list.record.deleting:  # a deletion was interrupted: it is completed first
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
+        self.producers.topic_epoch = self.ledger.list.record.topic_epoch
+        if self.log.ended:
+            self._answer_producers()
+        if self.producers.topic_epoch != NOT_ALONE:  # who had it last is looking for it now
+            self.producers.reserved_until = self._loop.time() + self._settings.exclusive_grace_ms / 1000
         metadata = self._components.metadata
         await self.policies.learn(self.ledger.appending.durability_changed)
         if existed:
@@ -188,6 +199,65 @@ class Topic:
         self.ledger.appending.look_at_durability()
         return version
 
+    async def terminate(self) -> MessageId | None:
+        """Nothing follows what is queued now; its last message, once that is durable. It may be done again.
+
+        Until then producers are neither told nor let in. Raises QuorumLost if what is queued can be neither stored nor
+        refused, TopicNotServed; then producers go on.
+        """
+        timeout_ms = self.producers.drain_timeout_ms
+        late = QuorumLost(
+            f"topic {self.name} is not terminated: what is queued was neither stored nor refused within "
+            f"producer_drain_timeout_ms={timeout_ms}; look whether enough bookies can be written to, and try again"
+        )
+        async with self._terminating:
+            if not self.log.ended:
+                self.check_served()
+                self.producers.stop(TopicBusy(f"topic {self.name} is being terminated; try again"))
+                try:
+                    async with TimeLimit(timeout_ms / 1000, lambda: late):
+                        await self._until_drained()
+                        while not await self.ledger.appending.edit_closed(self._store_end):
+                            await self._until_drained()
+                finally:
+                    self._answer_producers()
+                self.readers.notify()
+        last = self.ledger.list.record.last_message
+        return None if last is None else MessageId(*last)
+
+    async def _store_end(self) -> bool:
+        """While no ledger is open. False: something came back from the ledger that was closed, and is stored first."""
+        if self.publish_budget.used or self.ledger.appending.outstanding_bytes:
+            return False
+        last = self.ledger.list.last_entry()
+        if last is None:
+            await self.ledger.list.commit(terminated=True)
+            return True
+        try:
+            count = await self.log.read_message_count(last)
+        except MagnetarError as error:
+            if error.retryable:
+                raise
+            count = 1  # it is lost: of the entry, its first message is known to have been there
+        await self.ledger.list.commit(terminated=True, last_message=(*last, count - 1))
+        return True
+
+    def _answer_producers(self) -> None:
+        """It is terminated, or could not be."""
+        if self.not_served is not None:
+            return
+        if self.log.ended:
+            self.producers.close_all(terminated(self.ledger.list), final=True)
+        else:
+            self.producers.resume(TopicBusy(f"topic {self.name} could not be terminated"))
+
+    async def _until_drained(self) -> None:
+        """Nothing is queued: what was is confirmed or failed."""
+        if self.publish_budget.used:
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.wait([self._drained])
+
     @property
     def export(self) -> TopicExport:
         """For clients that read and write the topic's ledgers at the bookies themselves. Raises TopicNotServed."""
@@ -200,26 +270,29 @@ class Topic:
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
-    async def open_producer(
-        self, name: str, *, epoch: int, new_port: Callable[[int], ProducerPort]
-    ) -> ProducerSession:
+    async def open_producer(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
         """A session to publish with; `new_port` makes its port, given the epoch.
 
-        Waits until nothing that an older session of the name has queued can still be stored (rule 33). Raises ProducerBusy,
-        QuorumLost, TopicNotServed.
+        Waits until nothing can still be stored that an older session of the name, or whoever published before an exclusive
+        producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        claim = Claim(name, epoch)
-        while True:
-            match self.producers.open(claim, new_port):
-                case Ask(session):
-                    await probe([session.port.peer], new_port(claim.epoch).peer)
-                case Wait(session):
-                    drained: asyncio.Future[None] = self._loop.create_future()
-                    session.when_drained.append(partial(drained.set_result, None))
-                    await asyncio.wait([drained], timeout=self.producers.drain_timeout_ms / 1000)
-                case session:
-                    return session
+        return await let_in(self.producers, claim, new_port, self._store_epoch)
+
+    async def _store_epoch(self) -> int:
+        """The topic's next epoch, once it is durable: whoever has an older one stays shut out, whatever broker it asks."""
+
+        async def change() -> int:
+            epoch = self.ledger.list.record.topic_epoch + 1
+            await self.ledger.list.commit(topic_epoch=epoch)
+            return epoch
+
+        return await self.ledger.changes.edit(change)
+
+    def producer_left(self, session: ProducerSession, *, lost: bool) -> None:
+        """The listener lets go of a session. `lost`: it was not closed by its producer, which may come back."""
+        until = self._loop.time() + self._settings.exclusive_grace_ms / 1000 if lost else 0.0
+        self.producers.forget(session, until)
 
     def publish(self, session: ProducerSession, groups: AdmittedGroups, *, whole: bool = False) -> None:
         """Queues verified batches; receipts come through the session's port when they are durable.
@@ -365,6 +438,7 @@ class Topic:
         """False if unloading the topic now would disturb nobody."""
         return bool(
             len(self.producers)
+            or self.producers.waiting
             or self.subscriptions.consumers
             or self.publish_budget.used
             or self._tasks
@@ -430,9 +504,9 @@ class Topic:
         if self.not_served is None and error is not None:
             self.not_served = error
             self.producers.stop(error)
-            if self.publish_budget.used:
-                self._drained = self._loop.create_future()
-                await asyncio.wait([self._drained], timeout=drain_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._until_drained()
             self._fail_queued(error)
         assert self.not_served is not None
         consumers: list[Consumer] = []
@@ -467,7 +541,8 @@ class Topic:
 
     def check_unused(self) -> None:
         """Raises TopicInUse while producers or consumers are connected."""
-        producers, consumers = len(self.producers), len(self.subscriptions.consumers)
+        producers = len(self.producers) + self.producers.waiting
+        consumers = len(self.subscriptions.consumers)
         if producers or consumers:
             raise TopicInUse(
                 f"topic {self.name} has {producers} producer(s) and {consumers} consumer(s); "

@@ -21,6 +21,7 @@ from magnetar.proto.commands import (
     CloseProducer,
     Command,
     Deliver,
+    EndOfTopic,
     PartitionsChanged,
     SendDelayed,
     SendFailed,
@@ -171,7 +172,7 @@ class BrokerConnection:
 
     def _port_of(self, command: Command) -> Port | None:
         match command:
-            case Deliver() | ActiveConsumer() | UnreadableEntry() | CloseConsumer():
+            case Deliver() | EndOfTopic() | ActiveConsumer() | UnreadableEntry() | CloseConsumer():
                 return self.ports.get(command.consumer_id)
             case SendFailed() | SendDelayed() | CloseProducer():
                 return self.ports.get(command.producer_id)

@@ -10,6 +10,7 @@ from magnetar.broker.ownership.core.bundles import Bounds, topic_hash
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import owner_path, transfer_path
 from magnetar.broker.service.broker import BrokerService
+from magnetar.broker.topics.core.producers import Claim
 from magnetar.metadata import registration
 from magnetar.proto.errors import (
     ConnectionLost,
@@ -210,7 +211,7 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
                 told.append(error)
 
         topic = await source.broker.topic(TOPICS[3], create=False)
-        await topic.open_producer("p", epoch=0, new_port=lambda _: Port())
+        await topic.open_producer(Claim("p", 0), lambda _: Port())
         await source.ownership.administration.transfer(str(TOPICS[0]), target.broker.settings.name)
         assert source.topics == []
         assert [row.broker for row in await source.ownership.administration.bundles(NAMESPACE)] == [

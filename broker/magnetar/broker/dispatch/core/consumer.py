@@ -62,6 +62,9 @@ class ConsumerPort(Protocol):
     def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
         """The consumer waits for an entry that could not be read so far. `lost`: no later attempt will find it."""
 
+    def end_of_topic(self, epoch: int, redelivers: int) -> None:
+        """The topic is terminated, and nothing is left for the consumer but what it gives back after `redelivers` times."""
+
     def consumer_closed(self, error: MagnetarError) -> None:
         """The broker ended the consumer: look the topic up again."""
 
@@ -86,6 +89,8 @@ class Consumer:
     pending_acks: dict[EntryKey, DeliveredRanges] = field(default_factory=dict)
     unacked_messages: int = 0  # the members of `pending_acks`
     blocked_on_unacked_messages: bool = False  # reached its cap, and has not come down to half of it since
+    redelivers: int = 0  # how often it has given messages back
+    told_end: tuple[int, int] | None = None  # epoch, and redelivers, when it was told of the topic's end last
     delivered_messages: int = 0
     delivered_bytes: int = 0
 

@@ -33,7 +33,7 @@ from .consumer import UNLIMITED_BYTES, Consumer, Delivery
 from .delay_index import DelayIndex, Run
 from .due_queue import DueQueue
 from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
-from .instructions import ActiveChanged, Instruction, PassEntry, Pause, Stop, TurnOver, WakeAt
+from .instructions import ActiveChanged, EndReached, Instruction, PassEntry, Pause, Stop, TurnOver, WakeAt
 from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
 from .selection import Selector, new_selector
@@ -372,7 +372,9 @@ class DispatchCore:
 
         `counted`: redelivery counts rise; else without rows those of what was handed out.
         """
-        if not rows:
+        if rows:
+            consumer.redelivers += 1
+        else:
             self._give_back_all(consumer, epoch, counted=counted)
         tracker = self.tracker
         individual = tracker.individual_acks
@@ -462,6 +464,8 @@ class DispatchCore:
             self._move_to(position)
         if not log.is_confirmed(ledger, entry_id):
             self.stop = Stop.NO_ENTRIES
+            if log.ended:
+                self._tell_end(position)
             return False
         if state.range_count >= self._settings.max_cursor_ranges:
             self.stop = Stop.TOO_MANY_RANGES
@@ -536,6 +540,32 @@ class DispatchCore:
         if key not in self.tracker.replay and not (due and due.first[0] == key):
             source.replayed(key)
         return True
+
+    def _tell_end(self, end: Position) -> None:
+        """Nothing is left at the read position, for good. Each consumer to which nothing can come any more is told once.
+
+        What it holds itself it may still give back, and it is told again then (`Consumer.redelivers`); what others hold may
+        come to it when they leave.
+        """
+        tracker = self.tracker
+        if tracker.replay:
+            return
+        if tracker.individual_acks and (
+            self._delays.index or not self._delays.whole or self.due or self.due.next_due_ms is not None
+        ):
+            return  # something comes later
+        all_acknowledged = self._log.normalise(self._state.mark_delete) >= end
+        for consumer in self.consumers:
+            state = (consumer.epoch, consumer.redelivers)
+            if consumer.told_end == state:
+                continue
+            if tracker.individual_acks:
+                last = tracker.unacked_messages == consumer.unacked_messages
+            else:
+                last = self.active in (None, consumer) or all_acknowledged
+            if last:
+                consumer.told_end = state
+                self._out.append(EndReached(consumer, *state))
 
     def _move_to(self, position: Position) -> None:
         self.read_position = position

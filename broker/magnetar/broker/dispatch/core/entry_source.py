@@ -54,6 +54,10 @@ class TopicLog(Protocol):
     def normalise(self, position: Position) -> Position:
         """See `cursors.core.acks.Topology`."""
 
+    @property
+    def ended(self) -> bool:
+        """True if nothing follows what is confirmed: the topic is terminated."""
+
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched (rule 25)."""
 

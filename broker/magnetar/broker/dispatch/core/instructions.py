@@ -67,6 +67,15 @@ class ActiveChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class EndReached:
+    """The topic is terminated, and nothing is left for the consumer: tell it, behind all that was delivered to it."""
+
+    consumer: Consumer
+    epoch: int
+    redelivers: int
+
+
+@dataclass(frozen=True, slots=True)
 class PassEntry:
     """The cursor stands behind the last message of this entry: move it before the next one."""
 
@@ -95,5 +104,6 @@ class TurnOver:
 
 
 Instruction = (
-    Delivery | Read | CancelReads | WakeAt | ActiveChanged | PassEntry | SkipEntry | ReportUnreadable | TurnOver
+    Delivery | Read | CancelReads | WakeAt | ActiveChanged | EndReached | PassEntry | SkipEntry | ReportUnreadable
+    | TurnOver
 )  # fmt: skip

@@ -188,6 +188,8 @@ class ClientConnection:
             opened = self._consumer(command.consumer_id)
             self._ask(command.request_id, lambda: self._unsubscribe(command.consumer_id, opened))
         elif isinstance(command, c.CloseProducer):
+            if (producer := self._producers.get(command.producer_id)) is not None:
+                producer.topic.producer_left(producer.session, lost=False)
             self._producers.close(command.producer_id)
             self._link.answer(command.request_id)
         elif isinstance(command, c.CloseConsumer):
@@ -288,6 +290,7 @@ class ClientConnection:
             producer_name=command.name,
             epoch=command.epoch,
             access_mode=command.access_mode,
+            topic_epoch=command.topic_epoch,
         )
         producer = opened.session.port
         assert isinstance(producer, Producer)
@@ -297,12 +300,18 @@ class ClientConnection:
     def _producer_opened(self, command: c.CreateProducer, producer: Producer) -> None:
         session = producer.session
         self._link.answer(
-            command.request_id, {"name": session.name, "epoch": session.epoch, "last_sequence_id": -1}
+            command.request_id,
+            {
+                "name": session.name,
+                "epoch": session.epoch,
+                "last_sequence_id": -1,
+                "topic_epoch": session.topic_epoch,
+            },
         )
 
     def _release_producer(self, producer: Producer) -> None:
         self._senders.pop(producer.send_header, None)
-        producer.topic.producers.forget(producer.session)
+        producer.topic.producer_left(producer.session, lost=True)
 
     def _producer_closed(self, producer: Producer) -> None:
         """The topic ended the session."""

@@ -229,6 +229,10 @@ class ConsumerPort:
         """ACTIVE_CONSUMER."""
         self.peer.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
 
+    def end_of_topic(self, epoch: int, redelivers: int) -> None:
+        """END_OF_TOPIC."""
+        self.peer.send(c.EndOfTopic(0, self.consumer_id, epoch, redelivers).encode())
+
     def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
         """UNREADABLE_ENTRY."""
         text = for_client(error).message[: c.MAX_ERROR_CHARS]

@@ -96,6 +96,13 @@ def started(opened: ConsumerOpened, epoch: int, trimmed: bool) -> dict[str, Any]
     return {"epoch": epoch, "position": opened.subscription.cursor.state.mark_delete, "trimmed": trimmed}
 
 
+async def _terminate_topic(
+    service: BrokerService, caller: Caller, command: c.TerminateTopic, _: bytes
+) -> Any:
+    found = await service.terminate_topic(caller, command.topic)
+    return None if found is None else found.to_bytes()
+
+
 async def _seek(service: BrokerService, caller: Caller, command: c.Seek, opened: ConsumerOpened) -> Any:
     return started(opened, *await service.seek(caller, opened, command.start))
 
@@ -117,6 +124,7 @@ REQUESTS: dict[type[c.Command], _Answer] = {
     c.CreateTopic: _call(_B.create_topic),
     c.UpdatePartitions: _call(_B.update_partitions, "partitions"),
     c.DeleteTopic: _call(_B.delete_topic),
+    c.TerminateTopic: _terminate_topic,
     c.DeleteSubscription: _call(_B.delete_subscription),
     c.GetPolicies: _get_policies,
     c.SetPolicies: _set_policies,

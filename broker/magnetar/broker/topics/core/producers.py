@@ -1,7 +1,23 @@
-"""The producers of one topic, by name; without I/O.
+"""The producers of one topic: who may publish, under which name; without I/O.
 
-A session is one epoch of a name on one connection. Whoever wants a name has a `Claim`, and calls `open` until it has a
-session; what `open` says to do first depends on the session that the name has:
+A session is one epoch of a name on one connection. Whoever wants to publish has a `Claim`, and calls `open` until it has a
+session; what `open` says to do first depends on the access mode of the claim, and then on the session that its name has.
+
+Access: what a claim finds in its way, and what becomes of it. An *exclusive* session is one that was let in alone.
+
+    access mode              in its way                                    then
+    shared                   an exclusive session; claims that wait        Ask; if they are still there: ProducerBusy
+    exclusive                any session; claims that wait                 Ask; if they are still there: ProducerFenced
+    wait_for_exclusive       any session; claims that wait before it       Ask; if they are still there: Queued, in order
+    exclusive_with_fencing   any session; claims that wait                 all of them are fenced
+    (all but shared)         the topic has another epoch than it knows     ProducerFenced, before anybody is disturbed
+    (all but shared)         nothing: the place is its own from here on    Wait for what is queued; StoreEpoch; a session
+
+A claim that was let in alone before says so by its `topic_epoch`. If the topic still has that epoch, its own old session is
+not in its way, nor are claims that wait; if anything else is, it is not alone any more: ProducerFenced. `reserved_until`
+leaves it time to come back, after its connection was lost or its topic was moved, before somebody who waits has its place.
+
+Names, for claims of the mode shared:
 
     its session             a claim with a higher epoch       a claim with the same or a lower epoch
     none                    a new session                     a new session
@@ -13,8 +29,8 @@ session; what `open` says to do first depends on the session that the name has:
     OPEN, FAILED --> CLOSED   closed by its connection, or fenced by a newer epoch
 
 Rule 33: a newer session of a name is let in only when nothing that was queued under the old one can still land, so that
-groups which are sent again never fall behind stale ones. A name outlives its connection for that: it is forgotten when its
-session is closed and nothing of it is queued any more.
+groups which are sent again never fall behind stale ones; one that is to be alone, when nothing of anybody can. A name
+outlives its connection for that: it is forgotten when its session is closed and nothing of it is queued any more.
 """
 
 from __future__ import annotations
@@ -22,7 +38,8 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import (
@@ -38,6 +55,34 @@ from ...dispatch.core.consumer import Peer
 _log = logging.getLogger(__name__)
 
 ReceiptFields = tuple[int, int, int, int, int]
+
+
+MAX_NAMED = 3  # producers that an error names
+NOT_ALONE = -1  # in place of a topic's epoch
+
+
+class Otherwise(enum.Enum):
+    """What becomes of a claim, or of the others, when others are in its way."""
+
+    REFUSE = "it is refused"
+    WAIT = "it waits until they have left"
+    FENCE = "they are fenced"
+
+
+class AccessMode(NamedTuple):
+    """A row of ACCESS_MODES."""
+
+    alone: bool  # nobody else publishes meanwhile
+    otherwise: Otherwise
+    refusal: type[MagnetarError]
+
+
+ACCESS_MODES = {
+    "shared": AccessMode(False, Otherwise.REFUSE, ProducerBusy),
+    "exclusive": AccessMode(True, Otherwise.REFUSE, ProducerFenced),
+    "wait_for_exclusive": AccessMode(True, Otherwise.WAIT, ProducerFenced),
+    "exclusive_with_fencing": AccessMode(True, Otherwise.FENCE, ProducerFenced),
+}
 
 
 class ProducerPort(Protocol):
@@ -71,12 +116,23 @@ class SessionState(enum.Enum):
 class ProducerSession:
     """One epoch of one producer."""
 
-    __slots__ = ("epoch", "name", "outstanding", "port", "rows", "state", "when_drained")
+    __slots__ = (
+        "access_mode", "epoch", "name", "outstanding", "port", "rows", "state", "topic_epoch", "when_drained",
+    )  # fmt: skip
 
-    def __init__(self, name: str, epoch: int, port: ProducerPort) -> None:
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        port: ProducerPort,
+        access_mode: str = "shared",
+        topic_epoch: int = NOT_ALONE,
+    ) -> None:
         self.name = name
         self.epoch = epoch
         self.port = port
+        self.access_mode = access_mode
+        self.topic_epoch = topic_epoch  # under which it was let in alone; NOT_ALONE: it is one of several
         self.state = SessionState.OPEN
         # Receipt runs queued or appended, neither confirmed nor failed yet.
         self.outstanding = 0
@@ -120,20 +176,30 @@ class ProducerSession:
             _log.exception("producer %s does not learn that it was closed", self.name)
 
 
-@dataclass(slots=True)
+def _nobody_waits() -> None: ...
+
+
+@dataclass(slots=True, eq=False)
 class Claim:
     """Somebody wants to be the producer of a name."""
 
     name: str
-    epoch: int  # rises above that of every session that was in the way
-    asked: ProducerSession | None = None  # the last one whose connection was asked
+    epoch: int  # rises above that of every session of the name that was in the way
+    access_mode: str = "shared"
+    topic_epoch: int = (
+        NOT_ALONE  # under which it was let in alone before, or (once stored) is to be let in now
+    )
+    asked: list[ProducerSession] = field(default_factory=list)  # whose connections were asked
     awaited: ProducerSession | None = None  # the last one whose groups were waited for
+    refused: MagnetarError | None = None  # somebody fenced it before it was let in
+    # It is Queued: to be called when `open` may say something else.
+    wake: Callable[[], None] = _nobody_waits
 
 
 class Ask(NamedTuple):
-    """The session's connection may be dead: ask it, then `open` again."""
+    """The connections of these sessions may be dead: ask them, then `open` again."""
 
-    session: ProducerSession
+    sessions: list[ProducerSession]
 
 
 class Wait(NamedTuple):
@@ -142,8 +208,19 @@ class Wait(NamedTuple):
     session: ProducerSession
 
 
+class Queued(NamedTuple):
+    """The claim waits for its turn: `open` again when its `wake` is called, and at `until` (loop time) at the latest."""
+
+    reason: str  # whom it waits for
+    until: float | None = None
+
+
+class StoreEpoch(NamedTuple):
+    """Make a topic epoch durable that is higher than any before, call `epoch_stored` with it, then `open` again."""
+
+
 class Producers:
-    """The sessions of one topic by producer name."""
+    """The sessions of one topic, by producer name, and the claims that wait."""
 
     def __init__(self, topic: str, drain_timeout_ms: int) -> None:
         """`drain_timeout_ms`: how long a newer session of a name waits for the older one's groups."""
@@ -151,6 +228,12 @@ class Producers:
         self.drain_timeout_ms = drain_timeout_ms
         self._by_name: dict[str, ProducerSession] = {}
         self.stopped: MagnetarError | None = None  # why nobody is let in any more
+        self.topic_epoch = NOT_ALONE  # the last one that is durable
+        # The claim to which the place belongs that is to be alone: nothing but its own waits keeps it from its session.
+        self._entering: Claim | None = None
+        self._waiting: dict[Claim, None] = {}  # in order of arrival
+        # Until this loop time who waits leaves the place to the exclusive producer that had it last.
+        self.reserved_until = 0.0
 
     def __len__(self) -> int:
         return sum(session.state is not SessionState.CLOSED for session in self._by_name.values())
@@ -158,37 +241,180 @@ class Producers:
     def __iter__(self) -> Iterator[ProducerSession]:
         return iter(list(self._by_name.values()))
 
-    def open(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession | Ask | Wait:
-        """See the module docstring; `new_port` gets the epoch. Raises ProducerBusy, QuorumLost, or why it is `stopped`."""
+    @property
+    def waiting(self) -> int:
+        """How many claims wait for exclusive access."""
+        return len(self._waiting)
+
+    def open(
+        self, claim: Claim, new_port: Callable[[int], ProducerPort], now: float = 0.0
+    ) -> ProducerSession | Ask | Wait | Queued | StoreEpoch:
+        """See the module docstring; `new_port` gets the epoch, `now` is the loop's time.
+
+        Raises ProducerBusy, ProducerFenced, QuorumLost, or why it is `stopped`. A claim that gets no session in the end is
+        to be withdrawn.
+        """
         if self.stopped is not None:
             raise self.stopped
+        if claim.refused is not None:
+            raise claim.refused
+        if claim is self._entering:
+            return self._enter(claim, new_port)
+        if (first := self._access(claim, now)) is not None:
+            return first
+        if ACCESS_MODES[claim.access_mode].alone:
+            self._waiting.pop(claim, None)
+            self._entering = claim
+            return self._enter(claim, new_port)
+        return self._open_name(claim, new_port)
+
+    # --- access ------------------------------------------------------------------------------------------------------
+
+    def _access(self, claim: Claim, now: float) -> Ask | Queued | None:
+        """None: the claim may come in, as far as others are concerned."""
+        mode = ACCESS_MODES[claim.access_mode]
+        returns = mode.alone and claim.topic_epoch != NOT_ALONE
+        if returns and claim.topic_epoch != self.topic_epoch:
+            raise ProducerFenced(
+                f"producer {claim.name!r} had topic {self._topic} for itself under epoch {claim.topic_epoch}, and the topic "
+                f"has epoch {self.topic_epoch} now: another producer has taken its place"
+            )
+        own = self._by_name.get(claim.name) if returns else None
+        others = [
+            session
+            for session in self._by_name.values()
+            if session.state is not SessionState.CLOSED
+            and (mode.alone or session.topic_epoch != NOT_ALONE)
+            and not (session is own and claim.epoch > session.epoch)
+        ]
+        before = [] if returns else list(takewhile(lambda one: one is not claim, self._waiting))
+        if self._entering is not None:
+            before.append(self._entering)
+        if mode.otherwise is Otherwise.FENCE:
+            self._fence(others, before, claim)
+            return None
+        waits = mode.otherwise is Otherwise.WAIT and not returns
+        if waits:  # what is still queued is waited for without an end, as all else
+            others += [one for one in self if one.state is SessionState.CLOSED and one.outstanding]
+        if not others and not before:
+            if waits and now < self.reserved_until:
+                self._waiting.setdefault(claim)
+                left = f"the exclusive producer that left topic {self._topic} may come back"
+                return Queued(left, self.reserved_until)
+            return None
+        asked = [one for one in others if one.state is not SessionState.CLOSED and one not in claim.asked]
+        if asked:
+            claim.asked += asked
+            return Ask(asked)
+        reason = self._held_by(others, before)
+        if waits:
+            self._waiting.setdefault(claim)
+            return Queued(reason)
+        cure = "close it, or choose access_mode='wait_for_exclusive' or 'exclusive_with_fencing'"
+        raise mode.refusal(f"{reason}; {cure if mode.alone else 'close it, or wait until it has left'}")
+
+    def _held_by(self, others: list[ProducerSession], before: list[Claim]) -> str:
+        """Who is in the way, in words."""
+        names = [f"producer {one.name!r} ({one.access_mode})" for one in others]
+        names += [f"producer {one.name!r} (waits: {one.access_mode})" for one in before]
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        return f"topic {self._topic} is in use by {', '.join(names[:MAX_NAMED])}{more}"
+
+    def _fence(self, sessions: list[ProducerSession], claims: list[Claim], by: Claim) -> None:
+        error = ProducerFenced(
+            f"producer {by.name!r} has taken topic {self._topic} for itself ({by.access_mode})"
+        )
+        self._entering = by
+        for claim in claims:
+            self._waiting.pop(claim, None)
+            claim.refused = error
+            claim.wake()
+        for session in sessions:
+            session.end(error)
+            self.finished(session, 0)
+
+    def _enter(
+        self, claim: Claim, new_port: Callable[[int], ProducerPort]
+    ) -> ProducerSession | Wait | StoreEpoch:
+        """The place is the claim's own; rule 33, of all who had it before."""
+        for session in self:
+            if session.state is not SessionState.CLOSED:  # its own, of an older epoch
+                session.end(_opened_again(claim))
+            if session.name == claim.name:
+                claim.epoch = max(claim.epoch, session.epoch + 1)
+            if session.outstanding:
+                return self._wait(claim, session)
+        if claim.topic_epoch == NOT_ALONE:
+            return StoreEpoch()
+        self._entering = None
+        self.reserved_until = 0.0
+        return self._new_session(claim, new_port)
+
+    def epoch_stored(self, claim: Claim, epoch: int) -> None:
+        """The topic has this epoch now, and it is the claim's, if that is not fenced meanwhile."""
+        self.topic_epoch = max(self.topic_epoch, epoch)
+        claim.topic_epoch = epoch
+
+    def withdraw(self, claim: Claim) -> None:
+        """The claim gets no session: it failed, or nobody is there any more who wants it."""
+        self._waiting.pop(claim, None)
+        if self._entering is claim:
+            self._entering = None
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        first = next(iter(self._waiting), None)
+        if first is not None:
+            first.wake()
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def _open_name(
+        self, claim: Claim, new_port: Callable[[int], ProducerPort]
+    ) -> ProducerSession | Ask | Wait:
         name, old = claim.name, self._by_name.get(claim.name)
         if old is not None:
             if old.state is not SessionState.CLOSED:
-                if claim.epoch <= old.epoch and claim.asked is old:
+                if claim.epoch <= old.epoch and old in claim.asked:
                     raise ProducerBusy(
                         f"producer name {name!r} is in use on topic {self._topic}; "
                         "choose another name or close the other producer"
                     )
                 if claim.epoch <= old.epoch:
-                    claim.asked = old
-                    return Ask(old)
-                old.end(ProducerFenced(f"producer {name!r} was opened again with epoch {claim.epoch}"))
-            if old.outstanding and claim.awaited is old:
-                raise QuorumLost(
-                    f"what producer {name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
-                    f"refused within producer_drain_timeout_ms={self.drain_timeout_ms}: look whether enough bookies can be "
-                    "written to, and try again; a producer of another name does not wait"
-                )
+                    claim.asked.append(old)
+                    return Ask([old])
+                old.end(_opened_again(claim))
             claim.epoch = max(claim.epoch, old.epoch + 1)
             if old.outstanding:
-                claim.awaited = old
-                return Wait(old)
-        session = self._by_name[name] = ProducerSession(name, claim.epoch, new_port(claim.epoch))
+                return self._wait(claim, old)
+        return self._new_session(claim, new_port)
+
+    def _wait(self, claim: Claim, old: ProducerSession) -> Wait:
+        if claim.awaited is old:
+            raise QuorumLost(
+                f"what producer {old.name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
+                f"refused within producer_drain_timeout_ms={self.drain_timeout_ms}: look whether enough bookies can be "
+                "written to, and try again; a shared producer of another name does not wait"
+            )
+        claim.awaited = old
+        return Wait(old)
+
+    def _new_session(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
+        topic_epoch = claim.topic_epoch if ACCESS_MODES[claim.access_mode].alone else NOT_ALONE
+        session = self._by_name[claim.name] = ProducerSession(
+            claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, topic_epoch
+        )
         return session
 
-    def forget(self, session: ProducerSession) -> None:
-        """Closes the session; what it queued still lands, and its name is free after that."""
+    # --- endings -----------------------------------------------------------------------------------------------------
+
+    def forget(self, session: ProducerSession, reserved_until: float = 0.0) -> None:
+        """Closes the session; what it queued still lands, and its name is free after that.
+
+        `reserved_until`: the connection was lost, and an exclusive producer may come back until then (loop time).
+        """
+        if session.topic_epoch != NOT_ALONE and session.state is not SessionState.CLOSED:
+            self.reserved_until = reserved_until
         session.close()
         self.finished(session, 0)
 
@@ -199,6 +425,7 @@ class Producers:
             return
         if session.state is SessionState.CLOSED and self._by_name.get(session.name) is session:
             del self._by_name[session.name]
+            self._wake_first()
         waiting, session.when_drained = session.when_drained, []
         for drained in waiting:
             drained()
@@ -209,11 +436,39 @@ class Producers:
         for session in self._by_name.values():
             if session.state is SessionState.OPEN:
                 session.state = SessionState.FAILED
+        for claim in self._waiting:
+            claim.wake()
 
-    def close_all(self, error: MagnetarError) -> None:
-        """The topic ends here: every producer has to look it up again."""
+    def close_all(self, error: MagnetarError, *, final: bool = False) -> None:
+        """The topic ends here: every producer has to look it up again, or (`final`) it takes nothing more from anybody."""
         self.stop(error)
+        self._end_sessions(error)
+        self._by_name.clear()
+        if final:
+            self.stopped = error
+
+    def resume(self, error: MagnetarError) -> None:
+        """Ends a `stop`: what was sent meanwhile was dropped, so every producer opens and sends again."""
+        self.stopped = None
+        self._end_sessions(error)
+
+    def _end_sessions(self, error: MagnetarError) -> None:
         for session in self:
             if session.state is not SessionState.CLOSED:
                 session.end(error)
-        self._by_name.clear()
+                self.finished(session, 0)
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every event."""
+        active = [one for one in self._by_name.values() if one.state is not SessionState.CLOSED]
+        alone = [one for one in active if one.topic_epoch != NOT_ALONE]
+        assert not alone or len(active) == 1, "an exclusive producer is not alone"
+        assert all(one.topic_epoch == self.topic_epoch for one in alone), (
+            "an exclusive producer of another epoch"
+        )
+        assert self._entering not in self._waiting
+        assert all(claim.refused is None for claim in self._waiting)
+
+
+def _opened_again(claim: Claim) -> ProducerFenced:
+    return ProducerFenced(f"producer {claim.name!r} was opened again with epoch {claim.epoch}")
