@@ -119,11 +119,11 @@ def delivery_time(
         time_ms = 0 if past else time_in_ms(deliver_at)
     elif deliver_after is not None:
         seconds: Any = in_seconds(deliver_after)
-        if type(seconds) not in (int, float) or not -math.inf < seconds < math.inf:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) < math.inf:
             raise InvalidArgument(
                 f"deliver_after is a number of seconds or a timedelta, not {deliver_after!r}"
             )
-        time_ms = checked_time_ms(now_ms + math.ceil(seconds * 1000)) if seconds > 0 else 0
+        time_ms = checked_time_ms(now_ms + math.ceil(min(seconds, MAX_TIME_MS) * 1000)) if seconds > 0 else 0
     else:
         return None
     return min(time_ms + -time_ms % DELIVERY_STEP_MS, MAX_TIME_MS) if time_ms > 0 else None
