@@ -136,6 +136,15 @@ class BrokerSettings:
     max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
     max_inline_cursor_bytes: int = 64 * 1024  # a smaller cursor is kept in its metadata node at closing
 
+    # Of topics for which neither they nor their namespaces have this policy. What is known of producers is stored after so
+    # many entries, or after a while; who has stored nothing for so long, or longest of too many, is forgotten, but for those
+    # that are connected. Pulsar: brokerDeduplicationEnabled and those that begin like it.
+    deduplication: bool = False
+    deduplication_snapshot_entries: int = 1_000
+    deduplication_snapshot_interval_ms: int = 120_000
+    deduplication_producer_ttl_ms: int = 6 * 3_600_000
+    deduplication_max_producers: int = 10_000  # per topic
+
     # Ledgers kept for readers that go to the bookies; so long after a load nothing is trimmed.
     max_lease_ms: int = 15 * 60_000
     max_leases: int = 1_000  # per topic

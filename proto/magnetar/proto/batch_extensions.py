@@ -48,6 +48,11 @@ class BatchExtensions(NamedTuple):
     chunk: Chunk | None = None
 
     @property
+    def has_ids(self) -> bool:
+        """The sequence ids of its messages do not simply count up."""
+        return self.last_sequence_id is not None or self.chunk is not None
+
+    @property
     def entry_flags(self) -> int:
         """What an entry with this batch has among its flags."""
         return (self.deliver_at_ms is not None) * ENTRY_DELAYED | (self.chunk is not None) * ENTRY_CHUNKED

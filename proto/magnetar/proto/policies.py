@@ -58,6 +58,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     minimum_write_quorum: int | None = None
     flush: str | None = None  # of FLUSHES
     bookie_group: str | None = None  # see `PlacementGroup`; "": any bookie
+    deduplication: bool | None = None  # by producer name and sequence id
     # Of namespaces alone, whose topics move as bundles: the brokers that serve them. "": any.
     broker_group: str | None = None  # see `PlacementGroup`
     broker_zone: str | None = None  # a preference: brokers of this zone come first
@@ -219,6 +220,11 @@ DESCRIBED = (
         {"any": ""},
     ),
     Described(
+        ("deduplication",), "deduplication", "word", "WHETHER",
+        "Store what producers send again once, by their name and sequence ids: on, off, inherit.",
+        {"on": True, "off": False},
+    ),
+    Described(
         ("broker_group",), "broker-group", "name", "GROUP",
         "Serve topics by the brokers of a group only (fast), or before others (preferred:fast): also any, inherit.",
         {"any": ""},
@@ -283,7 +289,7 @@ class PolicyInForce(NamedTuple):
 
     policy: str  # a field of Policies
     subscription: str  # that it is for; "": all that have none of their own
-    value: int | str
+    value: bool | int | str
     source: str  # "topic", "namespace" or "broker"
 
 

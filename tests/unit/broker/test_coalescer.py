@@ -33,7 +33,7 @@ def groups(first: int, count: int, size: int = 10) -> AdmittedGroups:
 def add(
     coalescer: Coalescer, producer: ProducerSession, admitted: AdmittedGroups, whole: bool = False
 ) -> None:
-    coalescer.add(producer, admitted, measure(admitted.counts, admitted.batches), whole=whole)
+    coalescer.add(producer, admitted, measure(admitted), whole=whole)
 
 
 def runs(entry: GatheredEntry) -> list[tuple[str, int, int, int]]:

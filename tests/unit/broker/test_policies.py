@@ -43,6 +43,7 @@ STORED = [
     ["minimum_write_quorum", "", 0, "broker"],
     ["flush", "", "sync", "broker"],
     ["bookie_group", "", "", "broker"],
+    ["deduplication", "", False, "broker"],
     ["broker_group", "", "", "broker"],
     ["broker_zone", "", "", "broker"],
 ]

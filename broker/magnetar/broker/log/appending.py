@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from magnetar.proto.entry import rebase_entry
@@ -141,6 +141,15 @@ class Appending(Generic[T]):
     def unflushed_bytes(self) -> int:
         """flush=async: acknowledged, and not durable yet."""
         return self._pending.receipted_bytes
+
+    def unconfirmed(self) -> Iterator[T]:
+        """What was given with each entry that is not confirmed, in order."""
+        return (pending.context for pending in self._pending)
+
+    @property
+    def newest(self) -> T | None:
+        """What was given with the last entry that is not confirmed; None if all are."""
+        return self._pending.last.context if self._pending else None
 
     @property
     def next_position(self) -> tuple[int, int]:

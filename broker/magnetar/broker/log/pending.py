@@ -58,6 +58,11 @@ class PendingEntries(Generic[T]):
         """The one that is confirmed next."""
         return self._entries[0]
 
+    @property
+    def last(self) -> PendingEntry[T]:
+        """The newest one."""
+        return self._entries[-1]
+
     def room(self, most_entries: int, most_bytes: int) -> bool:
         """Whether what waits to be receipted is less than both."""
         return (

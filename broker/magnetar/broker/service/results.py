@@ -142,6 +142,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     state: str
     messages_in: int
     bytes_in: int
+    duplicate_messages: int  # since it was loaded: sent again, and not stored again
     dropped_messages: (
         int  # of a non-persistent topic: they left before a subscription had them, summed over subscriptions
     )

@@ -45,6 +45,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         state=topic.ledger.appending.state.value,
         messages_in=topic.messages_in,
         bytes_in=topic.bytes_in,
+        duplicate_messages=topic.deduplication.duplicates,
         dropped_messages=topic.dispatched.dropped_messages,
         stored_messages=total - (ledgers[0].first_index if ledgers else total),
         stored_bytes=sum(info.size for info in ledgers),

@@ -26,6 +26,7 @@ _TOPICS_PER_TURN = 50  # a millisecond or two of the loop
 TOPIC_METRICS: Final[Mapping[str, tuple[str, tuple[str, ...], bool]]] = {
     "topic_messages_in": (f"Messages that producers sent to the topic, {_SINCE}", _TOPIC, True),
     "topic_bytes_in": (f"Bytes of the batches that producers sent to the topic, {_SINCE}", _TOPIC, True),
+    "topic_duplicate_messages": (f"Messages that were sent again, and not stored again, {_SINCE}", _TOPIC, True),
     "topic_messages_out": (f"Messages that were delivered, to all subscriptions together, {_SINCE}", _TOPIC, True),
     "topic_bytes_out": (f"Bytes that were delivered, to all subscriptions together, {_SINCE}", _TOPIC, True),
     "topic_publish_seconds": (
@@ -83,6 +84,7 @@ def _of_topic(topic: Topic) -> Mapping[str, float]:
     return {
         "topic_messages_in": topic.messages_in,
         "topic_bytes_in": topic.bytes_in,
+        "topic_duplicate_messages": topic.deduplication.duplicates,
         "topic_messages_out": topic.dispatched.messages_out,
         "topic_bytes_out": topic.dispatched.bytes_out,
         "topic_publish_seconds": topic.publish_s,

@@ -10,7 +10,6 @@ whose sequence ids count up without a gap, which is checked by comparing two lis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -27,16 +26,34 @@ from .core.producers import ProducerSession
 ROW_BYTES = 10  # of the entry's table, per batch
 # The header length of an entry is 16 bits wide; names are at most 255 characters of 1 to 4 bytes and their msgpack prefix.
 MAX_NAME_BYTES = 60_000
+NOT_STORED = -1
 
 
 @dataclass(slots=True, eq=False)
 class ReceiptRun:
-    """`messages` messages of a session from `sequence_id` on, stored from `index` of the entry on."""
+    """`messages` messages of a session from `sequence_id` on, stored from `index` of the entry on.
+
+    Or a run of duplicates, which are not stored: its receipt only waits for the entry.
+    """
 
     session: ProducerSession
     sequence_id: int
     messages: int
-    index: int
+    index: int  # NOT_STORED: duplicates
+    extensions: BatchExtensions | None = None  # of a batch whose ids do not count up: it is a run of its own
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Its messages are not in the entry."""
+        return self.index == NOT_STORED
+
+    def ends_before(self, session: ProducerSession, sequence_id: int) -> bool:
+        """True if that message of that session follows."""
+        return (
+            self.session is session
+            and self.sequence_id + self.messages == sequence_id
+            and self.extensions is None
+        )
 
 
 class GatheredEntry:
@@ -81,9 +98,9 @@ class GatheredEntry:
             and (session.name in self._numbers or self._name_bytes < MAX_NAME_BYTES)
         )
 
-    def add(self, session: ProducerSession, groups: AdmittedGroups, messages: int, size: int) -> int:
+    def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals) -> int:
         """Appends a run; returns how many receipt runs it began."""
-        batches, counts, sequence_ids, extensions = groups
+        batches, counts, _, extensions = groups
         number = self._numbers.get(session.name)
         if number is None:
             number = self._numbers[session.name] = len(self._names)
@@ -94,9 +111,9 @@ class GatheredEntry:
         self.producers += [number] * len(batches)
         if extensions is not None:
             self._note(counts, extensions)
-        begun = self._add_runs(session, counts, sequence_ids, messages)
-        self.messages += messages
-        self.size += size
+        begun = self._add_runs(session, groups, totals)
+        self.messages += totals.messages
+        self.size += totals.size
         return begun
 
     def _note(self, counts: list[int], extensions: dict[int, BatchExtensions]) -> None:
@@ -106,29 +123,28 @@ class GatheredEntry:
             if found.deliver_at_ms is not None:
                 add_run(self.delayed, firsts[position], counts[position], found.deliver_at_ms)
 
-    def _add_runs(
-        self, session: ProducerSession, counts: list[int], sequence_ids: list[int], messages: int
-    ) -> int:
-        first = sequence_ids[0]
-        expected = list(accumulate(counts, initial=first))
-        following = expected.pop()
-        if expected == sequence_ids:
-            last = self.runs[-1] if self.runs else None
-            if last is not None and last.session is session and last.sequence_id + last.messages == first:
-                last.messages += messages
+    def _add_runs(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals) -> int:
+        runs = self.runs
+        if totals.consecutive:
+            first = groups.sequence_ids[0]
+            if runs and runs[-1].ends_before(session, first) and not runs[-1].is_duplicate:
+                runs[-1].messages += totals.messages
                 return 0
-            self.runs.append(ReceiptRun(session, first, messages, self.messages))
+            runs.append(ReceiptRun(session, first, totals.messages, self.messages))
             return 1
-        # Sequence ids that the application chose, with gaps: a run ends at each.
-        begun, index, following = 0, self.messages, -1
-        for count, sequence_id in zip(counts, sequence_ids):
-            if sequence_id == following:
-                self.runs[-1].messages += count
+        # Sequence ids that the application chose, with gaps, or that chunks share: a run ends at each.
+        begun, index = 0, self.messages
+        extensions = groups.extensions or {}
+        for position, (count, sequence_id) in enumerate(zip(groups.counts, groups.sequence_ids)):
+            irregular = extensions.get(position)
+            if irregular is not None and not irregular.has_ids:
+                irregular = None
+            if begun and irregular is None and runs[-1].ends_before(session, sequence_id):
+                runs[-1].messages += count
             else:
-                self.runs.append(ReceiptRun(session, sequence_id, count, index))
+                runs.append(ReceiptRun(session, sequence_id, count, index, irregular))
                 begun += 1
             index += count
-            following = sequence_id + count
         return begun
 
     def encode(self, first_index: int, append_time_ms: int) -> bytes:
@@ -152,13 +168,19 @@ class Totals(NamedTuple):
     """What `measure` counted."""
 
     messages: int
-    size: int
+    size: int  # bytes in the entry
+    consecutive: bool  # sequence ids count up from the first one, message by message
 
 
-def measure(counts: Iterable[int], batches: Iterable[bytes]) -> Totals:
-    """Messages and bytes in the entry of a run."""
-    sizes = list(map(len, batches))
-    return Totals(sum(counts), sum(sizes) + ROW_BYTES * len(sizes))
+def measure(groups: AdmittedGroups) -> Totals:
+    """Of a run."""
+    batches, counts, sequence_ids, extensions = groups
+    expected = list(accumulate(counts, initial=sequence_ids[0]))
+    messages = expected.pop() - sequence_ids[0]
+    consecutive = expected == sequence_ids and not (
+        extensions is not None and any(one.has_ids for one in extensions.values())
+    )
+    return Totals(messages, sum(map(len, batches)) + ROW_BYTES * len(batches), consecutive)
 
 
 def first_too_large(
@@ -198,6 +220,11 @@ class Coalescer:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
+    @property
+    def newest(self) -> GatheredEntry | None:
+        """The last entry in the queue."""
+        return self._entries[-1] if self._entries else None
+
     def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool) -> None:
         """Queues a run. `whole`: it is one group, which is never divided into several entries."""
         self.queued_bytes += totals.size
@@ -207,7 +234,7 @@ class Coalescer:
                 self._add_divided(session, groups)
                 return
             entries.append(GatheredEntry())
-        session.outstanding += entries[-1].add(session, groups, totals.messages, totals.size)
+        session.outstanding += entries[-1].add(session, groups, totals)
 
     def _add_divided(self, session: ProducerSession, groups: AdmittedGroups) -> None:
         """A run too large for one entry: each of its batches is a group, so it may be cut behind each of them."""
@@ -218,18 +245,16 @@ class Coalescer:
             if position > start and (
                 size + more > self._max_bytes or messages + counts[position] > MAX_MESSAGES_PER_BATCH
             ):
-                self._add_part(session, groups, start, position, messages, size)
+                self._add_part(session, groups.part(start, position))
                 start, messages, size = position, 0, 0
             messages += counts[position]
             size += more
-        self._add_part(session, groups, start, len(batches), messages, size)
+        self._add_part(session, groups.part(start, len(batches)))
 
-    def _add_part(
-        self, session: ProducerSession, groups: AdmittedGroups, start: int, end: int, messages: int, size: int
-    ) -> None:
+    def _add_part(self, session: ProducerSession, part: AdmittedGroups) -> None:
         entry = GatheredEntry()
         self._entries.append(entry)
-        session.outstanding += entry.add(session, groups.part(start, end), messages, size)
+        session.outstanding += entry.add(session, part, measure(part))
 
     @property
     def first(self) -> GatheredEntry:

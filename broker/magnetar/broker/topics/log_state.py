@@ -48,6 +48,7 @@ import msgspec
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     DataDirectoryError,
+    InvalidArgument,
     LedgerNotFound,
     MagnetarError,
     MalformedFrame,
@@ -86,7 +87,7 @@ class LogState(Protocol[T_contra]):
         """An entry that this broker appended is durable; `context` is what was given to `append`."""
 
     def replay(self, ledger_id: int, entry_id: int, entry: Entry) -> None:
-        """The same of an entry that was read back. Raises MalformedFrame for one that is damaged."""
+        """The same of an entry that was read back. Raises MalformedFrame or InvalidArgument for one that is damaged."""
 
     def clear(self) -> None:
         """Empty, as before the first `apply`."""
@@ -279,7 +280,7 @@ class StoredLogState(Generic[T]):
             for number, data in enumerate(found, entry_id):
                 try:
                     state.replay(ledger_id, number, Entry(data, LEDGER_ENTRY_HEADER_BYTES))
-                except MalformedFrame as error:
+                except (MalformedFrame, InvalidArgument) as error:
                     unreadable.append(f"entry {number} of ledger {ledger_id}: {error}")
             place = (ledger_id, entry_id + len(found))
             self._unwritten += len(found)

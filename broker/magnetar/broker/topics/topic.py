@@ -24,6 +24,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     MagnetarError,
     QuorumLost,
+    SequenceIdError,
     TopicBusy,
     TopicInUse,
     TopicNotFound,
@@ -49,9 +50,11 @@ from ..log.records import LedgerInfo, cursors_path, staged_path
 from ..log.ring import Ring
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
-from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
+from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
+from .core.deduplication import Pushed
 from .core.producers import NOT_ALONE, Claim, ProducerPort, Producers, ProducerSession, SessionState
+from .deduplication import Deduplication
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
 from .log_state import LogStates
@@ -63,6 +66,9 @@ from .retention import Retention
 from .subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
+
+# Ledger, entry and index in a receipt of duplicates: the place of none of them.
+DUPLICATE_PLACE = ((1 << 64) - 1, (1 << 64) - 1, 0)
 
 
 class Topic:
@@ -97,6 +103,9 @@ class Topic:
         )  # fmt: skip
         self.log = self.ledger.reading
         self.states = LogStates(self.ledger, components)
+        self.deduplication = Deduplication(
+            name, self.states, self.producers, self.policies.in_force, settings, components.clock.now_ms
+        )
         self.compaction = TopicCompaction(
             self.ledger,
             components.ledgers,
@@ -150,6 +159,7 @@ class Topic:
         # What the ledger has answered since the last `_send_receipts`: ledger, entry, stored bytes, the gathered entry, and
         # whether it is confirmed. With flush=async an entry comes twice: accepted (False), then confirmed (True).
         self._answered_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
+        self._owed: list[ReceiptRun] = []  # of duplicates behind which nothing is outstanding
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False  # nothing may be written any more
         self._drained: asyncio.Future[None] | None = (
@@ -176,15 +186,17 @@ class Topic:
         if self.producers.topic_epoch != NOT_ALONE:  # who had it last is looking for it now
             self.producers.reserved_until = self._loop.time() + self._settings.exclusive_grace_ms / 1000
         metadata = self._components.metadata
-        await self.policies.learn(self.ledger.appending.durability_changed)
+        await self.policies.learn(self._policies_changed)
+        stored: list[str] = []
         if existed:
             self._leases.taken_over()
             staged = await metadata.children(staged_path(self.name), limit=1)
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
-            if DELAYS in await self.states.stored():
+            stored = await self.states.stored()
+            if DELAYS in stored:
                 self.delays.load()
-        await self.subscriptions.load()
+        await asyncio.gather(self.subscriptions.load(), self.deduplication.load(stored))
         if self._ring is not None:
             self._ring.begin(self._components.clock.now_ms())
         self.check_served()  # a cursor may have met another owner
@@ -197,6 +209,7 @@ class Topic:
         """
         version = await self.policies.set(self.ledger.changes, policies, version)
         self.ledger.appending.look_at_durability()
+        self.deduplication.policies_changed()
         return version
 
     async def terminate(self) -> MessageId | None:
@@ -258,6 +271,10 @@ class Topic:
                 self._drained = self._loop.create_future()
             await asyncio.wait([self._drained])
 
+    def _policies_changed(self) -> None:
+        self.ledger.appending.durability_changed()
+        self.deduplication.policies_changed()
+
     @property
     def export(self) -> TopicExport:
         """For clients that read and write the topic's ledgers at the bookies themselves. Raises TopicNotServed."""
@@ -277,7 +294,10 @@ class Topic:
         producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        return await let_in(self.producers, claim, new_port, self._store_epoch)
+        self.deduplication.check()
+        session = await let_in(self.producers, claim, new_port, self._store_epoch)
+        session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
+        return session
 
     async def _store_epoch(self) -> int:
         """The topic's next epoch, once it is durable: whoever has an older one stays shut out, whatever broker it asks."""
@@ -302,7 +322,7 @@ class Topic:
         """
         if session.state is not SessionState.OPEN or not groups.batches:
             return
-        totals = measure(groups.counts, groups.batches)
+        totals = measure(groups)
         if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_BATCH:
             refused = first_too_large(groups, totals, self._settings.max_group_bytes, whole=whole)
             if refused is not None:
@@ -310,11 +330,62 @@ class Topic:
                 self.publish(session, fitting)
                 session.fail(sequence_id, error)
                 return
+        pushed = session.pushed
+        if pushed is not None:
+            first = groups.sequence_ids[0]
+            if not totals.consecutive or first <= pushed.last:
+                self._store_what_is_new(session, pushed, groups, whole=whole)
+                return
+            pushed.last = first + totals.messages - 1
+        self._store(session, groups, totals, whole=whole)
+
+    def _store_what_is_new(
+        self, session: ProducerSession, pushed: Pushed, groups: AdmittedGroups, *, whole: bool
+    ) -> None:
+        """Decides for each group; those that are new and in a row are stored together."""
+        start, ends = 0, [len(groups.batches)] if whole else range(1, len(groups.batches) + 1)
+        begin = 0  # of the group
+        for end in ends:
+            first = groups.sequence_ids[begin]
+            extensions = None if groups.extensions is None else groups.extensions.get(begin)
+            chunk = None if extensions is None else extensions.chunk
+            try:
+                new = pushed.take(first, groups.last_sequence_id(end - 1), chunk)
+            except SequenceIdError as error:
+                self._store_part(session, groups.part(start, begin), whole=whole)
+                session.fail(first, error)
+                return
+            if not new:
+                self._store_part(session, groups.part(start, begin), whole=whole)
+                self._owe(session, first, sum(groups.counts[begin:end]))
+                start = end
+            begin = end
+        self._store_part(session, groups.part(start, begin), whole=whole)
+
+    def _store_part(self, session: ProducerSession, part: AdmittedGroups, *, whole: bool) -> None:
+        if part.batches and session.state is SessionState.OPEN:
+            self._store(session, part, measure(part), whole=whole)
+
+    def _owe(self, session: ProducerSession, sequence_id: int, messages: int) -> None:
+        """Receipts of duplicates come behind all that is outstanding, so that their originals are durable then."""
+        self.deduplication.duplicates += messages
+        newest = self._coalescer.newest or self.ledger.appending.newest
+        runs = self._owed if newest is None or newest.receipted else newest.runs
+        if runs and runs[-1].is_duplicate and runs[-1].ends_before(session, sequence_id):
+            runs[-1].messages += messages
+        else:
+            runs.append(ReceiptRun(session, sequence_id, messages, NOT_STORED))
+            session.outstanding += 1
+        self._append_soon()
+
+    def _store(
+        self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool
+    ) -> None:
         if groups.extensions is not None:
             refusal = self.delays.refused(groups, lambda: self.subscriptions.lowest_mark, whole=whole)
             if refusal is not None:
                 position, failure = refusal
-                self.publish(session, groups.part(0, position))
+                self._store_part(session, groups.part(0, position), whole=False)
                 session.fail(groups.sequence_ids[position], failure)
                 return
             self.delays.queued_messages += groups.delayed_messages
@@ -337,7 +408,7 @@ class Topic:
     def _append(self) -> None:
         """Ends a loop turn: sends receipts for answered entries, then appends entries while the ledger takes them."""
         self._append_scheduled = False
-        if self._answered_entries:
+        if self._answered_entries or self._owed:
             self._send_receipts()
         appending, coalescer = self.ledger.appending, self._coalescer
         ledger = self._ring or appending
@@ -393,11 +464,18 @@ class Topic:
                     session = run.session
                     if not session.rows:
                         sessions[id(session)] = session
-                    session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
+                    if run.index >= 0:
+                        session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
+                    else:
+                        session.rows.append((run.sequence_id, run.messages, *DUPLICATE_PLACE))
             if confirmed:
                 released += entry.size
             if cached and data is not None:
                 self.cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
+        owed, self._owed = self._owed, []
+        for run in owed:
+            sessions[id(run.session)] = run.session
+            run.session.rows.append((run.sequence_id, run.messages, *DUPLICATE_PLACE))
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
@@ -424,6 +502,7 @@ class Topic:
         self.subscriptions.restore_cursors()
         self.states.restore()
         self.delays.maintain(self.log.normalise((0, 0, 0))[0])
+        self.deduplication.forget()
         if self._ring is None:
             self.maintenance.round(None if self._export is None else self._export.staging)
 
@@ -473,7 +552,7 @@ class Topic:
 
     def _fail_queued(self, error: MagnetarError) -> None:
         """Fails what is queued, or appended and not confirmed: each producer learns its first sequence id that failed."""
-        if self._answered_entries:
+        if self._answered_entries or self._owed:
             self._send_receipts()
         # Left over if the ownership is in doubt. Entries that are only accepted are among those that the ledger abandons.
         unsent, self._answered_entries = self._answered_entries, []
@@ -486,12 +565,12 @@ class Topic:
                 "finds those that its bookies have", self.name, sum(entry.messages for entry in receipted), error,
             )  # fmt: skip
             entries = [entry for entry in entries if not entry.receipted]
-        for entry in entries:
-            for run in entry.runs:
-                run.session.fail(run.sequence_id, error)
-        for entry in entries:
-            for run in entry.runs:
-                self.producers.finished(run.session, 1)
+        runs = [run for entry in entries for run in entry.runs]
+        runs, self._owed = [*self._owed, *runs], []
+        for run in runs:
+            run.session.fail(run.sequence_id, error)
+        for run in runs:
+            self.producers.finished(run.session, 1)
         self._release(released)
 
     async def end(self, error: MagnetarError | None = None, *, drain_s: float = 0.0) -> None:
@@ -512,6 +591,7 @@ class Topic:
         consumers: list[Consumer] = []
         self.delays.stop()
         try:
+            await self.deduplication.stop()
             consumers, _ = await asyncio.gather(
                 self.subscriptions.close(self.not_served, fenced=self._fenced),
                 self.states.close(fenced=self._fenced),

@@ -139,11 +139,13 @@ def _label(policy: str) -> str:
     return (row.option.replace("-", " ") if row and len(row.policies) == 1 else policy).replace("_", " ")
 
 
-def shown(policy: str, value: int | str) -> str:
+def shown(policy: str, value: bool | int | str) -> str:
     """A value for people."""
     row = _BY_POLICY.get(policy)
     if row is None or isinstance(value, str):  # a newer broker may have policies that are not known here
         return str(value) or ANY
+    if row.unit == "word":
+        return next(word for word, known in row.words.items() if known == value)
     if value == UNLIMITED:
         return "no limit"
     if value == 0:

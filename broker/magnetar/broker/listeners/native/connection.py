@@ -304,7 +304,7 @@ class ClientConnection:
             {
                 "name": session.name,
                 "epoch": session.epoch,
-                "last_sequence_id": -1,
+                "last_sequence_id": session.last_sequence_id,
                 "topic_epoch": session.topic_epoch,
             },
         )

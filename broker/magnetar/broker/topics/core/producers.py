@@ -51,6 +51,7 @@ from magnetar.proto.errors import (
 )
 
 from ...dispatch.core.consumer import Peer
+from .deduplication import Pushed
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class ProducerSession:
     """One epoch of one producer."""
 
     __slots__ = (
-        "access_mode", "epoch", "name", "outstanding", "port", "rows", "state", "topic_epoch", "when_drained",
+        "access_mode", "epoch", "name", "outstanding", "port", "pushed", "rows", "state", "topic_epoch", "when_drained",
     )  # fmt: skip
 
     def __init__(
@@ -134,12 +135,19 @@ class ProducerSession:
         self.access_mode = access_mode
         self.topic_epoch = topic_epoch  # under which it was let in alone; NOT_ALONE: it is one of several
         self.state = SessionState.OPEN
+        # What was taken of it, by sequence id; None: nothing is deduplicated.
+        self.pushed: Pushed | None = None
         # Receipt runs queued or appended, neither confirmed nor failed yet.
         self.outstanding = 0
         # Rows of this wake-up, collected by the topic.
         self.rows: list[ReceiptFields] = []
         # Called once when `outstanding` is 0: nothing that was queued under this session can land any more.
         self.when_drained: list[Callable[[], None]] = []
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Messages up to this one are stored, as far as anybody knows; -1: nobody does."""
+        return -1 if self.pushed is None else self.pushed.last
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
         """Sends receipts. A port that fails costs its own producer only: it opens again, and sends again (rule 48)."""
@@ -237,6 +245,10 @@ class Producers:
 
     def __len__(self) -> int:
         return sum(session.state is not SessionState.CLOSED for session in self._by_name.values())
+
+    def __contains__(self, name: object) -> bool:
+        """True if the name is connected, or something of it is on its way."""
+        return name in self._by_name
 
     def __iter__(self) -> Iterator[ProducerSession]:
         return iter(list(self._by_name.values()))

@@ -1,0 +1,211 @@
+"""Deduplication of one topic: its policy, and what is durable of each producer, as a state that follows from the log.
+
+    OFF   --the policy says on-->  ON    with nothing known: what is stored from now on is known
+    ON    --the policy says off--> OFF   what was known is deleted before it can be ON again
+    ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
+
+Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
+stores is known when its name is opened again. While the policies of the namespace are not known, no producer is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from magnetar.proto.batch import decode_batch_header
+from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, BatchExtensions, Chunk, batch_extensions
+from magnetar.proto.entry import ENTRY_CHUNKED, Entry
+from magnetar.proto.errors import MagnetarError, ServiceNotReady
+from magnetar.proto.ids import TopicName
+from magnetar.runtime.tasks import Jobs
+
+from ..settings import BrokerSettings
+from .coalescer import GatheredEntry
+from .core.deduplication import KnownProducers, Pushed
+from .core.producers import Producers
+from .log_state import LogStates, StoredLogState
+from .policies import Resolved
+
+_log = logging.getLogger(__name__)
+
+KIND = "deduplication"
+
+
+class Deduplication:
+    """See the module docstring; it is the `LogState` too. `load` before use, `stop` in the end."""
+
+    generation = 0  # nothing of it is ever taken back
+
+    def __init__(
+        self,
+        topic: TopicName,
+        states: LogStates[GatheredEntry],
+        producers: Producers,
+        policies: Callable[[], Resolved | None],
+        settings: BrokerSettings,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`policies` None: not known now."""
+        self._topic = topic
+        self._states = states
+        self._producers = producers
+        self._policies = policies
+        self._settings = settings
+        self._now_ms = now_ms
+        self._known = KnownProducers(
+            settings.deduplication_producer_ttl_ms,
+            settings.deduplication_max_producers,
+            producers.__contains__,
+        )
+        self._opened: StoredLogState[GatheredEntry] | None = None  # None: OFF
+        self._decided = False  # the policies were known once
+        self._found = False  # something is stored by a former owner, and neither opened nor deleted
+        self._left_over = False  # something is stored that has to be deleted, for it was switched off
+        self._jobs = Jobs(f"topic {topic}")
+        self.duplicates = 0  # messages, since the topic was loaded
+
+    # --- the policy --------------------------------------------------------------------------------------------------
+
+    async def load(self, stored: Iterable[str]) -> None:
+        """Returns as `LogStates.open`. `stored`: kinds of states that former owners of the topic left."""
+        self._found = KIND in stored
+        self.policies_changed()
+        if self._wanted():
+            await self._jobs.wait()
+
+    def policies_changed(self) -> None:
+        """Perhaps it is to be on now, or off."""
+        if self._wanted() or self._opened is not None or self._found or self._left_over:
+            self._jobs.begin("deduplication", self._follow_policy)
+
+    def _wanted(self) -> bool | None:
+        if not self._topic.persistent:  # nothing of it is durable
+            return False
+        found = self._policies()
+        if found is None:
+            return None
+        self._decided = True
+        wanted: bool = found.value("deduplication")[0]
+        return wanted
+
+    async def _open(self) -> None:
+        self._found = False
+        self._opened = await self._states.open(
+            KIND,
+            self,
+            every_entries=self._settings.deduplication_snapshot_entries,
+            interval_ms=self._settings.deduplication_snapshot_interval_ms,
+        )
+
+    async def _follow_policy(self) -> None:
+        pause_ms = self._settings.retry_initial_ms
+        while (wanted := self._wanted()) is not None:
+            if wanted and self._opened is None and not self._left_over:
+                await self._open()
+            elif not wanted and (self._opened is not None or self._found or self._left_over):
+                self._opened, self._found, self._left_over = None, False, True
+                for session in self._producers:
+                    session.pushed = None
+                pause_ms = await self._drop(pause_ms)
+            elif wanted and self._opened is None:
+                pause_ms = await self._drop(pause_ms)
+            else:
+                return
+
+    async def _drop(self, pause_ms: int) -> int:
+        """Deletes what is stored; returns for how long to wait before the next attempt."""
+        try:
+            await self._states.drop(KIND)
+            self._left_over = False
+        except MagnetarError as error:
+            _log.warning("topic %s: what deduplication knew is not deleted yet: %s", self._topic, error)
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms = min(pause_ms * 2, self._settings.retry_max_ms)
+        return pause_ms
+
+    async def stop(self) -> None:
+        """The policy is not followed any more; to be called before the states are closed."""
+        await self._jobs.cancel()
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ServiceNotReady while it is not known what a session would begin with."""
+        if self._opened is not None:
+            self._opened.check()
+        elif (wanted := self._wanted()) or (wanted is None and not self._decided):
+            why = "is being switched on" if wanted else "may be on or off: its policies cannot be read now"
+            raise ServiceNotReady(f"deduplication of topic {self._topic} {why}; try again")
+
+    def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:
+        """Of a new session, after `check`; None: OFF.
+
+        `unconfirmed`: entries that are not durable. With flush=async they may have groups of that name, which older sessions
+        have receipts for.
+        """
+        if self._opened is None:
+            return None
+        pushed = self._known.begin(name)
+        for run in (run for entry in unconfirmed for run in entry.runs):
+            if run.session.name == name and not run.is_duplicate:
+                pushed.take(run.sequence_id, *_last_and_chunk(run.sequence_id, run.messages, run.extensions))
+        return pushed
+
+    def forget(self) -> None:
+        """The regular round."""
+        self._known.forget(self._now_ms())
+
+    # --- LogState ----------------------------------------------------------------------------------------------------
+
+    def confirmed(self, ledger_id: int, entry_id: int, context: GatheredEntry) -> None:
+        """Work for each run of a producer in the entry."""
+        now_ms = self._now_ms()
+        for run in context.runs:
+            if not run.is_duplicate:
+                ids = _last_and_chunk(run.sequence_id, run.messages, run.extensions)
+                self._known.stored(run.session.name, *ids, now_ms)
+
+    def replay(self, ledger_id: int, entry_id: int, entry: Entry) -> None:
+        """Looks at the last batch of each producer; at all batches if there are chunks among them."""
+        names, data, count = entry.producer_names, entry.data, entry.batch_count
+        lasts: Iterable[int] = dict(zip(entry.producers, range(count))).values()
+        for position in range(count) if entry.flags & ENTRY_CHUNKED else lasts:
+            start, _ = entry.batch_bounds(position)
+            header = decode_batch_header(data, start)
+            extensions = None
+            if header.header_length != BATCH_HEADER_BYTES:
+                extensions = batch_extensions(data, header.header_length, start)
+            ids = _last_and_chunk(header.sequence_id, header.message_count, extensions)
+            self._known.stored(names[entry.producers[position]], *ids, entry.append_time_ms)
+
+    def clear(self) -> None:
+        """Of the names that are known."""
+        self._known.clear()
+
+    def apply(self, piece: bytes) -> int:
+        """Rows of names."""
+        return self._known.apply(piece)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All names."""
+        return self._known.pieces()
+
+    def changes(self) -> Iterator[bytes]:
+        """Names that stored something."""
+        return self._known.changes()
+
+    def needed_since_ms(self) -> int:
+        """Who has stored nothing since then is forgotten."""
+        return self._now_ms() - self._settings.deduplication_producer_ttl_ms
+
+
+def _last_and_chunk(
+    first: int, messages: int, extensions: BatchExtensions | None
+) -> tuple[int, Chunk | None]:
+    """The last sequence id of messages that count up, unless the extensions of their batch say another."""
+    if extensions is None:
+        return first + messages - 1, None
+    last = extensions.last_sequence_id
+    return first + messages - 1 if last is None else last, extensions.chunk
