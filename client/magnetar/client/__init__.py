@@ -64,6 +64,7 @@ from magnetar.proto.policies import Policies, PolicyInForce
 from .administration import Admin, FoundPolicies
 from .client import Client, connect
 from .consumer import Consumer
+from .core.routing import OutgoingMessage
 from .durations import Duration
 from .messages import Message, MessageBatch
 from .options import DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
@@ -107,6 +108,7 @@ __all__ = [
     "MessageTooLarge",
     "NotAuthorized",
     "NotEnoughBookies",
+    "OutgoingMessage",
     "PartitionNotFound",
     "Policies",
     "PolicyInForce",

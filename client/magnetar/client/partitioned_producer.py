@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from magnetar.proto.batch import Columns, Key
-from magnetar.proto.errors import PartitionNotFound, ProducerQueueFull, TopicNotFound
+from magnetar.proto.errors import MagnetarError, PartitionNotFound, ProducerQueueFull, TopicNotFound
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
@@ -38,6 +38,8 @@ from .topics_watch import PartitionsWatch
 
 _log = logging.getLogger("magnetar.client")
 
+# What a partition that does not exist (any more) fails with.
+_GONE = (TopicNotFound, PartitionNotFound)
 # After so long it looks whether all partitions have a producer, even if nothing was told.
 _LOOK_INTERVAL_S = 60.0
 
@@ -78,14 +80,19 @@ class PartitionedProducer:
 
     def send_nowait(self, value: bytes | None, key: Key = None, **more: Any) -> Receipt:
         """See Producer.send_nowait; `more`: its other arguments."""
-        if key is not None or self._router.by_function:
-            return self._chosen(value, key, more).send_nowait(value, key, **more)
         producer = self._current
-        if not producer.has_open_batch:
-            producer = self._current = self._next()
         try:
+            if key is not None or self._router.by_function:
+                return self._chosen(value, key, more).send_nowait(value, key, **more)
+            if not producer.has_open_batch:
+                producer = self._current = self._next()
             return producer.send_nowait(value, None, **more)
+        except _GONE:
+            self._watch.look_again()
+            raise
         except ProducerQueueFull:
+            if key is not None or self._router.by_function:
+                raise
             for _ in self._producers:
                 self._current = self._next()
                 if self._current is not producer:
@@ -176,6 +183,8 @@ class PartitionedProducer:
         """Raises as `all_of`."""
         first, *others = self._producers
         await first.open()
+        with contextlib.suppress(MagnetarError):  # it is watched later
+            await self._watch.begin()
         await self._open(others)
         self._growth = LongTask(f"the partitions of {self.topic}", self._follow)
 
@@ -202,7 +211,7 @@ class PartitionedProducer:
         made = {
             number: self._producer_of(number, count)
             for number in range(count)
-            if number >= len(old) or isinstance(old[number].failure, TopicNotFound | PartitionNotFound)
+            if number >= len(old) or isinstance(old[number].failure, _GONE)
         }
         if not count or not (made or count < len(old)):
             return

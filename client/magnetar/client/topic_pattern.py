@@ -105,7 +105,7 @@ class PatternTopics:
         changes = await self._watch.next(self._interval)
         return changes and TopicChanges(self._wanted(changes.made), changes.deleted)
 
-    def may_go(self, topic: str, others: Iterable[str]) -> bool:
+    def gone(self, topic: str, others: Iterable[str]) -> bool:
         return True
 
     def made_again(self, topic: str) -> None:
@@ -135,6 +135,8 @@ class NamedTopics:
         self._following: list[LongTask] = []
 
     async def begin(self) -> None:
+        # Those that cannot be watched now are watched later.
+        await asyncio.gather(*[watch.begin() for watch in self._watches.values()], return_exceptions=True)
         self._following = [
             LongTask(f"the partitions of {topic}", partial(self._follow, watch))
             for topic, watch in self._watches.items()
@@ -157,13 +159,14 @@ class NamedTopics:
         self._changed.clear()
         return None
 
-    def may_go(self, topic: str, others: Iterable[str]) -> bool:
-        """A partition, while others of its topic are there."""
+    def gone(self, topic: str, others: Iterable[str]) -> bool:
+        """Of a partition, while others of its topic are there. It is looked for at once: it may have been made again."""
+        self._changed.set()
         whole = TopicName.parse(topic).whole
         return str(whole) in self._watches and any(TopicName.parse(one).whole == whole for one in others)
 
     def made_again(self, topic: str) -> None:
-        """It is opened again when it is looked for next."""
+        """See `gone`."""
 
     def close(self) -> None:
         for task in self._following:

@@ -70,8 +70,8 @@ class ChangingTopics(Protocol):
     async def next(self) -> TopicChanges | None:
         """Waits for changes; None: `all` is to be asked."""
 
-    def may_go(self, topic: str, others: Iterable[str]) -> bool:
-        """True if a topic that is gone is nothing that the user must be told of, while there are these others."""
+    def gone(self, topic: str, others: Iterable[str]) -> bool:
+        """A topic is, while there are these others. True if that is nothing that the user must be told of."""
 
     def made_again(self, topic: str) -> None:
         """Has `next` return that this topic was made."""
@@ -170,7 +170,7 @@ class TopicsConsumer:
 
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
         changing, others = self._changing, self.consumers.keys() - {consumer.topic}
-        if changing is not None and isinstance(error, _GONE) and changing.may_go(consumer.topic, others):
+        if changing is not None and isinstance(error, _GONE) and changing.gone(consumer.topic, others):
             _log.info("%s: topic %s is gone", self.what, consumer.topic)
             if consumer.topic in self._made:
                 changing.made_again(consumer.topic)

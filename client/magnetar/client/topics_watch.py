@@ -5,6 +5,7 @@ As a fallback topics are listed, and partitions asked for, after every interval 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NamedTuple
 
 import msgspec
@@ -95,14 +96,21 @@ class PartitionsWatch(Watch):
     def _end(self) -> Command:
         return WatchPartitions(0, self._id)
 
-    def _begun(self, answer: Any) -> None:
+    def _begun(self, answer: Any) -> bool:
         self.count = checked_partitions(answer["partitions"])
+        return self.count > 0
 
     async def next(self, interval: float) -> int:
         """`count` when it has changed, perhaps, and after `interval` seconds. Raises what asking for it failed with."""
+        if self._connection is None and not self.count:
+            await asyncio.sleep(interval)  # the broker watches no topic that is not partitioned
         if not await self.news(interval) and self._connection is None:
             self.count = await self._pool.partitions_of(self.topic)
         return self.count
+
+    def look_again(self) -> None:
+        """Has `next` return: a partition was gone, which may have been made again."""
+        self._changed.set()
 
     def received(self, command: Command, payload: bytes) -> None:
         """A PartitionsChanged frame. Raises MalformedFrame."""

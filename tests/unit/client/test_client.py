@@ -40,7 +40,7 @@ def test_public_names() -> None:
         "ChecksumMismatch Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy DiskFull "
         "EntryDamaged EntryUnreadable FinalError FoundPolicies FrameTooLarge InvalidArgument "
         "InvalidCallError InvalidTopicName LookupAgainError MagnetarError MalformedFrame Message "
-        "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies PartitionNotFound "
+        "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies OutgoingMessage PartitionNotFound "
         "Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
         "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SequenceIdError ServiceNotReady "
         "StorageFailed SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "

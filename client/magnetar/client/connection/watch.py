@@ -41,20 +41,25 @@ class Watch(Port):
         """What ends that."""
         raise NotImplementedError
 
-    def _begun(self, answer: Any) -> None:
-        """The broker tells from now on; its answer. Raises MalformedFrame."""
+    def _begun(self, answer: Any) -> bool:
+        """The broker's answer: True if it tells from now on. Raises MalformedFrame."""
+        return True
 
     async def begin(self) -> None:
         """Asks a broker to tell. Raises what it answered, or ConnectionLost."""
         connection = await self._pool.to_service()
         connection.ports[self._id] = self
         try:
-            self._begun(await connection.request(self._beginning(), self._pool.options.operation_timeout))
+            answer = await connection.request(self._beginning(), self._pool.options.operation_timeout)
+            begun = self._begun(answer)
         except BaseException:
             connection.ports.pop(self._id, None)
             connection.send(self._end().encode())  # it may have begun all the same
             raise
-        self._connection = connection
+        if begun:
+            self._connection = connection
+        else:
+            connection.ports.pop(self._id, None)
 
     async def news(self, interval: float) -> bool:
         """Waits until there are some; False: only asking can tell, after `interval` seconds in any case."""
