@@ -116,3 +116,20 @@ async def test_what_needs_a_store_is_one_clear_error() -> None:
             await client.admin.create_subscription(PRICES, "s")
         with pytest.raises(Unsupported, match="nothing of it is stored"):
             await client.admin.compact_topic(PRICES)
+
+
+async def test_a_partitioned_one_and_delivery_times_which_mean_nothing_there() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await client.admin.create_topic(PRICES, partitions=3)
+        consumer = await client.subscribe(PRICES, "screen", type="shared")
+        producer = await client.create_producer(PRICES)
+        values = [b"%d" % number for number in range(60)]
+        await producer.send_many(values, keys=[value.decode() for value in values])
+        await producer.send(b"60", key="60", deliver_after=3600)
+        got = await take(consumer, 61)
+        assert sorted(int(message.value) for message in got) == list(range(61))
+        assert {message.id.partition for message in got} == {0, 1, 2}
+        assert (await client.admin.topic_stats(PRICES))["dropped_messages"] == 0
+        await client.admin.update_partitions(PRICES, 4)
+        await client.admin.delete_topic(PRICES, force=True)
+        assert await client.admin.list_topics() == []
