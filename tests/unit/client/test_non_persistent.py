@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import DeadLetterPolicy, ReceiveTimeout, Unsupported
+from magnetar.client import DeadLetterPolicy, ReceiveTimeout, TopicTerminated, Unsupported
+from magnetar.client.administration import ask
+from magnetar.proto.commands import TerminateTopic
+from magnetar.proto.ids import MessageId
 from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
 
@@ -133,3 +136,15 @@ async def test_a_partitioned_one_and_delivery_times_which_mean_nothing_there() -
         await client.admin.update_partitions(PRICES, 4)
         await client.admin.delete_topic(PRICES, force=True)
         assert await client.admin.list_topics() == []
+
+
+async def test_it_ends_when_it_is_terminated() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(PRICES, "screen")
+        producer = await client.create_producer(PRICES)
+        sent = await producer.send(b"last")
+        last = await ask(client.admin, TerminateTopic(0, PRICES), topic=PRICES)
+        assert MessageId.from_bytes(last) == sent
+        with pytest.raises(TopicTerminated):
+            await producer.send(b"more")
+        assert (await consumer.receive(5.0)).value == b"last"
