@@ -18,6 +18,7 @@ from support.cluster.history import (
     Received,
     Sent,
     Stored,
+    StoredBefore,
     SubscriptionMade,
     key_of,
 )
@@ -98,6 +99,11 @@ def store_twice(events: Events) -> None:
     store(events, lambda messages: messages.append(Handed((1, COUNT, 0), "keyed", 0, key_of(0, KEYS))))
 
 
+def refuse_what_is_not_stored(events: Events) -> None:
+    """Its receipt says that it was stored before."""
+    events.append(StoredBefore(41.0, 40.0, "plain", (COUNT,)))
+
+
 def swap_in_the_topic(events: Events) -> None:
     def swap(messages: list[Handed]) -> None:
         one, other = messages[10], messages[12]  # of the same producer
@@ -163,6 +169,7 @@ def add_a_redelivery_after_a_nack(events: Events) -> None:
 
 PLANTED: dict[str, tuple[Plant, set[str]]] = {
     "lost": (lose, {"lost", "vanished"}),
+    "refused, not stored": (refuse_what_is_not_stored, {"lost"}),
     "overwritten": (
         lose_behind_a_truncated_ledger,
         {"lost", "vanished", "reordered by producer", "duplicated"},

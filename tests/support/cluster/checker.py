@@ -4,7 +4,7 @@
 
 | finding | rule |
 |---|---|
-| lost | a confirmed message stands where its receipt said, whatever happened since |
+| lost | a confirmed message stands where its receipt said, whatever happened since; one that was stored before, somewhere |
 | phantom | what is stored or delivered was sent, by that producer, with that key |
 | duplicated | with deduplication no message is stored twice; without it duplicates are counted |
 | reordered by producer | first occurrences in a topic rise with the numbers of their producer |
@@ -41,6 +41,7 @@ from support.cluster.history import (
     SendFailed,
     Sent,
     Stored,
+    StoredBefore,
     SubscriptionMade,
     key_of,
 )
@@ -103,6 +104,7 @@ class _Producer:
 @dataclass
 class _Topic:
     confirmed: dict[Name, Position] = field(default_factory=dict)
+    stored_before: list[Name] = field(default_factory=list)  # as their receipts say
     stored: dict[Position, Handed] = field(default_factory=dict)
     confirmations: list[tuple[float, float, int, Name]] = field(default_factory=list)  # at, sent at, ledger
     read: bool = False
@@ -172,6 +174,11 @@ class _Check:
                     topic.confirmed[producer, number] = position
                     topic.confirmations.append((at, sent_at, position[0], (producer, number)))
                 counts["confirmed"] += len(positions)
+            case StoredBefore(_, _, producer, numbers):
+                topic = self._topics[self._producers[producer].topic]
+                topic.stored_before += [(producer, number) for number in numbers]
+                counts["confirmed"] += len(numbers)
+                counts["duplicates refused"] += len(numbers)
             case SendFailed():
                 counts["failed sends"] += 1
             case Received(at, consumer, attachment, messages):
@@ -230,6 +237,12 @@ class _Check:
                 other = "nothing" if found is None else found.name
                 verdict.found(
                     "lost", f"{message_name} was confirmed at {position} of {name}, which holds {other}"
+                )
+        names = {message.name for message in topic.stored.values()}
+        for message_name in topic.stored_before:
+            if message_name not in names:
+                verdict.found(
+                    "lost", f"{message_name} was confirmed as stored before, and {name} does not hold it"
                 )
         seen: dict[Name, None] = {}
         highest: dict[str, int] = {}

@@ -61,6 +61,15 @@ class Confirmed(Event, frozen=True):
     positions: tuple[Position, ...]
 
 
+class StoredBefore(Event, frozen=True):
+    """Receipts that say that these messages were stored by an earlier attempt, and not where."""
+
+    at: float
+    sent_at: float
+    producer: str
+    numbers: tuple[int, ...]
+
+
 class SendFailed(Event, frozen=True):
     """It is not known whether this message is stored."""
 
@@ -133,6 +142,7 @@ AnyEvent = (
     | ConsumerMade
     | Sent
     | Confirmed
+    | StoredBefore
     | SendFailed
     | Received
     | AckReceipt

@@ -57,7 +57,11 @@ class Round:
     def judged(self) -> str:
         """What the checker counted, for the table."""
         found = self.verdict
-        return f"{found.findings.total()} findings ({found.findings['lost']} lost), {found.counts['duplicates']} duplicates"
+        refused = found.counts["duplicates refused"]
+        return (
+            f"{found.findings.total()} findings ({found.findings['lost']} lost), {found.counts['duplicates']} duplicates"
+            + (f" ({refused} refused)" if self.load.plan.deduplication else "")
+        )
 
     async def play(self, faults: Sequence[Fault]) -> None:
         """One after the other, each when its time has come and messages are confirmed again after the one before."""
@@ -98,5 +102,5 @@ async def round_of(
         found.seconds = time.monotonic() - found.began
         found.status = await cluster.healed()
         events = await load.finish()
-    found.verdict = await asyncio.to_thread(check, events)
+    found.verdict = await asyncio.to_thread(check, events, deduplication=plan.deduplication)
     found.confirmations = Confirmations(events)

@@ -41,6 +41,7 @@ from support.cluster.history import (
     SendFailed,
     Sent,
     Stored,
+    StoredBefore,
     SubscriptionMade,
     handed,
     key_of,
@@ -73,6 +74,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float = 0.3  # at most
     max_outstanding: int = 5000  # sent by a producer and not confirmed
     drain_s: float = 60.0
+    deduplication: bool = False  # of the topics
 
 
 class Counts:
@@ -178,6 +180,7 @@ class LoadedProducer:
     async def _await(self, first: int, sent_at: float, receipts: list[Any]) -> None:
         """Confirmed messages are noted in runs of consecutive numbers."""
         load, positions, start = self._load, list[Position](), first
+        before: list[int] = []
         for number, receipt in enumerate(receipts, first):
             try:
                 found = await receipt
@@ -186,9 +189,18 @@ class LoadedProducer:
                 positions, start = [], number + 1
                 load.counts.failed += 1
                 load.history.add(SendFailed(time.monotonic(), self.name, number, str(error)))
+                continue
+            if found.is_duplicate:
+                self._confirmed(start, sent_at, positions)
+                positions, start = [], number + 1
+                before.append(number)
             else:
                 positions.append((found.ledger, found.entry, found.index))
         self._confirmed(start, sent_at, positions)
+        if before:
+            load.history.add(StoredBefore(time.monotonic(), sent_at, self.name, tuple(before)))
+            load.counts.confirmed += len(before)
+            load.counts.confirmed_at[self._topic] = max(load.counts.confirmed_at[self._topic], sent_at)
         self._outstanding -= len(receipts)
 
     def _confirmed(self, first: int, sent_at: float, positions: list[Position]) -> None:
@@ -357,6 +369,9 @@ class Load:
             for number, topic in enumerate(self.topics):
                 self.counts.positions[topic] = {}
                 self.counts.confirmed_at[topic] = 0.0
+                if plan.deduplication:
+                    await receiving.admin.create_topic(topic)
+                    await receiving.admin.update_topic_policies(topic, {"deduplication": True})
                 types = TYPES if plan.all_types else (TYPES[number % len(TYPES)],)
                 for type in types if plan.subscriptions else ():
                     self.counts.receipts[topic, type] = {}
