@@ -33,6 +33,7 @@ from magnetar.proto.commands import (
     SetPolicies,
     SkipMessages,
     SplitBundle,
+    TerminateTopic,
     TopicStats,
     UnloadBundle,
     UpdatePartitions,
@@ -158,6 +159,19 @@ class Admin:
         """
         name = str(TopicName.parse(topic))
         return int((await self._pool.request(UpdatePartitions(0, name, partitions)))["partitions"])
+
+    async def terminate_topic(self, topic: str) -> dict[str, MessageId | None]:
+        """The topic takes no more messages, for good; the id of the last one by name of the topic, or of each partition.
+
+        What was sent before is stored, or fails. Producers end with TopicTerminated; consumers get everything, and then
+        iterating over them ends. Doing it again changes nothing. Raises TopicNotFound, QuorumLost.
+        """
+
+        async def terminate(name: str) -> MessageId | None:
+            answer: bytes | None = await self._ask(TerminateTopic, name)
+            return None if answer is None else MessageId.from_bytes(answer)
+
+        return await self._each(topic, terminate)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic and all its messages; TopicInUse while producers or consumers are connected, unless `force`.

@@ -287,6 +287,7 @@ class Producer(_Closing[AsyncProducer]):
 
     topic: str = _reading(AsyncProducer.topic)
     name: str = _reading(AsyncProducer.name)
+    topic_epoch: int = _reading(AsyncProducer.topic_epoch)
     last_sequence_id: int = _reading(AsyncProducer.last_sequence_id)
     ended: bool = _reading(AsyncProducer.ended)
 
@@ -301,6 +302,7 @@ class _Receiving(_Closing[R_co]):
 
     topic: str = _reading(Receiving.topic)
     trimmed_gaps: int = _reading(Receiving.trimmed_gaps)
+    reached_end: bool = _reading(Receiving.reached_end)
 
     def stop(self) -> None:
         """Does what Consumer.stop does; it waits for nothing, and may be called by a signal handler."""
@@ -415,6 +417,7 @@ class Admin(_Facade[AsyncAdmin]):
     partitions = _waiting(AsyncAdmin.partitions)
     create_topic = _waiting(AsyncAdmin.create_topic)
     update_partitions = _waiting(AsyncAdmin.update_partitions)
+    terminate_topic = _waiting(AsyncAdmin.terminate_topic)
     delete_topic = _waiting(AsyncAdmin.delete_topic)
     compact_topic = _waiting(AsyncAdmin.compact_topic)
     compaction_status = _waiting(AsyncAdmin.compaction_status)

@@ -17,7 +17,7 @@ from typing import Any
 # Of one log.
 _OF_PARTITIONS = {
     "epoch", "horizon", "ledgers", "mark_delete", "next_index", "open_ledger", "partitions", "recovered_from",
-    "retained_by", "topic", "trimmed_until", "unreadable_entries",
+    "retained_by", "topic", "topic_epoch", "trimmed_until", "unreadable_entries",
 }  # fmt: skip
 # Of several states of a compaction: the first one that there is.
 _COMPACTION = ("failed", "running", "done", "never")

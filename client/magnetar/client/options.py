@@ -31,6 +31,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 SubscriptionType = Literal["exclusive", "failover", "shared", "key_shared"]
+AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
 SUBSCRIPTION_TYPES: tuple[SubscriptionType, ...] = get_args(SubscriptionType)
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
 
@@ -161,6 +162,7 @@ class ProducerOptions:
     topic: str
     _: KW_ONLY
     name: str | None = None  # None: the service gives one
+    access_mode: AccessMode = "shared"  # who else may produce to the topic meanwhile
     batching: bool = True  # False: every message is a batch of one in a frame of its own
     batching_max_messages: int = 1000
     batching_max_bytes: int = 128 * 1024
@@ -184,6 +186,10 @@ class ProducerOptions:
         _positive(self, "batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes")
         check_message_count(self.batching_max_messages)
         _delays(self, "batching_max_delay")
+        if self.access_mode not in get_args(AccessMode):
+            raise InvalidArgument(
+                f"unknown access_mode {self.access_mode!r}; want one of {', '.join(get_args(AccessMode))}"
+            )
         check_routing(self.routing, self.routing_hash)
         Compression.parse(self.compression)
 

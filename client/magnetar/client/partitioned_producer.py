@@ -166,6 +166,10 @@ class PartitionedProducer:
         return self._producers[0].name
 
     @property
+    def topic_epoch(self) -> int:
+        return self._producers[0].topic_epoch
+
+    @property
     def last_sequence_id(self) -> int:
         return min(producer.last_sequence_id for producer in self._producers)
 

@@ -34,6 +34,14 @@ class Producer(Member):
         return self._producer.name
 
     @property
+    def topic_epoch(self) -> int:
+        """Which exclusive producer of its topic it is: each gets a higher number than all before. -1: it shares the topic.
+
+        Of a partitioned topic that of partition 0.
+        """
+        return self._producer.topic_epoch
+
+    @property
     def last_sequence_id(self) -> int:
         """The highest sequence id that was sent, or that the service had under this name when it was opened; -1: none.
 

@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import islice
 from typing import Any
 
-from magnetar.proto.errors import AlreadyClosed, EntryUnreadable, InvalidArgument, ReceiveTimeout
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    EntryUnreadable,
+    InvalidArgument,
+    ReceiveTimeout,
+    TopicTerminated,
+)
 from magnetar.proto.ids import MessageId
 from magnetar.runtime.timeouts import TimeLimit
 
@@ -31,6 +37,16 @@ class Receiving(Member):
         """How often messages were trimmed that were to come next, so that it went on behind them."""
         return self._source.trimmed_gaps
 
+    @property
+    def reached_end(self) -> bool:
+        """True when the topic, or each of several, is terminated and nothing is left to be received.
+
+        Nothing comes any more unless this seeks back, or gives back what it has: what was nacked comes again before. With
+        shared and key_shared what other consumers hold may still come here when they leave: the end is reached when they
+        have acknowledged it. A consumer of a pattern, and with retry=True of the retry topics, goes on for those.
+        """
+        return self._source.at_end
+
     def stop(self) -> None:
         """Hands out nothing more, for good: `async for` and `batches` end behind what is in hand, `receive` raises.
 
@@ -39,7 +55,10 @@ class Receiving(Member):
         self._source.stop()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages, for ever; ends when this is stopped or closed. Leaving the loop loses nothing: the next one goes on."""
+        """Messages; ends when this is stopped or closed, and at the end of a terminated topic (`reached_end`).
+
+        Leaving the loop loses nothing: the next one goes on.
+        """
         source = self._source
         while True:
             for message in source.open_messages():
@@ -48,7 +67,8 @@ class Receiving(Member):
                 return
 
     async def receive(self, timeout: Duration | None = None) -> Message:
-        """The next message. Raises ReceiveTimeout after `timeout` (None: waits for ever), AlreadyClosed once it is stopped.
+        """The next message. Raises ReceiveTimeout after `timeout` (None: waits for ever), AlreadyClosed once it is stopped,
+        and TopicTerminated once everything of a terminated topic was received.
 
         Raises EntryUnreadable, once, where an entry is damaged on all its replicas: `skip` or `seek` goes on behind it.
         A call that is cancelled loses no message.
@@ -106,22 +126,24 @@ class Receiving(Member):
             await asyncio.sleep(0)
             if await source.refill_now(count):
                 return
-            if not source.stopped:
+            if not source.stopped and not source.at_end:
                 raise ReceiveTimeout(f"{source.what}: no message has arrived")
         late = f"{source.what}: no message within {seconds} s"
         async with TimeLimit(seconds, lambda: ReceiveTimeout(late)):
             if await self._refill(count):
                 return
+        if not source.stopped:
+            raise TopicTerminated(f"{source.what} has received everything: its topic was terminated")
         raise AlreadyClosed(f"{source.what} was stopped, or is closed; open another one")
 
     async def _refill(self, count: int | None) -> bool:
-        """Waits until a message may be taken; False when stopped.
+        """Waits until a message may be taken; False when stopped, or at the end of all that there will be.
 
         Raises why nothing more will come, or what is wrong with a damaged delivery. count: see OpenDelivery.show.
         """
         source = self._source
         while not await source.refill_now(count):
-            if source.stopped:
+            if source.stopped or source.at_end:
                 return False
             source.arrived.clear()
             await source.arrived.wait()

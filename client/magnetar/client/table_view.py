@@ -48,6 +48,7 @@ class TableView(Member):
         self._applied: dict[str, MessageId] = {}  # by topic: the last message that is in the view
         self._task: asyncio.Task[None] | None = None
         self._ended: MagnetarError | None = None  # why it follows the topic no more
+        self._complete = False  # the topic is terminated, and the view has all of it
         self._changed = (
             asyncio.Event()
         )  # replaced whenever it is set: something was applied, or nothing will be
@@ -122,7 +123,8 @@ class TableView(Member):
         return consumer is not None and consumer.has_handed_out_to(last)
 
     def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
-        """Keys with their new values, None for one that was deleted, from this call on. Ends when the view is closed.
+        """Keys with their new values, None for one that was deleted, from this call on. Ends when the view is closed,
+        and at the end of a terminated topic.
 
         Whoever is slow gets only the last value of a key that changed several times. Raises as `refresh`.
         """
@@ -143,7 +145,7 @@ class TableView(Member):
             while True:
                 while pending:
                     yield pending.pop(next(iter(pending)))
-                if isinstance(self._ended, AlreadyClosed):
+                if self._complete or isinstance(self._ended, AlreadyClosed):
                     return
                 self._check()
                 await self._changed.wait()
@@ -172,7 +174,11 @@ class TableView(Member):
         try:
             async for batch in self._reader.batches():
                 self._apply(batch)
-            self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
+            if self._reader.reached_end:
+                self._complete = True
+                self._notify()
+            else:
+                self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
         except MagnetarError as error:
             # A message that cannot be read, for one: the view would be wrong from here on.
             self._end(error)

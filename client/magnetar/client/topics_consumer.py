@@ -134,6 +134,13 @@ class TopicsConsumer:
             self._current.found_empty()
         return False
 
+    @property
+    def at_end(self) -> bool:
+        """All of its topics are at their ends, and there will be no others."""
+        endless = self._changing is not None and self._changing.endless
+        ended = bool(self.consumers) and all(consumer.at_end for consumer in self.consumers.values())
+        return ended and not endless and not self._failures
+
     async def _open_next(self, count: int | None) -> bool:
         """Opens deliveries that are here until one has a message.
 

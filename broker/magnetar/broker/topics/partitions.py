@@ -32,6 +32,7 @@ from magnetar.proto.errors import (
     PartitionNotFound,
     TopicBusy,
     TopicNotFound,
+    TopicTerminated,
     VersionConflict,
 )
 from magnetar.proto.ids import MAX_PARTITIONS, NO_PARTITION, TopicName
@@ -198,7 +199,9 @@ class PartitionedTopics:
         await self._grow(name, found, partitions)
 
     async def update(self, name: TopicName, partitions: int) -> int:
-        """The topic has so many from now on. Raises TopicNotFound, InvalidArgument for fewer than before, TopicBusy."""
+        """The topic has so many from now on. Raises TopicNotFound, InvalidArgument for fewer than before, TopicBusy,
+        TopicTerminated.
+        """
         _check_partitions(name, partitions)
         found = await self.read(name)
         if not found.exists:
@@ -218,6 +221,7 @@ class PartitionedTopics:
         before = found.record.partitions
         if before == partitions:
             return
+        await self._check_not_terminated(name.partition_of(0))
         names = [name.partition_of(number) for number in range(before, partitions)]
         try:
             await self._make(name, found, names)
@@ -227,6 +231,13 @@ class PartitionedTopics:
             raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
         for one in names:
             self._watches.changed(one, exists=True)
+
+    async def _check_not_terminated(self, first: TopicName) -> None:
+        """A topic is terminated as a whole, and so has no new partitions, as its first one says. Raises TopicTerminated."""
+        path = topic_path(first)
+        stored = await self._metadata.get(path)
+        if stored is not None and TopicRecord.decode(stored.value, path).terminated:
+            raise TopicTerminated(f"topic {first.whole} was terminated, and gets no more partitions")
 
     async def _make(self, name: TopicName, found: PartitionedTopic, names: list[TopicName]) -> None:
         """Writes the heads of partitions, and their subscriptions; what is there already stays. Raises VersionConflict."""

@@ -147,9 +147,9 @@ async def _next(
     client: Client, consumer: Consumer, printer: Printer, timeout: float | None, *, follow: bool
 ) -> Message | None:
     """None: nothing more is to be printed."""
-    from magnetar.client import ReceiveTimeout
+    from magnetar.client import ReceiveTimeout, TopicTerminated
 
-    with contextlib.suppress(ReceiveTimeout):
+    with contextlib.suppress(ReceiveTimeout, TopicTerminated):
         return await consumer.receive(timeout=0)
     await printer.flush(receipt=not follow)
     loop = asyncio.get_running_loop()
@@ -161,6 +161,8 @@ async def _next(
         except ReceiveTimeout:
             if loop.time() >= deadline:
                 break
+        except TopicTerminated:
+            break
     return None
 
 

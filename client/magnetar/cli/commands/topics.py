@@ -98,6 +98,14 @@ async def topics_compact(
     )
 
 
+@command(topics_app, "terminate", question="Terminate {topic}? Nobody can ever publish to it again.")
+async def topics_terminate(client: Client, topic: Topic) -> Answer:
+    """Let a topic take no more messages, for good: consumers get what it has, and then its end."""
+    ends = await client.admin.terminate_topic(topic)
+    lines = [f"terminated {name}, last message {end or 'none'}" for name, end in ends.items()]
+    return Answer({name: end and str(end) for name, end in ends.items()}, lines)
+
+
 @command(topics_app, "delete", json=None, question="Delete {topic} with all its messages?")
 async def topics_delete(client: Client, topic: Topic, force: Force = False) -> Answer:
     """Delete a topic with all its messages and subscriptions."""

@@ -10,13 +10,15 @@
 An attempt that is given up on the way sends a close behind its opening, on the same connection, so that the broker keeps no
 place for nobody. Pauses start anew once an attachment has held for twice the last pause.
 
-The first attach (`open`) ends with an error after operation_timeout; later ones are tried until they succeed, are refused
-for good, or the owner is closed, and once they take longer than operation_timeout one warning says what is waited for.
+The first attach (`open`) ends with an error after operation_timeout. Later ones, and the first one of an owner that may wait
+for a place, are tried until they succeed, are refused for good, or the owner is closed, and once they take longer than
+operation_timeout one warning says what is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -46,6 +48,7 @@ from .pool import ConnectionPool
 
 log = logging.getLogger("magnetar.client")
 
+_PATIENCE_S = 365 * 24 * 3600.0  # for an answer that comes when there is a place
 OF_ANOTHER_CLUSTER = "is about messages of the cluster that this client has left"
 
 
@@ -54,6 +57,10 @@ class Attached(Protocol):
 
     def opening(self) -> Command:
         """What makes it known to the broker."""
+
+    @property
+    def may_wait(self) -> bool:
+        """The broker answers `opening` when there is a place, whenever that is."""
 
     async def opened(self, connection: BrokerConnection, answer: dict[str, Any]) -> None:
         """The broker has answered that; what has to be there before anything else is sent now."""
@@ -166,7 +173,18 @@ class Attachment(Port):
         return await until_answered(ask, pool.options, pool.rng, what)
 
     async def open(self) -> None:
-        """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help."""
+        """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help.
+
+        An owner that may wait does so until it is attached, refused for good, or closed, and says what it waits for.
+        """
+        if self._owner.may_wait:
+            warning = asyncio.get_running_loop().call_later(self.pool.options.operation_timeout, self._warn)
+            try:
+                await self._attach_again(follow=True)
+            finally:
+                warning.cancel()
+            self.check_open()
+            return
 
         async def attempt() -> None:
             if not await self._attach_once():
@@ -292,9 +310,14 @@ class Attachment(Port):
         if not task.cancelled() and (defect := task.exception()) is not None:
             self.fail(FinalError(f"{self.what} cannot be attached again: {defect!r}"))
 
+    def waits_for(self, reason: str) -> None:
+        """The broker says why it does not answer yet."""
+        self._reason = reason
+        log.info("%s: waits: %s", self.what, reason)
+
     def _warn(self) -> None:
         log.warning(
-            "%s: has waited %g s for a broker that serves it, and goes on waiting: %s",
+            "%s: has waited %g s to be attached, and goes on waiting: %s",
             self.what, self.pool.options.operation_timeout, self._reason,
         )  # fmt: skip
 
@@ -318,7 +341,7 @@ class Attachment(Port):
                 self.cluster = self.pool.cluster
                 self._owner.cluster_switched()
             try:
-                async with self._in_time():
+                async with contextlib.nullcontext() if self._owner.may_wait else self._in_time():
                     await self._attach(connection)
             except LookupAgainError as error:
                 self.pool.moved(self.topic, error)
@@ -336,7 +359,8 @@ class Attachment(Port):
         """Makes the owner known to the broker. Raises what the broker answered."""
         connection.ports[self.id] = self
         try:
-            answer = await connection.request(self._owner.opening(), self.pool.options.operation_timeout)
+            seconds = _PATIENCE_S if self._owner.may_wait else self.pool.options.operation_timeout
+            answer = await connection.request(self._owner.opening(), seconds)
             await self._owner.opened(connection, answer)
         except BaseException as error:
             connection.ports.pop(self.id, None)

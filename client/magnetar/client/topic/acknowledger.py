@@ -58,6 +58,9 @@ class Acknowledger:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._nack_timer: asyncio.TimerHandle | None = None
         self._nack_timer_due = 0.0  # loop time
+        self.redelivers = 0  # how often messages were given back to the broker that it is attached to
+        # What was nacked was acknowledged before its time: nothing comes again.
+        self.nothing_given_back: Callable[[], object] = lambda: None
         # What the next request for a receipt carries.
         self._receipt_rows: list[AckRow] = []
         self._receipt_spans: list[_Span] = []
@@ -274,12 +277,20 @@ class Acknowledger:
         self.redeliver(unseen, counted=False)
         if self._nacks:
             self._schedule_redelivery()
+        elif not seen and not unseen:
+            self.nothing_given_back()
+
+    @property
+    def gives_back(self) -> bool:
+        """True if something that was nacked waits for its time."""
+        return bool(self._nacks)
 
     def redeliver(self, rows: list[AckRow], *, counted: bool = True) -> None:
         """Gives messages back to the broker; without a connection it has them already."""
         connection = self._attachment.connection
         if connection is not None:
             for _, payload in _row_frames(rows):
+                self.redelivers += 1
                 connection.send(Redeliver(0, self._attachment.id, counted).encode(), payload)
 
     # --- ack_timeout -------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from magnetar.proto.commands import (
     CloseConsumer,
     Command,
     Deliver,
+    EndOfTopic,
     Flow,
     LastMessageId,
     Redeliver,
@@ -123,6 +124,9 @@ class TopicConsumer:
         # Large ones that were opened, until they let go of their values, if somebody keeps messages of them.
         self._opened: deque[ref[Delivery]] = deque()
         self.stopped = False  # nothing is handed out any more
+        # Epoch, and how often it had given messages back, when the broker had nothing left for it of a terminated topic.
+        self._end: tuple[int, int] | None = None
+        self.acknowledger.nothing_given_back = self._wake
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self._chunks = ChunkIntake(
@@ -149,7 +153,7 @@ class TopicConsumer:
             elif not self.open_next():
                 if not self.stopped:
                     self._attachment.check_open()
-                    if not self._queue:
+                    if not self._queue and not self.at_end:
                         self.found_empty()
                 return False
         return True
@@ -163,6 +167,20 @@ class TopicConsumer:
             return False
         self._open_next()
         return True
+
+    @property
+    def at_end(self) -> bool:
+        """The topic is terminated, and nothing comes any more unless this goes back, or gives back what it has handed out.
+
+        The broker has said so, of all that this consumer gave back until now.
+        """
+        return (
+            self._end == (self._epoch, self.acknowledger.redelivers)
+            and not self.has_queued
+            and not self.open_delivery.withholds
+            and not self.open_delivery.held
+            and not self.acknowledger.gives_back
+        )
 
     def found_empty(self) -> None:
         """The user waits for a message."""
@@ -432,6 +450,10 @@ class TopicConsumer:
             self._options.read_compacted,
         )
 
+    @property
+    def may_wait(self) -> bool:
+        return False
+
     async def opened(self, connection: BrokerConnection, answer: dict[str, Any]) -> None:
         """See Attached."""
         self._epoch = int(answer["epoch"])
@@ -453,6 +475,11 @@ class TopicConsumer:
                 self.active_changed(command.active)
             case UnreadableEntry():
                 self._unreadable(command)
+            case EndOfTopic() if command.consumer_epoch >= self._epoch:
+                if command.consumer_epoch > self._epoch:
+                    self._moved_by_others(command.consumer_epoch)
+                self._end = (command.consumer_epoch, command.redelivers)
+                self._wake()
 
     def writing_resumed(self) -> None:
         """See Attached."""
@@ -473,6 +500,7 @@ class TopicConsumer:
         self.position.goes_back_to(self._chunks.first_open())
         self._drop_local()
         self.acknowledger.forget_nacks()
+        self._end, self.acknowledger.redelivers = None, 0
 
     def cluster_switched(self) -> None:
         """The next broker is one of another cluster: what was received before means nothing there."""
@@ -506,13 +534,9 @@ class TopicConsumer:
             if delivery.epoch < self._epoch:
                 self._grant()
                 return
-            # Somebody else moved the subscription: what came before is stale.
-            self._epoch = delivery.epoch
-            self.open_delivery.close()
+            self._moved_by_others(delivery.epoch)
             if isinstance(delivery, Delivery) and not self.open_delivery.held:
                 self.position.moved_to(delivery.first_id)
-            self._drop_stale()
-            self.acknowledger.forget_nacks()
         if isinstance(delivery, Delivery):
             self._chunks.delivered(delivery)
             if delivery.entry.flags & ENTRY_CHUNKED:
@@ -539,6 +563,13 @@ class TopicConsumer:
         self._queued_bytes += delivery.bytes
         self._window.charge(self._queued_bytes)
         self._wake()
+
+    def _moved_by_others(self, epoch: int) -> None:
+        """Somebody else moved the subscription: what came before is stale."""
+        self._epoch = epoch
+        self.open_delivery.close()
+        self._drop_stale()
+        self.acknowledger.forget_nacks()
 
     def _unreadable(self, command: UnreadableEntry) -> None:
         """The broker cannot read an entry that this consumer waits for."""

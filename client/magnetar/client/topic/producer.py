@@ -57,6 +57,7 @@ from magnetar.proto.errors import (
     SendTimeout,
     SequenceIdError,
     TopicNotFound,
+    TopicTerminated,
     error_from_wire,
 )
 from magnetar.proto.ids import MessageId, TopicName
@@ -104,6 +105,7 @@ class TopicProducer:
         self.topic = topic = options.topic
         self._partition = TopicName.parse(topic).partition
         self.name = options.name or ""  # given by the service unless chosen
+        self.topic_epoch = -1  # under which it has the topic for itself
         self._pool = pool
         self.options = options
         self._id = producer_id
@@ -657,11 +659,25 @@ class TopicProducer:
 
     def opening(self) -> CreateProducer:
         """Under a new epoch."""
-        return CreateProducer(0, self._id, self.topic, self.name or None, self._epoch + 1)
+        return CreateProducer(
+            0,
+            self._id,
+            self.topic,
+            self.name or None,
+            self._epoch + 1,
+            self.options.access_mode,
+            topic_epoch=self.topic_epoch,
+        )
+
+    @property
+    def may_wait(self) -> bool:
+        """See Attached. Once it was let in, it is let in again or fenced."""
+        return self.options.access_mode == "wait_for_exclusive" and self.topic_epoch < 0
 
     async def opened(self, connection: BrokerConnection, answer: dict[str, Any]) -> None:
         """See Attached."""
         self.name = answer["name"]
+        self.topic_epoch = int(answer.get("topic_epoch", -1))
         self._stored_through = max(int(answer.get("last_sequence_id", -1)), self._stored_through)
         if (
             self._stored_through >= self._automatic_id
@@ -697,6 +713,8 @@ class TopicProducer:
         match command:
             case SendFailed():
                 self._send_failed(command)
+            case SendDelayed() if self._attachment.connection is None:
+                self._attachment.waits_for(command.message)  # others have the topic
             case SendDelayed() if command.epoch == self._epoch:
                 self._outbox.delay_reason = command.message  # why what was sent waits at the broker
 
@@ -715,8 +733,9 @@ class TopicProducer:
             connection.routes.pop(self._receipt_header, None)
 
     def cluster_switched(self) -> None:
-        """The name that the old cluster gave may belong to somebody else in the new one."""
+        """The name that the old cluster gave may belong to somebody else in the new one, and the topic has other epochs."""
         self.name = self.options.name or ""
+        self.topic_epoch = -1
 
     def failed(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
@@ -767,7 +786,7 @@ class TopicProducer:
         if command.epoch != self._epoch or self._attachment.connection is None:
             return
         error = error_from_wire(command.code, command.action, command.message)
-        if isinstance(error, ProducerFenced | TopicNotFound):
+        if isinstance(error, ProducerFenced | TopicNotFound | TopicTerminated):
             self._attachment.fail(error)
             return
         if error.action in (Action.FIX_CALL, Action.GIVE_UP):
