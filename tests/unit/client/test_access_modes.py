@@ -99,7 +99,7 @@ async def test_rule_45_who_waits_for_long_is_warned_of(
     async with connect_to(server, operation_timeout=0.2) as client:
         async with client.create_producer("t", name="a"):
             waiting = asyncio.ensure_future(_open(client, "t", access_mode="wait_for_exclusive"))
-            while "has waited 0.2 s to be attached" not in caplog.text:
+            while "has waited 0.2 s for its place" not in caplog.text:
                 await asyncio.sleep(0.02)
             assert "in use by producer 'a' (shared)" in caplog.text
         assert (await waiting).topic_epoch == 0

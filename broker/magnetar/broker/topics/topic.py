@@ -236,7 +236,7 @@ class Topic:
                     self._answer_producers()
                 self.readers.notify()
         last = self.ledger.list.record.last_message
-        return None if last is None else MessageId(*last)
+        return None if last is None else MessageId(*last, self.name.partition)
 
     async def _store_end(self) -> bool:
         """While no ledger is open. False: something came back from the ledger that was closed, and is stored first."""

@@ -210,17 +210,17 @@ async def say_if_new(client: Client, topic: str) -> None:
 
 
 async def _tail(reader: Reader, count: int | None, timeout: float | None, encode: Encode) -> None:
-    from magnetar.client import ReceiveTimeout
+    from magnetar.client import ReceiveTimeout, TopicTerminated
 
     seen = 0
     while count is None or seen < count:
         try:
             message = await reader.read_next(timeout=0)
-        except ReceiveTimeout:
+        except (ReceiveTimeout, TopicTerminated):
             sys.stdout.buffer.flush()
             try:
                 message = await reader.read_next(timeout=timeout)
-            except ReceiveTimeout:
+            except (ReceiveTimeout, TopicTerminated):
                 return
         sys.stdout.buffer.write(encode(message) + b"\n")
         seen += 1

@@ -317,8 +317,9 @@ class Attachment(Port):
 
     def _warn(self) -> None:
         log.warning(
-            "%s: has waited %g s to be attached, and goes on waiting: %s",
-            self.what, self.pool.options.operation_timeout, self._reason,
+            "%s: has waited %g s for %s, and goes on waiting: %s",
+            self.what, self.pool.options.operation_timeout,
+            "its place" if self._owner.may_wait else "a broker that serves it", self._reason,
         )  # fmt: skip
 
     def _detach(self, error: BaseException | None) -> None:
