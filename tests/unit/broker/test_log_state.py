@@ -58,8 +58,7 @@ class Seen:
         self.new.clear()
 
     def apply(self, piece: bytes) -> int:
-        if piece:
-            self.entries.update(json.loads(piece))
+        self.entries.update(json.loads(piece))
         return 1
 
     def pieces(self) -> Iterator[bytes]:
@@ -152,6 +151,23 @@ async def test_a_state_that_is_closed_needs_no_replay_whether_it_fits_the_node_o
                 assert not served.state.replayed
                 await served.publish(5)
         assert ((await stage.pointer()).ledger_id == NO_LEDGER) == (inline > 1)
+
+
+async def test_an_empty_state_and_a_change_of_nothing_are_positions_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage(every=1)
+    async with stage.served() as served:
+        assert served.complete()
+    async with stage.served() as served:
+        await served.publish(1)
+        await settle()
+        served.stored.confirmed(0, 0, GatheredEntry())  # it is there already
+        await settle()
+    async with stage.served() as served:
+        assert served.complete()
+        assert not served.state.replayed
+    assert "seen state" not in caplog.text
 
 
 async def test_the_position_is_that_of_the_first_piece_although_the_state_goes_on_changing() -> None:

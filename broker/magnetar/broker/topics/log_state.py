@@ -246,7 +246,7 @@ class StoredLogState(Generic[T]):
             raise DataDirectoryError(f"a record is damaged: {error}") from error
         if record.number < 0:
             return 0
-        rows = self._state.apply(record.piece)
+        rows = self._state.apply(record.piece) if record.piece else 0  # empty: a position alone
         self._snapshot_bytes += len(record.piece)
         if record.number <= self._number:  # no record before it is missing
             self._number = max(self._number, record.number + 1)

@@ -1,0 +1,135 @@
+"""Defects of deduplication (rule 27), for the scenarios `once` and `once_standalone`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magnetar.broker.topics import deduplication as module
+from magnetar.broker.topics.core.deduplication import KnownProducers, Pushed
+from magnetar.broker.topics.deduplication import Deduplication
+from magnetar.broker.topics.log_state import LogStates, StoredLogState
+from sim.defects.registry import once_defect
+
+stored: Any = StoredLogState
+states: Any = LogStates
+deduplication: Any = Deduplication
+known: Any = KnownProducers
+
+
+@once_defect
+def snapshot_without_its_position() -> None:
+    """What is stored counts for the log as it is when it is read."""
+    recover = stored._recover
+
+    async def latest(self: Any) -> Any:
+        await recover(self)
+        return self._ledger.list.end[:2]
+
+    stored._recover = latest
+
+
+@once_defect
+def position_taken_after_awaiting() -> None:
+    """Entries that are confirmed while a change is written count as written."""
+
+    async def write(self: Any) -> None:
+        store, unwritten = self._store, self._unwritten
+        if self._snapshot_due or not store.has_room:
+            self._snapshot_due = True
+            await store.replace()
+        pieces = list(self._state.changes()) or [b""]
+        for piece in pieces:
+            await store.append(self._record(piece, None), 1)
+        place = self._place
+        await store.append(self._record(b"", place), 1)
+        self._snapshot_due = False
+        self._durable = place
+        self._unwritten -= unwritten
+
+    stored._write = write
+
+
+@once_defect
+def failed_persist_leaves_pushed_ahead() -> None:
+    """Pulsar #5218: what was taken and never stored is a duplicate when it comes again, to the same broker."""
+    begin = deduplication.begin
+    left: dict[tuple[int, str, str], Pushed] = {}
+
+    def remembered(self: Any, name: str, unconfirmed: Any = ()) -> Any:
+        pushed = begin(self, name, unconfirmed)
+        key = (id(self._settings), str(self._topic), name)
+        if pushed is not None:
+            pushed.last = max(pushed.last, left.setdefault(key, pushed).last)
+            left[key] = pushed
+        return pushed
+
+    deduplication.begin = remembered
+
+
+@once_defect
+def last_entry_is_not_replayed() -> None:
+    """The log is read up to the last entry, not with it."""
+    replay = deduplication.replay
+
+    def held_back(self: Any, ledger_id: int, entry_id: int, entry: Any) -> None:
+        before = getattr(self, "held_back", None)
+        self.held_back = (ledger_id, entry_id, entry)
+        if before is not None:
+            replay(self, *before)
+
+    deduplication.replay = held_back
+
+
+@once_defect
+def session_begins_with_nothing() -> None:
+    """Only what one session sends twice is noticed."""
+    known.begin = lambda self, name: Pushed(-1, None)
+
+
+@once_defect
+def entries_of_a_failed_ledger_do_not_count() -> None:
+    """Rule 24: what was found when a ledger was closed is confirmed without its bytes, and the state does not hear of it."""
+    from magnetar.broker.topics.topic import Topic
+
+    topic: Any = Topic
+    confirmed = topic._confirmed
+    tell = states.confirmed
+
+    def deaf(self: Any, ledger_id: int, entry_id: int, data: bytes | None, entry: Any) -> None:
+        if data is None:
+            states.confirmed = lambda *_: None
+        try:
+            confirmed(self, ledger_id, entry_id, data, entry)
+        finally:
+            states.confirmed = tell
+
+    topic._confirmed = deaf
+
+
+@once_defect
+def changes_of_a_failed_write_are_lost() -> None:
+    """They were taken out of the state, and the next write has those that came later."""
+    write = stored._write
+
+    async def careless(self: Any) -> None:
+        try:
+            await write(self)
+        except BaseException:
+            if self._store.has_room:
+                self._snapshot_due = False
+            raise
+
+    stored._write = careless
+
+
+@once_defect
+def log_is_trimmed_before_the_state_is_stored() -> None:
+    """Nobody keeps what the next owner would have to replay."""
+    states.holders = lambda self: iter(())
+
+
+@once_defect
+def chunk_counts_as_a_message() -> None:
+    """The first chunk says that its message is stored."""
+    find = module._last_and_chunk
+    module._last_and_chunk = lambda *given: (find(*given)[0], None)
