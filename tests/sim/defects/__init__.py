@@ -12,6 +12,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     client,
     cluster,
     consuming,
+    deduplication,
     recovery,
     repair,
     writer,
@@ -19,10 +20,19 @@ from sim.defects import (  # noqa: F401  # each fills the table
 from sim.defects.registry import (
     CLUSTER_DEFECTS,
     DEFECTS,
+    ONCE_DEFECTS,
     REPAIR_DEFECTS,
     STANDALONE_DEFECTS,
     defects_of,
     plant,
 )
 
-__all__ = ["CLUSTER_DEFECTS", "DEFECTS", "REPAIR_DEFECTS", "STANDALONE_DEFECTS", "defects_of", "plant"]
+__all__ = [
+    "CLUSTER_DEFECTS",
+    "DEFECTS",
+    "ONCE_DEFECTS",
+    "REPAIR_DEFECTS",
+    "STANDALONE_DEFECTS",
+    "defects_of",
+    "plant",
+]

@@ -8,10 +8,13 @@ DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario ledgers
 REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
 STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standalone
 CLUSTER_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario cluster
+ONCE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenarios once and once_standalone
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
     "cluster": CLUSTER_DEFECTS,
+    "once": ONCE_DEFECTS,
+    "once_standalone": ONCE_DEFECTS,
 }
 
 
@@ -39,6 +42,12 @@ def cluster_defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def once_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenarios once and once_standalone."""
+    ONCE_DEFECTS[function.__name__] = function
+    return function
+
+
 def defects_of(scenario: str) -> list[str]:
     """Names of the defects that a scenario is to notice."""
     return list(_OF_SCENARIO.get(scenario, DEFECTS))
@@ -46,4 +55,4 @@ def defects_of(scenario: str) -> list[str]:
 
 def plant(name: str) -> None:
     """Plants one of them in this process."""
-    (CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()
+    (ONCE_DEFECTS | CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()
