@@ -221,6 +221,10 @@ class Client:
         max_pending_bytes bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or
         raises too with block_when_full=False. It is shared evenly by the partitions of a topic.
 
+        access_mode: "shared", or alone: "exclusive" raises ProducerFenced while others produce to the topic,
+        "wait_for_exclusive" waits, without a timeout, until they have left, and "exclusive_with_fencing" ends them. Whose
+        place was taken raises ProducerFenced from every call.
+
         routing, of a partitioned topic: messages with a key go by its routing_hash ("xxh3"; "murmur3" and "java" as Pulsar's
         clients), the others to one partition after the other ("round_robin", a batch to each) or to one that is chosen by
         chance ("single"). A function of an OutgoingMessage and the number of partitions says it for each message.
