@@ -436,7 +436,7 @@ class DispatchCore:
                 selector.turn_over = False
                 break
             if tracker.replay:
-                if selector.observer is not None:
+                if selector.sets_aside:
                     tracker.release(selector.released())
                 if self._deliver_again(selector):
                     continue
@@ -638,10 +638,11 @@ class DispatchCore:
         What is left over is in the replay queue then; but where one consumer gets all that it can have of what there is, and
         nobody else gets anything, the rest stays at the read position. See `Selector.share_out`.
         """
-        tracker, again, keyed = self.tracker, older is not None, selector.observer is not None
-        # What an earlier part of the entry waits for is not known here: then it waits for its turn.
-        part = keyed and not again and key in tracker.replay
+        tracker, again = self.tracker, older is not None
         shares, left_over, following = selector.share_out(key, entry, wanted, count, mixed, older)
+        sets_aside = selector.sets_aside
+        # What an earlier part of the entry waits for is not known here: then it waits for its turn.
+        part = sets_aside and not again and key in tracker.replay
         alone = len(shares) == 1 and not left_over
         cut_short: list[Consumer] = []
         delivered = False
@@ -656,7 +657,7 @@ class DispatchCore:
                 if again:
                     tracker.take_replays(key, [first for first, _ in taken], [last for _, last in taken])
             if end <= mine[-1][1]:
-                if keyed:
+                if sets_aside:
                     cut_short.append(consumer)
                 if alone and not again:
                     following = end
@@ -664,7 +665,7 @@ class DispatchCore:
                     left_over = [*left_over, (redeliveries, RangeSet.of(mine).split(end)[1])]
         for redeliveries, left in left_over:
             tracker.add_replays(key, left.starts, left.ends, redeliveries)
-        if keyed and key in tracker.replay and (again or left_over):
+        if sets_aside and key in tracker.replay and (again or left_over):
             self.source.keep(key, entry)
             if not part and selector.set_aside(key, cut_short):
                 tracker.set_aside(key)

@@ -8,11 +8,12 @@ from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 from magnetar.proto.batch import entry_key_hashes
-from magnetar.proto.entry import Entry
+from magnetar.proto.entry import ENTRY_CHUNKED, Entry
 from magnetar.proto.ranges import RangeSet
 
 from ....cursors.core.redeliveries import CountedRange
 from ..consumer import Consumer
+from .chunk_owners import Chunks, chunks_of
 from .hash_ranges import SLOT_SHIFT, Owners
 
 
@@ -30,11 +31,12 @@ class EntrySlots:
     waits_for: what may release all that waits of the entry, while it is known.
     """
 
-    __slots__ = ("_groups", "_owners", "_single", "ends", "held", "slots", "waits_for")
+    __slots__ = ("_groups", "_owners", "_single", "chunks", "ends", "held", "slots", "waits_for")
 
     def __init__(self, entry: Entry) -> None:
         self.ends, hashes = entry_key_hashes(entry)
         self.slots = [key_hash >> SLOT_SHIFT for key_hash in hashes]
+        self.chunks: Chunks | None = chunks_of(entry) if entry.flags & ENTRY_CHUNKED else None
         self.held = 0
         self.waits_for: dict[Consumer | int | None, None] | None = None
         # Every message is a run: what unbatched producers send.

@@ -39,6 +39,7 @@ class Owners(dict[int, Consumer | None]):
         # The places of `_ring`, sorted, in arcs: one that comes or goes moves those of its own arc only.
         self._arcs: list[list[int]] = [[] for _ in range(_ARCS)]
         self._labels: set[str] = set()  # the names, or names with a number, whose places are taken
+        self._pinned: dict[int, Consumer] = {}  # slots that stay with who has them
         self._places_of: dict[Consumer, tuple[str, list[int]]] = {}
 
     def add(self, consumer: Consumer) -> None:
@@ -57,19 +58,36 @@ class Owners(dict[int, Consumer | None]):
     def remove(self, consumer: Consumer) -> None:
         """The consumer leaves."""
         label, places = self._places_of.pop(consumer)
+        self._pinned = {slot: other for slot, other in self._pinned.items() if other is not consumer}
         self._labels.remove(label)
         for place in places:
             arc = self._arcs[place >> _PLACE_SHIFT + _ARC_SHIFT]
             del self._ring[place], arc[bisect_left(arc, place)]
         self._changed()
 
+    def pin(self, slot: int, consumer: Consumer) -> None:
+        """The slot stays with its owner, whoever comes, until `unpin` or until it leaves."""
+        if self[slot] is consumer:
+            self._pinned[slot] = consumer
+
+    def unpin(self, slot: int) -> bool:
+        """True if the slot has another owner now."""
+        consumer = self._pinned.pop(slot, None)
+        if consumer is None:
+            return False
+        self.pop(slot, None)
+        if self[slot] is consumer:
+            return False
+        self.version += 1
+        return True
+
     def _changed(self) -> None:
         self.version += 1
         self.clear()
 
     def __missing__(self, slot: int) -> Consumer | None:
-        owner = None
-        if self._ring:
+        owner = self._pinned.get(slot)
+        if owner is None and self._ring:
             consumer, (first, last) = self._ring[self._place_of(slot)]
             owner = consumer if first <= slot <= last else None
         self[slot] = owner

@@ -24,6 +24,9 @@ Messages without a key are spread: those of a batch count as having one key, whi
 their order is not kept from batch to batch. A batch whose messages have different keys is shared out all the same: its keys
 are decoded here, and each consumer gets the whole batch with the messages of others hidden. That costs per message; a
 producer that batches by key avoids it.
+
+A message in chunks can be acknowledged when its last one has come. Until that is delivered its slot stays with who has the
+first ones, whoever joins, and begins to drain then.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from ....cursors.core.acks import EntryKey
 from ....cursors.core.redeliveries import CountedRange, DeliveredRanges
 from ..consumer import Consumer
 from ..redelivery_tracker import Observer
+from .chunk_owners import MAX_UNFINISHED, Chunks, MessageKey
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
 from .protocol import Mixed, Older, Selector, Share, SharedOut
@@ -73,6 +77,7 @@ class KeySharedSelector(Selector):
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
     hash_ranges: ClassVar[bool] = True
+    sets_aside: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.observer: Observer | None = self
@@ -91,6 +96,7 @@ class KeySharedSelector(Selector):
         # Of the entry that was shared out last: what the rest waits for, or that it waits for its turn in the replay queue.
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
+        self._chunked: dict[MessageKey, int] = {}  # slots of messages whose last chunk was not delivered yet
         self._cost = 0  # of what was done for this subscription in this turn of the loop
         self.look_ahead_messages = 0
 
@@ -113,6 +119,9 @@ class KeySharedSelector(Selector):
     def _consumers_changed(self) -> None:
         messages = LOOK_AHEAD_MESSAGES_PER_CONSUMER * len(self._consumers)
         self.look_ahead_messages = min(messages, MAX_LOOK_AHEAD_MESSAGES)
+        self._owners_changed()
+
+    def _owners_changed(self) -> None:
         for waiting in self._waiting.values():
             self._released.update(waiting)
         self._waiting.clear()
@@ -386,6 +395,8 @@ class KeySharedSelector(Selector):
     ) -> None:
         slots, in_flight = self._slots[key], self._in_flight
         slots.held += count_members(starts, ends)
+        if slots.chunks is not None:
+            self._chunks_delivered(consumer, slots, slots.chunks, RangeSet.of(list(zip(starts, ends))))
         for slot, messages in slots.counted(starts, ends):
             flight = in_flight.get(slot)
             if flight is None:
@@ -402,8 +413,32 @@ class KeySharedSelector(Selector):
                 del in_flight[slot]
                 if slot in self._waiting:
                     self._release(slot)
+                if self._chunked:
+                    self._unpin(slot)
         if not slots.held:
             self._unheld[key] = None
+
+    def _chunks_delivered(
+        self, consumer: Consumer, slots: EntrySlots, chunks: Chunks, delivered: RangeSet
+    ) -> None:
+        """The slot of a message stays where its first chunks are until it has the last one: they cannot be acknowledged."""
+        for index, (message, last) in chunks.items():
+            if intersects(delivered, RangeSet.of([(index, index)])):
+                ((_, _, slot),) = slots.runs(index, index)
+                if last:
+                    self._chunked.pop(message, None)
+                    if slot not in self._chunked.values():
+                        self._unpin(slot)
+                    continue
+                self._chunked[message] = slot
+                self._owners.pin(slot, consumer)
+                if len(self._chunked) > MAX_UNFINISHED:
+                    self._unpin(next(iter(self._chunked.values())))
+
+    def _unpin(self, slot: int) -> None:
+        self._chunked = {message: other for message, other in self._chunked.items() if other != slot}
+        if self._owners.unpin(slot):
+            self._owners_changed()
 
     def on_queued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         slots, queued, members = self._slots[key], self._queued, count_members(starts, ends)

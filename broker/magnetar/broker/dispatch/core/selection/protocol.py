@@ -34,7 +34,7 @@ class Selector(Protocol):
     several: ClassVar[bool]
     # Consumers may ask for slots of the keys' hash (`check_hash_ranges`).
     hash_ranges: ClassVar[bool] = False
-    # Of a type that decides by keys: learns where the messages are. What it cannot deliver now is set aside.
+    # Of a type that decides by keys: learns where the messages are.
     observer: Observer | None = None
     # The one consumer that gets everything, if it is for one; where others wait for its place each change is reported.
     active: Consumer | None = None
@@ -76,6 +76,11 @@ class Selector(Protocol):
         replay queue, and stays there unless it is delivered.
         """
         ...
+
+    @property
+    def sets_aside(self) -> bool:
+        """True if what it cannot deliver now may be set aside."""
+        return False
 
     def waits_still(self, key: EntryKey) -> bool:
         """True: nothing of an entry that was set aside can be delivered yet, and it is set aside again."""

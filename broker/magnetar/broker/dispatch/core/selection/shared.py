@@ -5,23 +5,30 @@ the messages of others hidden. While consumers are idle, a batch of 60 jobs is 2
 fewer than MIN_CHUNK permits, as workers do that want one job at a time, gets no more than that.
 
 Those of a higher priority (a lower number) come first: the others get something only while none of them has permits.
+
+All chunks of a message go to one consumer (`chunk_owners`). While that has no permits they are set aside, and dispatch goes
+on past them, until MAX_WAITING entries wait.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
-from magnetar.proto.entry import Entry
+from magnetar.proto.entry import ENTRY_CHUNKED, Entry
 from magnetar.proto.ranges import Range, RangeSet, first_members
 
 from ....cursors.core.acks import EntryKey
 from ..consumer import Consumer
+from .chunk_owners import ChunkOwners, Chunks, MessageKey
 from .protocol import Mixed, Older, Selector, SharedOut
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
 MIN_CHUNK = 64
+MAX_WAITING = 1_000  # entries with chunks for consumers that have no permits
 MAX_SHARES = 32  # of a batch: so many idle consumers are looked for
 
 
@@ -39,6 +46,13 @@ class SharedSelector(Selector):
         self._queues: dict[int, deque[Consumer]] = {}  # by priority level, sorted
         self._first: deque[Consumer] = deque()  # the queue whose head is ready, after `ready` was True
         self._count = 0  # of all consumers
+        self._chunks = ChunkOwners()
+        # Entries that were set aside, by the consumer whose chunks they have, and those that are to be looked at again.
+        self._waiting: dict[Consumer, dict[EntryKey, None]] = {}
+        self._released: dict[EntryKey, None] = {}
+        self._waits_for: dict[
+            Consumer, None
+        ] = {}  # of the entry that was shared out last, if all of it waits
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         self._count += 1
@@ -50,6 +64,8 @@ class SharedSelector(Selector):
     def left(self, consumer: Consumer) -> bool:
         """See `Selector`: what it held is given back, message by message."""
         self._count -= 1
+        self._chunks.left(consumer)
+        self._released.update(self._waiting.pop(consumer, {}))
         if consumer.queued:
             consumer.queued = False
             self._queues[consumer.priority_level].remove(consumer)
@@ -76,6 +92,14 @@ class SharedSelector(Selector):
         self, key: EntryKey, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
     ) -> SharedOut:
         """See `Selector`: to the first in the queue, which goes to its end; what has another count is for the next."""
+        self._waits_for.clear()
+        if entry.flags & ENTRY_CHUNKED and (chunks := self._chunks.chunks_of(entry)):
+            return self._share_out_chunks(key, entry, wanted, count, mixed, older, chunks)
+        return self._share_out_any(entry, wanted, count, mixed, older)
+
+    def _share_out_any(
+        self, entry: Entry, wanted: list[Range], count: int, mixed: Mixed, older: Older
+    ) -> SharedOut:
         queue = self._first
         consumer = queue[0]
         limit = consumer.available_permits
@@ -99,3 +123,83 @@ class SharedSelector(Selector):
             else:
                 limit = min(limit, max(-(-entry.message_count // self._count), MIN_CHUNK))
         return ((consumer, wanted, limit, count),), left_over, following
+
+    # --- chunks ------------------------------------------------------------------------------------------------------
+
+    def _share_out_chunks(
+        self,
+        key: EntryKey,
+        entry: Entry,
+        wanted: list[Range],
+        count: int,
+        mixed: Mixed,
+        older: Older,
+        chunks: Chunks,
+    ) -> SharedOut:
+        """The first part that somebody can have: a chunk, or what lies between chunks."""
+        for first, last, message in _parts(wanted, chunks):
+            following = last + 1
+            if mixed is not None and older is None:  # the rest of the entry is looked at again
+                others = [ranges.starts[0] for other, ranges in mixed.by_count.items() if other != count]
+                following = min(following, *others)
+            part = [(first, following - 1)]
+            if message is None:
+                shares, left_over, end = self._share_out_any(entry, part, count, None, older)
+                return shares, left_over, min(end, following)
+            owner = self._owner_of(message, again=older is not None)
+            if owner is not None and owner.ready:
+                self._chunks.delivered(message, owner, (*key, first), last=chunks[first][1])
+                return ((owner, part, 1, count),), (), following
+            if owner is not None:
+                self._waits_for[owner] = None
+            if older is None:
+                self._chunks.unfinished[message].behind = (*key, first)
+                return (), [(count, RangeSet.of(part))], following
+        return (), (), entry.message_count
+
+    def _owner_of(self, message: MessageKey, *, again: bool) -> Consumer | None:
+        """Who gets this chunk; None if it has to go behind others of its message."""
+        unfinished = self._chunks.unfinished.get(message)
+        if unfinished is not None:
+            if unfinished.behind is not None and not again:
+                return None
+            if unfinished.owner is not None:
+                return unfinished.owner
+        queue = self._first
+        queue.rotate(-1)
+        return queue[-1]
+
+    @property
+    def sets_aside(self) -> bool:
+        """See `Selector`."""
+        return bool(self._chunks.unfinished or self._waiting)
+
+    def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
+        for owner in self._waits_for:
+            self._waiting.setdefault(owner, {})[key] = None
+        self._bound_look_ahead()
+        return bool(self._waits_for)
+
+    def released(self) -> list[EntryKey]:
+        for consumer in [consumer for consumer in self._waiting if consumer.ready]:
+            self._released.update(self._waiting.pop(consumer))
+        keys = list(self._released)
+        self._released.clear()
+        self._bound_look_ahead()
+        return keys
+
+    def _bound_look_ahead(self) -> None:
+        waiting = sum(map(len, self._waiting.values()))
+        self.look_ahead_messages = 0 if waiting >= MAX_WAITING else Selector.look_ahead_messages
+
+
+def _parts(wanted: list[Range], chunks: Chunks) -> Iterator[tuple[int, int, MessageKey | None]]:
+    """First and last message of each chunk, and of what lies between them, and of which message it is a chunk."""
+    borders = list(chunks)
+    for first, last in wanted:
+        while first <= last:
+            at = bisect_left(borders, first)
+            border = borders[at] if at < len(borders) else last + 1
+            end = first if border == first else min(last, border - 1)
+            yield first, end, chunks[first][0] if border == first else None
+            first = end + 1

@@ -1,0 +1,87 @@
+"""Which consumer has the first chunks of a message that is sent in chunks, and so gets the rest: nobody else can use them.
+
+    first chunk delivered --> owned, by whoever got it --last chunk delivered--> (nothing: it is pending, as any message)
+    owned, and the owner leaves --> nobody's: its chunks come again, and whoever gets the first of them owns it
+
+A chunk does not overtake those of its message that are to be delivered again (`Unfinished.behind`): it joins them in the
+replay queue, which is in the order of the topic. An entry is looked into only if its flags say that it has chunks. Of more
+than MAX_UNFINISHED messages, whose producers are gone as a rule, the oldest are forgotten: their next chunk, if there ever
+is one, goes to anybody, who gives it back.
+"""
+
+from __future__ import annotations
+
+from magnetar.proto.batch_extensions import entry_extensions
+from magnetar.proto.entry import Entry
+
+from ....cursors.core.acks import Position
+from ..consumer import Consumer
+
+MAX_UNFINISHED = 1_000
+
+MessageKey = tuple[str, bytes]  # producer, chunk id
+Chunks = dict[
+    int, tuple[MessageKey, bool]
+]  # by index in the entry: of which message it is a chunk, and if it is the last
+
+
+def chunks_of(entry: Entry) -> Chunks:
+    """Those of an entry, in their order."""
+    names = entry.producer_names
+    return {
+        entry.batch_start_index(position): (
+            (names[entry.producers[position]], extensions.chunk.chunk_id),
+            extensions.chunk.last,
+        )
+        for position, extensions in entry_extensions(entry).items()
+        if extensions.chunk is not None
+    }
+
+
+class Unfinished:
+    """A message of which chunks were delivered, and not the last one."""
+
+    __slots__ = ("behind", "last", "owner")
+
+    def __init__(self) -> None:
+        self.owner: Consumer | None = None
+        self.last: Position = (0, 0, 0)  # of those that were delivered
+        self.behind: Position | None = None  # chunks up to here may be in the replay queue
+
+
+class ChunkOwners:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self.unfinished: dict[MessageKey, Unfinished] = {}
+        self._looked_into: tuple[Entry | None, Chunks] = (None, {})
+
+    def chunks_of(self, entry: Entry) -> Chunks:
+        """Those of an entry, which is looked at several times in a row."""
+        known, found = self._looked_into
+        if entry is not known:
+            found = chunks_of(entry)
+            self._looked_into = entry, found
+        return found
+
+    def delivered(self, message: MessageKey, consumer: Consumer, position: Position, *, last: bool) -> None:
+        """A chunk goes to this consumer."""
+        unfinished = self.unfinished.pop(message, None)
+        if last:
+            return
+        if unfinished is None:
+            unfinished = Unfinished()
+            if len(self.unfinished) >= MAX_UNFINISHED:
+                del self.unfinished[next(iter(self.unfinished))]
+        self.unfinished[message] = unfinished
+        unfinished.owner = consumer
+        unfinished.last = max(unfinished.last, position)
+        if unfinished.behind is not None and position >= unfinished.behind:
+            unfinished.behind = None
+
+    def left(self, consumer: Consumer) -> None:
+        """What it had comes again, before what is new."""
+        for unfinished in self.unfinished.values():
+            if unfinished.owner is consumer:
+                unfinished.owner = None
+                unfinished.behind = max(unfinished.behind or unfinished.last, unfinished.last)
