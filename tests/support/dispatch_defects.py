@@ -12,6 +12,7 @@ from magnetar.broker.dispatch.core import dispatcher, entry_source
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import EntrySource
 from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
+from magnetar.broker.dispatch.core.selection.chunk_owners import ChunkOwners
 from magnetar.broker.dispatch.core.selection.failover import FailoverSelector
 from magnetar.broker.dispatch.core.selection.key_shared import KeySharedSelector
 from magnetar.broker.dispatch.core.selection.shared import SharedSelector
@@ -205,6 +206,27 @@ def plant_released_and_not_looked_at(patch: pytest.MonkeyPatch) -> None:
         return events is not None
 
     patch.setattr(KeySharedSelector, "waits_still", waits_still)
+
+
+def plant_chunks_go_to_anybody(patch: pytest.MonkeyPatch) -> None:
+    """The chunks of a message go to whoever is next."""
+    patch.setattr(SharedSelector, "_owner_of", lambda self, message, again: self._first[0])
+
+
+def plant_chunks_of_who_left_are_overtaken(patch: pytest.MonkeyPatch) -> None:
+    """Those of a consumer that left come again, and the next chunk of their message does not wait for them."""
+
+    def left(self: Any, consumer: Any) -> None:
+        for unfinished in self.unfinished.values():
+            if unfinished.owner is consumer:
+                unfinished.owner = None
+
+    patch.setattr(ChunkOwners, "left", left)
+
+
+def plant_slot_moves_between_chunks(patch: pytest.MonkeyPatch) -> None:
+    """Key_shared: a slot drains although a message has only its first chunks."""
+    patch.setattr(KeySharedSelector, "_chunks_delivered", lambda *_: None)
 
 
 def plant_two_active_consumers(patch: pytest.MonkeyPatch) -> None:

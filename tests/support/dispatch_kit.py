@@ -26,7 +26,7 @@ from magnetar.broker.dispatch.core.instructions import (
 from magnetar.broker.resources.budget import ByteBudget
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.batch import encode_batch
-from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS, entry_flags
+from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_DELIVER_AT_MS, Chunk, entry_flags
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -51,10 +51,11 @@ class FakeTopic:
         cached: bool,
         keys: list[str | list[str]] | None = None,
         times_ms: Sequence[int | None] = (),
+        chunks: Sequence[Chunk | None] = (),
     ) -> EntryKey:
         """An entry of batches with so many messages. `keys`: of each batch, one for all of its messages or one for each.
 
-        `times_ms`: delivery times of the batches, as many as there are.
+        `times_ms`: delivery times of the batches, as many as there are. `chunks`: what each of them is a chunk of, if it is.
         """
         entries = self.ledgers[self.open]
         key = (self.open, len(entries))
@@ -65,12 +66,16 @@ class FakeTopic:
         encoded = [
             encode_batch(
                 [b"v"] * count,
-                sequence_id=0,
+                sequence_id=0 if chunk is None else chunk.chunk_id[0],
                 publish_time_ms=0,
                 keys=column,
-                extensions=None if due_ms is None else {EXT_DELIVER_AT_MS: due_ms},
+                extensions={EXT_DELIVER_AT_MS: due_ms}
+                if due_ms is not None
+                else chunk and {EXT_CHUNK: chunk},
             )
-            for count, column, due_ms in zip(batches, columns, times_ms or repeat(None))
+            for count, column, due_ms, chunk in zip(
+                batches, columns, times_ms or repeat(None), chunks or repeat(None)
+            )
         ]
         producers, flags = [0] * len(batches), entry_flags(encoded)
         payload = encode_entry(

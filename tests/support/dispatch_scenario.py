@@ -2,6 +2,7 @@
 
     dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
     publish 2,1@50 [cached]          an entry of two batches, of 2 and 1 messages; the other one is due in 50 ms
+    chunks x0,-,x1! [cached]         an entry of batches of one message: chunk 0 of message x, no chunk, and x's last one
     keyed k,l,k@50 [cached]          an entry of batches of one message with these keys; k+l: a batch with two keys
     wait 50                          so many ms pass, and the topic releases what is due
     join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
@@ -34,6 +35,7 @@ from magnetar.broker.dispatch.core.instructions import (
 )
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto import errors
+from magnetar.proto.batch_extensions import Chunk
 from support.dispatch_kit import DispatchWorld, see
 from support.text_scenarios import play
 
@@ -76,6 +78,9 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             keys: list[str | list[str]] = [key.split("+") if "+" in key else key for key in values]
             counts = [len(key) if isinstance(key, list) else 1 for key in keys]
             publish(world, counts, keys, times_ms, cached="cached" in arguments)
+        case "chunks":
+            found = [None if one == "-" else parse_chunk(one) for one in values]
+            publish(world, [1] * len(found), None, [None] * len(found), found, cached="cached" in arguments)
         case "wait":
             world.wait(int(first))
         case "delays-known":
@@ -128,16 +133,22 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             raise AssertionError(f"unknown command: {name}")
 
 
+def parse_chunk(text: str) -> Chunk:
+    """`x1!`: chunk 1 of message x, the last one."""
+    return Chunk(text[0].encode() * 8, int(text[1:].rstrip("!")), text.endswith("!"))
+
+
 def publish(
     world: DispatchWorld,
     counts: list[int],
     keys: list[str | list[str]] | None,
     times_ms: list[int | None],
+    chunks: list[Chunk | None] | None = None,
     *,
     cached: bool,
 ) -> None:
     """An entry is confirmed."""
-    key = world.topic.publish(counts, cached=cached, keys=keys, times_ms=times_ms)
+    key = world.topic.publish(counts, cached=cached, keys=keys, times_ms=times_ms, chunks=chunks or [])
     world.delays.add(key, counts, times_ms)
     world.drain()
 
