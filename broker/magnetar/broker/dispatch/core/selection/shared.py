@@ -171,7 +171,7 @@ class SharedSelector(Selector):
 
     @property
     def sets_aside(self) -> bool:
-        """See `Selector`."""
+        """See `Selector`: chunks, for their owner."""
         return bool(self._chunks.unfinished or self._waiting)
 
     def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
