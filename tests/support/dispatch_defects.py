@@ -9,7 +9,9 @@ import pytest
 
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.dispatch.core import dispatcher, entry_source
+from magnetar.broker.dispatch.core.delay_index import DelayIndex
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
+from magnetar.broker.dispatch.core.due_queue import DueQueue
 from magnetar.broker.dispatch.core.entry_source import EntrySource
 from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
 from magnetar.broker.dispatch.core.selection.chunk_owners import ChunkOwners
@@ -301,6 +303,51 @@ def plant_other_counts_passed_over(patch: pytest.MonkeyPatch) -> None:
         return count, part, None
 
     patch.setattr(RedeliveryCounts, "of", careless)
+
+
+def plant_delayed_message_shown(patch: pytest.MonkeyPatch) -> None:
+    """What waits for its time is delivered with the rest of its entry."""
+    patch.setattr(DelayIndex, "visible", lambda self, key, wanted: wanted)
+
+
+def plant_due_survives_going_back(patch: pytest.MonkeyPatch) -> None:
+    """What is due is met at the read position after a seek, and delivered from the queue as well."""
+    clear = DueQueue.clear
+    patch.setattr(DueQueue, "clear", lambda self: None if hasattr(self, "wanted") else clear(self))
+
+
+def plant_due_without_consumers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What became due while nobody was there is never delivered."""
+    released = core.released
+    patch.setattr(core, "released", lambda self, runs: released(self, runs) if self.consumers else None)
+
+
+def plant_dispatch_before_the_index_is_read(patch: pytest.MonkeyPatch) -> None:
+    """After a restart everything is delivered at once."""
+    patch.setattr(dispatcher, "ENTRY_DELAYED", 0)
+
+
+def plant_due_met_twice(patch: pytest.MonkeyPatch) -> None:
+    """What the read position has not met yet is queued when it is due, and met later."""
+    released = core.released
+
+    def all_of_it(self: Any, runs: Any) -> None:
+        position, self.read_position = self.read_position, (1 << 40, 0, 0)
+        released(self, runs)
+        self.read_position = position
+
+    patch.setattr(core, "released", all_of_it)
+
+
+def plant_due_in_the_order_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    """Of what is due at once the oldest comes first."""
+    add = DueQueue.add
+    patch.setattr(DueQueue, "add", lambda self, runs: add(self, sorted(runs)))
+
+
+def plant_parked_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A due entry that could not be read once is not tried again."""
+    patch.setattr(DueQueue, "next_due_ms", None)
 
 
 PLANTS = {

@@ -21,6 +21,7 @@ from magnetar.broker.dispatch.core.instructions import (
     Pause,
     Read,
     SkipEntry,
+    TurnOver,
     WakeAt,
 )
 from magnetar.broker.resources.budget import ByteBudget
@@ -295,7 +296,10 @@ class DispatchWorld:
 
     def drain(self) -> None:
         """What a shell's run does; also what the topic does when entries are confirmed."""
+        turns = 0
         while (instruction := self.core.poll()) is not None:
+            turns += isinstance(instruction, TurnOver)
+            assert turns < 1_000, "it never comes to rest"
             self.done.append(instruction)
             self.execute(instruction)
             self.core.check()

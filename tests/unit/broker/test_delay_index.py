@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from magnetar.broker.cursors.core.acks import INDEX_BITS
 from magnetar.broker.dispatch.core import delay_index
@@ -171,4 +172,66 @@ TestModel = Model.TestCase
 TestSmallModel = SmallModel.TestCase
 TestModel.settings = TestSmallModel.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None
+)
+
+
+# --- planted defects --------------------------------------------------------------------------------------------------
+
+
+def plant_bucket_lost_at_a_roll_over(patch: pytest.MonkeyPatch) -> None:
+    """Only the first step of what is to be spread is spread."""
+    spread = DelayIndex._spread
+
+    def once(self: Any, level: int) -> None:
+        spread(self, level)
+        self._spreading.pop(level, None)
+
+    patch.setattr(DelayIndex, "_spread", once)
+
+
+def plant_early(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is due within the narrowest bucket comes at once."""
+    take = DelayIndex._take_current
+    patch.setattr(
+        DelayIndex, "_take_current", lambda self, now_ms, most, found: take(self, now_ms + 19, most, found)
+    )
+
+
+def plant_released_twice(patch: pytest.MonkeyPatch) -> None:
+    """A block whose rows were mostly released is written anew, and references to them find others."""
+    patch.setattr(delay_index._Block, "at", lambda self, row: row)
+
+
+def plant_what_came_since_waits(patch: pytest.MonkeyPatch) -> None:
+    """What is added to the bucket that is due now waits until that is done."""
+    patch.setattr(DelayIndex, "_overtaken", lambda self: False)
+
+
+def plant_rows_behind_a_damage_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Rows that are read back before others take their place."""
+
+    def new_block(self: Any, at: int, ledger: int, first: int) -> Any:
+        return made(self, len(self._order), ledger, first)
+
+    made = DelayIndex._new_block
+    patch.setattr(DelayIndex, "_new_block", new_block)
+
+
+PLANTS = [plant for name, plant in list(globals().items()) if name.startswith("plant_")]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_the_model_notices(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017 (whatever goes wrong)
+        run_state_machine_as_test(seed(0)(SmallModel), settings=TEETH)
+
+
+TEETH = settings(
+    max_examples=200,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )

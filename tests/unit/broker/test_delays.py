@@ -337,3 +337,23 @@ async def test_a_defect_in_the_index_ends_the_topic_here(caplog: pytest.LogCaptu
         await asyncio.sleep(2)
         assert topic.not_served is not None
         assert "cannot be released" in caplog.text
+
+
+@in_virtual_time
+async def test_an_owner_that_is_shut_out_does_not_let_go_of_the_index_of_the_next_one() -> None:
+    stage = Stage()
+    async with stage.served() as (topic, client):
+        await client.publish_at(([b"a"], stage.clock.now_ms() + 100))
+        await asyncio.sleep(1)
+        async with stage.served(crashes=True) as (_, heir):
+            await heir.publish_at(([b"b"], stage.clock.now_ms() + 50_000))
+            for _ in range(2):  # it has not noticed yet
+                topic.delays.maintain(0)
+                await settle()
+            assert topic.not_served is not None
+        async with stage.served() as (_, last):
+            await last.consumer(type="shared")
+            await asyncio.sleep(10)
+            assert last.values == [b"a"]
+            await asyncio.sleep(41)
+            assert last.values == [b"a", b"b"]

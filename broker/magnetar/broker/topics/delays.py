@@ -109,6 +109,8 @@ class TopicDelays:
         try:
             if self._dropping is not None:
                 await asyncio.wait([self._dropping])
+            if self._ended:
+                return
             self._stored = await self._states.open(
                 KIND, self, every_entries=EVERY_ENTRIES, interval_ms=INTERVAL_MS
             )

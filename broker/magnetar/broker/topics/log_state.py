@@ -435,6 +435,12 @@ class StoredLogState(Generic[T]):
             _log.warning("the %s was not closed cleanly: %s", self._name, error)
 
 
+    async def delete(self) -> None:
+        """Nothing is stored any more; of an owner that is shut out already nothing is deleted, and VersionConflict raised."""
+        await self.close(fenced=True)
+        await self._store.delete()
+
+
 class LogStates(Generic[T]):
     """Those of one topic, by kind. `close` it in the end."""
 
@@ -460,9 +466,10 @@ class LogStates(Generic[T]):
     async def drop(self, kind: str) -> None:
         """Nothing is stored of this kind any more when this returns. May be called again after it raised."""
         opened = self._by_kind.pop(kind, None)
-        if opened is not None:
-            await opened.close(fenced=True)
-        await self._delete(kind)
+        if opened is None:
+            await self._delete(kind)
+        else:
+            await opened.delete()
 
     def confirmed(self, ledger_id: int, entry_id: int, context: T) -> None:
         """An entry is durable. A defect in a state ends the topic here: its next owner makes the state of the log."""

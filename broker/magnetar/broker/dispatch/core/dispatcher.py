@@ -206,10 +206,13 @@ class DispatchCore:
             return
         mark, read = self._log.normalise(self._state.mark_delete), self.read_position
         begin, end = (mark[0], number_of(mark)), (read[0], number_of(read))
-        for ledger, number, messages in runs:
-            if begin < (ledger, number + messages) and (ledger, number) < end:
-                before = min(messages, end[1] - number) if ledger == end[0] else messages
-                self.due.add([(ledger, number, before)])
+        self.due.add(
+            [
+                (ledger, number, min(messages, end[1] - number) if ledger == end[0] else messages)
+                for ledger, number, messages in runs
+                if begin < (ledger, number + messages) and (ledger, number) < end
+            ]
+        )
 
     def delays_known(self) -> None:
         """`Delays.whole` is true now."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from magnetar.proto.ranges import Range
@@ -46,12 +46,11 @@ class DueQueue:
     def __bool__(self) -> bool:
         return self._at < len(self._numbers)
 
-    def add(self, runs: Iterable[Run]) -> None:
+    def add(self, runs: Sequence[Run]) -> None:
         """Behind what is there."""
-        for ledger, number, messages in runs:
-            self._ledgers.append(ledger)
-            self._numbers.append(number)
-            self._sizes.append(messages)
+        self._ledgers.extend([ledger for ledger, _, _ in runs])
+        self._numbers.extend([number for _, number, _ in runs])
+        self._sizes.extend([messages for _, _, messages in runs])
         self._first = None
 
     def _key(self, at: int) -> EntryKey:
