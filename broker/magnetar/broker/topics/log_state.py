@@ -436,7 +436,7 @@ class StoredLogState(Generic[T]):
 
 
     async def delete(self) -> None:
-        """Nothing is stored any more; of an owner that is shut out already nothing is deleted, and VersionConflict raised."""
+        """Nothing is stored any more. Raises VersionConflict, and deletes nothing, if there is another owner."""
         await self.close(fenced=True)
         await self._store.delete()
 
