@@ -434,7 +434,6 @@ class StoredLogState(Generic[T]):
         except MagnetarError as error:  # the next owner recovers what is stored, and replays the rest
             _log.warning("the %s was not closed cleanly: %s", self._name, error)
 
-
     async def delete(self) -> None:
         """Nothing is stored any more. Raises VersionConflict, and deletes nothing, if there is another owner."""
         await self.close(fenced=True)
