@@ -84,8 +84,8 @@ class BrokerSettings:
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
     # How long a producer that opens again waits until what it sent before is stored or refused; then QuorumLost.
     producer_drain_timeout_ms: int = 10_000
-    # So long those who wait for exclusive access leave it to the producer that had it, if its connection was lost or its
-    # topic has moved. Whoever asks for access without waiting for it gets it at once.
+    # So long those who wait for exclusive access leave the topic to the producers that had it, if their connections were
+    # lost or it has just been loaded. Whoever asks for access without waiting for it gets it at once.
     exclusive_grace_ms: int = 1_000
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB

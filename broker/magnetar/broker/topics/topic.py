@@ -53,7 +53,7 @@ from ..resources.budget import ByteBudget
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
 from .core.deduplication import Pushed
-from .core.producers import NOT_ALONE, Claim, ProducerPort, Producers, ProducerSession, SessionState
+from .core.producers import Claim, ProducerPort, Producers, ProducerSession, SessionState
 from .deduplication import Deduplication
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
@@ -183,7 +183,7 @@ class Topic:
         self.producers.topic_epoch = self.ledger.list.record.topic_epoch
         if self.log.ended:
             self._answer_producers()
-        if self.producers.topic_epoch != NOT_ALONE:  # who had it last is looking for it now
+        if existed:  # who had it last is looking for it now
             self.producers.reserved_until = self._loop.time() + self._settings.exclusive_grace_ms / 1000
         metadata = self._components.metadata
         await self.policies.learn(self._policies_changed)

@@ -42,8 +42,11 @@ async def topics_stats(client: Client, topic: Topic) -> Answer:
     if stats.get("compaction", {}).get("state", "never") != "never":
         shown.append(_compaction(stats["compaction"], title="compaction"))
     if stats.get("producers"):
-        rows = [(producer["name"], text(producer["epoch"])) for producer in stats["producers"]]
-        shown.append(Table("producers", ("name", "epoch"), rows))
+        rows = [
+            (producer["name"], text(producer["epoch"]), producer["access_mode"])
+            for producer in stats["producers"]
+        ]
+        shown.append(Table("producers", ("name", "epoch", "access"), rows))
     if stats.get("subscriptions"):
         shown.append(table_of_subscriptions(stats["subscriptions"]))
     return Answer(stats, shown)

@@ -13,9 +13,10 @@ Access: what a claim finds in its way, and what becomes of it. An *exclusive* se
     (all but shared)         the topic has another epoch than it knows     ProducerFenced, before anybody is disturbed
     (all but shared)         nothing: the place is its own from here on    Wait for what is queued; StoreEpoch; a session
 
-A claim that was let in alone before says so by its `topic_epoch`. If the topic still has that epoch, its own old session is
-not in its way, nor are claims that wait; if anything else is, it is not alone any more: ProducerFenced. `reserved_until`
-leaves it time to come back, after its connection was lost or its topic was moved, before somebody who waits has its place.
+Who comes back after its connection was lost, or its topic was moved, finds no claims in its way that wait: a shared one says
+so by an epoch above 0, one that was let in alone by its `topic_epoch`. If the topic still has that epoch, its own old session
+is not in its way either; if anything else is, it is not alone any more: ProducerFenced. `reserved_until` leaves them time to
+come back before somebody who waits has the place.
 
 Names, for claims of the mode shared:
 
@@ -240,7 +241,7 @@ class Producers:
         # The claim to which the place belongs that is to be alone: nothing but its own waits keeps it from its session.
         self._entering: Claim | None = None
         self._waiting: dict[Claim, None] = {}  # in order of arrival
-        # Until this loop time who waits leaves the place to the exclusive producer that had it last.
+        # Until this loop time who waits leaves the place to those who had it last.
         self.reserved_until = 0.0
 
     def __len__(self) -> int:
@@ -285,13 +286,13 @@ class Producers:
     def _access(self, claim: Claim, now: float) -> Ask | Queued | None:
         """None: the claim may come in, as far as others are concerned."""
         mode = ACCESS_MODES[claim.access_mode]
-        returns = mode.alone and claim.topic_epoch != NOT_ALONE
-        if returns and claim.topic_epoch != self.topic_epoch:
+        returns = claim.topic_epoch != NOT_ALONE if mode.alone else claim.epoch > 0
+        if mode.alone and returns and claim.topic_epoch != self.topic_epoch:
             raise ProducerFenced(
                 f"producer {claim.name!r} had topic {self._topic} for itself under epoch {claim.topic_epoch}, and the topic "
                 f"has epoch {self.topic_epoch} now: another producer has taken its place"
             )
-        own = self._by_name.get(claim.name) if returns else None
+        own = self._by_name.get(claim.name) if mode.alone and returns else None
         others = [
             session
             for session in self._by_name.values()
@@ -311,7 +312,7 @@ class Producers:
         if not others and not before:
             if waits and now < self.reserved_until:
                 self._waiting.setdefault(claim)
-                left = f"the exclusive producer that left topic {self._topic} may come back"
+                left = f"producers of topic {self._topic} whose connections were lost may come back"
                 return Queued(left, self.reserved_until)
             return None
         asked = [one for one in others if one.state is not SessionState.CLOSED and one not in claim.asked]
@@ -423,10 +424,12 @@ class Producers:
     def forget(self, session: ProducerSession, reserved_until: float = 0.0) -> None:
         """Closes the session; what it queued still lands, and its name is free after that.
 
-        `reserved_until`: the connection was lost, and an exclusive producer may come back until then (loop time).
+        `reserved_until`: the connection was lost, and who waits leaves the producer until then to come back (loop time).
         """
-        if session.topic_epoch != NOT_ALONE and session.state is not SessionState.CLOSED:
-            self.reserved_until = reserved_until
+        if session.state is not SessionState.CLOSED:
+            if session.topic_epoch != NOT_ALONE and not reserved_until:
+                self.reserved_until = 0.0
+            self.reserved_until = max(self.reserved_until, reserved_until)
         session.close()
         self.finished(session, 0)
 
