@@ -14,9 +14,9 @@ Access: what a claim finds in its way, and what becomes of it. An *exclusive* se
     (all but shared)         nothing: the place is its own from here on    Wait for what is queued; StoreEpoch; a session
 
 Who comes back after its connection was lost, or its topic was moved, finds no claims in its way that wait: a shared one says
-so by an epoch above 0, one that was let in alone by its `topic_epoch`. If the topic still has that epoch, its own old session
-is not in its way either; if anything else is, it is not alone any more: ProducerFenced. `reserved_until` leaves them time to
-come back before somebody who waits has the place.
+so by an epoch above 0, one that was let in alone by its `topic_epoch`. If the topic still has that epoch, its own old
+session is not in its way either; if anything else is, it is not alone any more: ProducerFenced. `reserved_until` leaves them
+time to come back before somebody who waits has the place.
 
 Names, for claims of the mode shared:
 
