@@ -365,7 +365,7 @@ class Client:
         self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern
     ) -> DeadLetters:
         async def open_producer(topic: str) -> Producer:
-            return await self._opening_producer(ProducerOptions(topic), copies=True)
+            return await self._opening_producer(ProducerOptions(topic, chunking=True), copies=True)
 
         async def make_subscription(topic: str, name: str) -> None:
             with contextlib.suppress(ConsumerBusy):  # it is there, and somebody consumes it in another way

@@ -31,7 +31,7 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import TaskSet, awaited
 
 from .durations import Duration
-from .messages import Delivery, Message
+from .messages import Delivery, Message, StreamedMessage
 from .options import DeadLetterPolicy, RedeliveryBackoff, checked_delay
 from .producer import Producer
 from .topic.consumer import TopicConsumer
@@ -254,12 +254,14 @@ class DeadLetters:
             opening = self._producers[topic] = awaited(self._producer(topic))
         try:
             producer = await asyncio.shield(opening)
-            await producer.send(
-                message.value,
-                message.key,
-                properties=properties | {LETTER_TOPIC: topic},
-                event_time=message.event_time,
-            )
+            more: dict[str, Any] = {
+                "properties": properties | {LETTER_TOPIC: topic},
+                "event_time": message.event_time,
+            }
+            if isinstance(message, StreamedMessage):
+                await producer.send_stream(message.pieces, message.key, **more)
+            else:
+                await producer.send(message.value, message.key, **more)
         except MagnetarError:
             # Opening failed, or the service has ended the producer: the next letter opens another one.
             refused = opening.exception() is not None

@@ -111,6 +111,24 @@ def entry_extensions(entry: Entry) -> dict[int, BatchExtensions]:
     return found
 
 
+MessageKey = tuple[str, bytes]  # producer, chunk id: which message a chunk is of
+
+
+def entry_chunks(entry: Entry) -> dict[int, tuple[MessageKey, Chunk]]:
+    """The chunks among the messages of an entry (or slice), by their index in the stored entry, in order."""
+    if not entry.flags & ENTRY_CHUNKED:
+        return {}
+    names = entry.producer_names
+    return {
+        entry.batch_start_index(position): (
+            (names[entry.producers[position]], extensions.chunk.chunk_id),
+            extensions.chunk,
+        )
+        for position, extensions in entry_extensions(entry).items()
+        if extensions.chunk is not None
+    }
+
+
 def entry_flags(batches: Sequence[bytes]) -> int:
     """The flags of an entry of these batches, of which some may be empty."""
     flags = 0

@@ -146,6 +146,10 @@ class Assembler(Generic[P]):
             found.append(self._let_go(message, f"no chunk of it came within {self._expire_s:g} s", now))
         return found
 
+    def find(self, producer: str, chunk_id: bytes) -> Unfinished[P] | None:
+        """The message, if chunks of it are missing."""
+        return self._unfinished.get((producer, chunk_id))
+
     def touch(self, message: Unfinished[P], now: float) -> None:
         """It is no fault of the producer's that no chunk has come."""
         if self._unfinished.pop(message.key, None) is not None:

@@ -4,6 +4,10 @@
     pass 2   what the last compaction left, without messages whose key came again; then the new range, of each key the last
              message. Both go into a new ledger, which is closed and durable when `run` returns
 
+All chunks of a message stand and fall together: once its last one is found the message stands where its first one does. A
+compaction ends in front of a message that has begun within UNFINISHED_MS and has no last chunk yet; of an older one nobody
+will ever send it, and nothing is left.
+
 Memory is a digest of 128 bits and a position for each key of the new range, and so bounded by `compaction_max_keys`. Work
 is done in steps of a thousand messages (about a millisecond), or of one batch that is larger, and after each step the loop
 has a pause as long: other topics wait for a step at most, and compactions take half of a processor.
@@ -17,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 
+from magnetar.proto.batch_extensions import Chunk, MessageKey, entry_chunks
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidSetting, MagnetarError, MessageLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -49,6 +54,7 @@ MAX_APPENDS = 4  # outstanding
 STEP_PAUSE_S = 0.001
 # Taking a batch apart costs as much as so many messages: 5 us.
 MESSAGES_PER_BATCH = 4
+UNFINISHED_MS = 3_600_000
 
 
 @dataclass(slots=True)
@@ -132,6 +138,30 @@ class CompactedWriter:
             self._writer.detach()
 
 
+class ChunkedMessages:
+    """Where the messages begin whose chunks are met, in order: `_place` of the first chunk."""
+
+    def __init__(self) -> None:
+        self.begun: dict[
+            MessageKey, tuple[int, Position, int]
+        ] = {}  # and as a position, and when it was stored
+        self._ended: MessageKey | None = None
+
+    def first_place(self, message: MessageKey, chunk: Chunk, position: Position, append_ms: int) -> int:
+        """-1: where it begins is not known."""
+        if self._ended is not None:
+            self.begun.pop(self._ended, None)
+        self._ended = message if chunk.last else None
+        if not chunk.index:
+            self.begun[message] = (_place(*position), position, append_ms)
+        return self.begun[message][0] if message in self.begun else -1
+
+    def first_unfinished(self, since_ms: int) -> Position | None:
+        """The first one that has begun since then and has not ended."""
+        rows = [row for message, row in self.begun.items() if message != self._ended and row[2] >= since_ms]
+        return min((position for _, position, _ in rows), default=None)
+
+
 class Compactor:
     """Runs one compaction. `normalise` is that of the topic (`cursors.core.acks.Topology`)."""
 
@@ -152,6 +182,7 @@ class Compactor:
         self._writer = writer
         self._what = what
         self._pace = Pace()
+        self._messages = ChunkedMessages()  # of the pass that is under way
         self._latest: dict[int, int] = {}  # digest of a key -> `_place` of its last message
         self._tombstones_since = now_ms() - settings.compaction_tombstone_retention_ms
         self.progress = Progress()
@@ -164,10 +195,18 @@ class Compactor:
         `salvage`: what cannot be read of `old` is left out. Raises InvalidSetting above compaction_max_keys, and what
         reads and writes failed with.
         """
-        async for key, entry in self._entries(start, end):
-            await self._remember(key, entry)
+        while True:
+            self._messages = ChunkedMessages()
+            async for key, entry in self._entries(start, end):
+                await self._remember(key, entry)
+            unfinished = self._messages.first_unfinished(self._now_ms() - UNFINISHED_MS)
+            if unfinished is None:
+                break
+            end = (*unfinished[:2], 0)
+            self._latest.clear()
         if old is not None:
             await self._go_through_old(old, start[:2], salvage=salvage)
+        self._messages = ChunkedMessages()
         async for key, entry in self._entries(start, end):
             await self._keep_latest(key, entry)
         ledger_id, chunks, size = await self._writer.finish()
@@ -201,10 +240,20 @@ class Compactor:
     # --- pass 1 ------------------------------------------------------------------------------------------------------
 
     async def _remember(self, key: EntryKey, entry: Entry) -> None:
-        latest = self._latest
+        latest, chunks = self._latest, entry_chunks(entry)
         for part in parts_of(entry):
             # Later messages come later, and so does what they overwrite. NO_KEY and UNDECODABLE do no harm in it.
-            latest.update(zip(key_digests(part), count(_place(*key, part.base_index))))
+            places = zip(key_digests(part), count(_place(*key, part.base_index)))
+            if not chunks:
+                latest.update(places)
+            for index, (digest, place) in enumerate(places, part.base_index) if chunks else ():
+                if index in chunks:
+                    message, chunk = chunks[index]
+                    place = self._messages.first_place(message, chunk, (*key, index), entry.append_time_ms)
+                    if not chunk.last:
+                        continue
+                if place >= 0:
+                    latest[digest] = place
             await self._worked_on(part)
         self._check_bound(len(latest), "keys have changed since the last compaction")
 
@@ -245,11 +294,16 @@ class Compactor:
 
     async def _keep_latest(self, key: EntryKey, entry: Entry) -> None:
         left: list[int] = []
+        chunks = entry_chunks(entry)
         latest, place = self._latest, _place(*key, 0)
         keep_keyless = self._settings.compaction_keyless == "keep"
         for part in parts_of(entry):
             for index, digest in enumerate(key_digests(part), part.base_index):
-                if digest >= 0:
+                if index in chunks and digest >= 0:
+                    first = self._messages.first_place(*chunks[index], (*key, index), entry.append_time_ms)
+                    if latest.get(digest, -2) == first:
+                        left.append(index)
+                elif digest >= 0:
                     if latest[digest] == place + index:
                         left.append(index)
                 elif digest == UNDECODABLE or keep_keyless:

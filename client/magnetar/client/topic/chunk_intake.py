@@ -28,7 +28,7 @@ from magnetar.proto.ranges import Range, complement
 
 from ..chunked_id import ChunkedMessageId, last_place
 from ..durations import in_seconds
-from ..messages import ACKED, QUEUED, UNACKED, ChunkedMessage, Delivery, Failure, StreamedMessage
+from ..messages import ACKED, GIVEN_BACK, QUEUED, UNACKED, ChunkedMessage, Delivery, Failure, StreamedMessage
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions
 from ..receipts import copy_of
 from .acknowledger import Acknowledger
@@ -215,9 +215,12 @@ class ChunkIntake:
         except MagnetarError as error:
             self._queue(Failure(part.epoch, error))
             return
-        now, piece = self._loop.time(), value or b""
+        now, piece, producer = self._loop.time(), value or b"", part.producer_name(0)
+        known = self._assembler.find(producer, chunk.chunk_id)
+        if known is not None and known.sink.flags[0] == GIVEN_BACK:
+            self._assembler.remove(known)  # it comes again, and begins anew
         (place,) = part.rows(0, 1)
-        added = self._assembler.add(part.producer_name(0), chunk, place, piece, now)
+        added = self._assembler.add(producer, chunk, place, piece, now)
         for let_go in added.let_go:
             self._let_go(let_go)
         message = added.message
@@ -228,7 +231,7 @@ class ChunkIntake:
             delivery = message.sink = self._begin(whole, part, message, now)
         if isinstance(delivery, StreamedDelivery):
             if self._settled(delivery):
-                self._pass_on(delivery, message, [place])
+                self._pass_on(delivery, [place])
             elif not added.repeated:
                 delivery.feed(piece, last=message.finished)
         elif message.too_large:
@@ -273,9 +276,9 @@ class ChunkIntake:
     def held(self) -> tuple[int, int]:
         """Pieces and bytes that wait to be read; what is acknowledged or nacked by now is not kept for that."""
         messages = size = 0
-        for delivery, message in list(self._reading.items()):
+        for delivery in list(self._reading):
             if self._settled(delivery):
-                self._pass_on(delivery, message, [])
+                self._pass_on(delivery, [])
             elif delivery.finished and not delivery.pieces:
                 del self._reading[delivery]
             else:
@@ -287,19 +290,14 @@ class ChunkIntake:
         """True if the program has decided about the message, which may still be coming."""
         return delivery.flags[0] != UNACKED or self._acknowledger.is_nacked(delivery.id)
 
-    def _pass_on(self, delivery: StreamedDelivery, message: Unfinished[AckRow], places: list[AckRow]) -> None:
-        """What comes of such a message goes the way of those chunks that were here when that was decided."""
+    def _pass_on(self, delivery: StreamedDelivery, places: list[AckRow]) -> None:
+        """What comes of such a message is acknowledged, too; or it is among what is given back when its time has come."""
         delivery.end(
             MessageLost(f"message {delivery.id} was acknowledged or nacked before all of it was read")
         )
         self._reading.pop(delivery, None)
         if delivery.flags[0] in (QUEUED, ACKED):
             self._acknowledger.ack_rows(places)
-        elif self._acknowledger.is_nacked(delivery.id):
-            pass  # it is among the chunks that are given back then
-        else:
-            self._assembler.remove(message)  # it comes again, and begins anew
-            self._acknowledger.give_back_rows(places, self._again_s)
 
     # --- what is let go ----------------------------------------------------------------------------------------------
 
@@ -310,7 +308,7 @@ class ChunkIntake:
         if delivery is not None:
             if delivery in self._open:
                 self._open.remove(delivery)
-            if delivery.flags[0] in (QUEUED, ACKED):
+            if self._settled(delivery):
                 return
             if isinstance(delivery, StreamedDelivery):
                 self._reading.pop(delivery, None)

@@ -11,7 +11,7 @@ is one, goes to anybody, who gives it back.
 
 from __future__ import annotations
 
-from magnetar.proto.batch_extensions import entry_extensions
+from magnetar.proto.batch_extensions import Chunk, MessageKey, entry_chunks
 from magnetar.proto.entry import Entry
 
 from ....cursors.core.acks import Position
@@ -19,23 +19,7 @@ from ..consumer import Consumer
 
 MAX_UNFINISHED = 1_000
 
-MessageKey = tuple[str, bytes]  # producer, chunk id
-Chunks = dict[
-    int, tuple[MessageKey, bool]
-]  # by index in the entry: of which message it is a chunk, and if it is the last
-
-
-def chunks_of(entry: Entry) -> Chunks:
-    """Those of an entry, in their order."""
-    names = entry.producer_names
-    return {
-        entry.batch_start_index(position): (
-            (names[entry.producers[position]], extensions.chunk.chunk_id),
-            extensions.chunk.last,
-        )
-        for position, extensions in entry_extensions(entry).items()
-        if extensions.chunk is not None
-    }
+Chunks = dict[int, tuple[MessageKey, Chunk]]  # see `entry_chunks`
 
 
 class Unfinished:
@@ -60,7 +44,7 @@ class ChunkOwners:
         """Those of an entry, which is looked at several times in a row."""
         known, found = self._looked_into
         if entry is not known:
-            found = chunks_of(entry)
+            found = entry_chunks(entry)
             self._looked_into = entry, found
         return found
 

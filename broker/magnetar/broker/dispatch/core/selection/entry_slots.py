@@ -8,12 +8,12 @@ from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 from magnetar.proto.batch import entry_key_hashes
-from magnetar.proto.entry import ENTRY_CHUNKED, Entry
+from magnetar.proto.batch_extensions import entry_chunks
+from magnetar.proto.entry import Entry
 from magnetar.proto.ranges import RangeSet
 
 from ....cursors.core.redeliveries import CountedRange
 from ..consumer import Consumer
-from .chunk_owners import Chunks, chunks_of
 from .hash_ranges import SLOT_SHIFT, Owners
 
 
@@ -36,7 +36,7 @@ class EntrySlots:
     def __init__(self, entry: Entry) -> None:
         self.ends, hashes = entry_key_hashes(entry)
         self.slots = [key_hash >> SLOT_SHIFT for key_hash in hashes]
-        self.chunks: Chunks | None = chunks_of(entry) if entry.flags & ENTRY_CHUNKED else None
+        self.chunks = entry_chunks(entry)
         self.held = 0
         self.waits_for: dict[Consumer | int | None, None] | None = None
         # Every message is a run: what unbatched producers send.

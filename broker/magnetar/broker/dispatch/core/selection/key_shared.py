@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
+from magnetar.proto.batch_extensions import MessageKey
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range, RangeSet, count_members, intersection, intersects
@@ -43,7 +44,7 @@ from ....cursors.core.acks import EntryKey
 from ....cursors.core.redeliveries import CountedRange, DeliveredRanges
 from ..consumer import Consumer
 from ..redelivery_tracker import Observer
-from .chunk_owners import MAX_UNFINISHED, Chunks, MessageKey
+from .chunk_owners import MAX_UNFINISHED
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
 from .protocol import Mixed, Older, Selector, Share, SharedOut
@@ -395,8 +396,8 @@ class KeySharedSelector(Selector):
     ) -> None:
         slots, in_flight = self._slots[key], self._in_flight
         slots.held += count_members(starts, ends)
-        if slots.chunks is not None:
-            self._chunks_delivered(consumer, slots, slots.chunks, RangeSet.of(list(zip(starts, ends))))
+        if slots.chunks:
+            self._chunks_delivered(consumer, slots, RangeSet.of(list(zip(starts, ends))))
         for slot, messages in slots.counted(starts, ends):
             flight = in_flight.get(slot)
             if flight is None:
@@ -418,14 +419,12 @@ class KeySharedSelector(Selector):
         if not slots.held:
             self._unheld[key] = None
 
-    def _chunks_delivered(
-        self, consumer: Consumer, slots: EntrySlots, chunks: Chunks, delivered: RangeSet
-    ) -> None:
+    def _chunks_delivered(self, consumer: Consumer, slots: EntrySlots, delivered: RangeSet) -> None:
         """The slot of a message stays where its first chunks are until it has the last one: they cannot be acknowledged."""
-        for index, (message, last) in chunks.items():
+        for index, (message, chunk) in slots.chunks.items():
             if intersects(delivered, RangeSet.of([(index, index)])):
                 ((_, _, slot),) = slots.runs(index, index)
-                if last:
+                if chunk.last:
                     self._chunked.pop(message, None)
                     if slot not in self._chunked.values():
                         self._unpin(slot)

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
+from magnetar.proto.batch_extensions import MessageKey
 from magnetar.proto.entry import ENTRY_CHUNKED, Entry
 from magnetar.proto.ranges import Range, RangeSet, first_members
 
 from ....cursors.core.acks import EntryKey
 from ..consumer import Consumer
-from .chunk_owners import ChunkOwners, Chunks, MessageKey
+from .chunk_owners import ChunkOwners, Chunks
 from .protocol import Mixed, Older, Selector, SharedOut
 
 # An entry is shared out in chunks of at least this many messages: smaller frames cost more than they balance.
@@ -148,7 +149,7 @@ class SharedSelector(Selector):
                 return shares, left_over, min(end, following)
             owner = self._owner_of(message, again=older is not None)
             if owner is not None and owner.ready:
-                self._chunks.delivered(message, owner, (*key, first), last=chunks[first][1])
+                self._chunks.delivered(message, owner, (*key, first), last=chunks[first][1].last)
                 return ((owner, part, 1, count),), (), following
             if owner is not None:
                 self._waits_for[owner] = None
