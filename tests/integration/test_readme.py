@@ -189,6 +189,13 @@ def test_the_client_page_works_as_it_is_written(terminals: Terminals) -> None:
 
 
 @pytest.mark.real
+def test_the_page_of_delayed_delivery_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "delayed-delivery.md")
+    assert terminals.ran >= 3
+
+
+@pytest.mark.real
 def test_the_page_of_access_modes_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.follow(DOCS / "access-modes.md")
