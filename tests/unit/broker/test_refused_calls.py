@@ -21,7 +21,7 @@ REFUSED: list[tuple[type[c.Command], tuple[Any, ...], dict[str, Any]]] = [
     (c.Subscribe, (1, "orders", ""), {}),
     (c.CreateSubscription, ("orders", "a/b"), {"start": ("latest", None)}),
     (c.CreateSubscription, ("orders", "s"), {"start": ("middle", None)}),
-    (c.CreateProducer, (1, "orders"), {"access_mode": "exclusive"}),
+    (c.CreateProducer, (1, "orders"), {"access_mode": "alone"}),
 ]
 
 
