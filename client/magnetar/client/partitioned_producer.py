@@ -22,7 +22,13 @@ from dataclasses import replace
 from typing import Any
 
 from magnetar.proto.batch import Columns, Key
-from magnetar.proto.errors import MagnetarError, PartitionNotFound, ProducerQueueFull, TopicNotFound
+from magnetar.proto.errors import (
+    InvalidArgument,
+    MagnetarError,
+    PartitionNotFound,
+    ProducerQueueFull,
+    TopicNotFound,
+)
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
@@ -84,6 +90,7 @@ class PartitionedProducer:
         try:
             if key is not None or self._router.by_function:
                 return self._chosen(value, key, more).send_nowait(value, key, **more)
+            _check_returns(more.get("sequence_id"))
             if not producer.has_open_batch:
                 producer = self._current = self._next()
             return producer.send_nowait(value, None, **more)
@@ -109,6 +116,8 @@ class PartitionedProducer:
     async def send_stream(self, source: Source, key: Key = None, **more: Any) -> Receipt:
         """See TopicProducer. A routing function does not see the value."""
         free = key is None and not self._router.by_function
+        if free:
+            _check_returns(more.get("sequence_id"))
         producer = self._next() if free else self._chosen(None, key, more)
         return await producer.send_stream(source, key, **more)
 
@@ -132,6 +141,8 @@ class PartitionedProducer:
     async def send_columns(self, columns: Columns) -> list[MessageId]:
         """See Producer.send_many, which has checked them. Everything is routed before anything is sent."""
         producers = self._producers
+        if not self._router.by_function and (columns.keys is None or None in columns.keys):
+            _check_returns(columns.sequence_ids)
         parts: dict[int, list[int]] = {}  # by partition: which messages
         start = 0
         for piece, _ in cut_columns(columns, min(producer.max_message_bytes for producer in producers)):
@@ -254,6 +265,15 @@ class PartitionedProducer:
         if self._growth is not None:
             self._pool.await_end(self._growth.stop())
             self._growth = None
+
+
+def _check_returns(sequence_ids: object) -> None:
+    """Raises InvalidArgument if a message has a sequence id, but nothing by which it returns to the same partition."""
+    if sequence_ids is not None:
+        raise InvalidArgument(
+            "on a partitioned topic a message with a sequence_id needs a key, or the producer a routing function: sent "
+            "again, it would go to another partition, which takes it for stored or stores it twice"
+        )
 
 
 def _part_of(columns: Columns, numbers: list[int]) -> Columns:
