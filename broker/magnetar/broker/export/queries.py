@@ -1,8 +1,10 @@
 """What a topic remembers of the queries that attached or published batches, and what that says of a batch. Pure.
 
-A batch whose number is above the last one is new. One that repeats the last number is that very batch, and done, if its rows
-are the same; whoever writes rows that differ by nature gives no digest of them, and then the number alone decides. Anything
-else is an error: a name that two writes share, a checkpoint that was copied or begun anew, a backfill.
+The number of a batch is a sequence id, and the query is its producer: `topics/core/deduplication` decides whether it is a
+duplicate. What is stored stands in the list of ledgers, written by the compare-and-set that attaches the batch. One that
+repeats the last number is that very batch, and done, if its rows are the same; whoever writes rows that differ by nature
+gives no digest of them, and then the number alone decides. Anything else is an error: a name that two writes share, a
+checkpoint that was copied or begun anew, a backfill.
 
 A query is remembered for a time that each can choose, in one of `max_attached_queries` places. When all are taken, the one
 that was used longest ago gives way, among those that asked for a shorter time than `attached_query_ms`: one-shot writes do,
@@ -17,6 +19,7 @@ from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
 from ..log.records import AttachedQuery, PublishedBatch, TopicRecord
 from ..settings import BrokerSettings
+from ..topics.core.deduplication import is_duplicate
 from .names import check_text
 
 
@@ -42,7 +45,7 @@ class Batch(NamedTuple):
 def done_before(record: TopicRecord, batch: Batch) -> bool:
     """Whether the topic has this very batch. Raises InvalidArgument if it has another one in its place."""
     last = record.last_of(batch.query)
-    if last is None or batch.number > last.batch:
+    if last is None or not is_duplicate(last.batch, batch.number, batch.number):
         return False
     if not batch.content or (batch.number, batch.content) == (last.batch, last.content):
         return True
