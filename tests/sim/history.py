@@ -6,6 +6,7 @@ knows nothing of loops or sockets: clients tell it what happened, `now` is virtu
 
 from __future__ import annotations
 
+from magnetar.client.chunked_id import last_place
 from magnetar.proto.ids import MessageId
 from sim.deliveries import Name, Subscription, Violation, next_in_order
 
@@ -52,9 +53,10 @@ class History:
     def tailed(self, message_id: MessageId, value: bytes) -> None:
         """The tail reader handed out a message: ids rise, and first occurrences are in order."""
         name = name_of(value)
-        if self._tail_last is not None and message_id <= self._tail_last:
+        place = last_place(message_id)  # a message in chunks comes with the last of them
+        if self._tail_last is not None and place <= self._tail_last:
             raise Violation(f"the reader got {message_id} after {self._tail_last}")
-        self._tail_last = message_id
+        self._tail_last = place
         self.tail[message_id] = name
         self._check_order(self._tail_numbers, name, f"the reader at {message_id}")
 

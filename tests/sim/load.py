@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from magnetar.client import Client, Producer, Reader, connect
 from magnetar.proto.errors import MagnetarError, ReceiveTimeout
@@ -112,7 +113,7 @@ class Load:
             await task
         self.readers.clear()
 
-    async def client(self, name: str, operation_timeout: float = 5.0) -> Client:
+    async def client(self, name: str, operation_timeout: float = 5.0, **options: Any) -> Client:
         """A connected client; keeps trying. `operation_timeout` in seconds."""
         while True:
             try:
@@ -125,6 +126,7 @@ class Load:
                     name=name,
                     clock=SimClock(self._loop),
                     rng=random.Random(self._loop.rng.getrandbits(64)),
+                    **options,
                 )
             except MagnetarError as error:
                 if not error.retryable:

@@ -22,7 +22,8 @@ from sim.history import History, name_of, value_of
 from sim.load import Load
 from support.sim import SimProcess
 
-MAX_MESSAGE_BYTES = 4_000  # of producers that send in chunks
+MAX_MESSAGE_BYTES = 4_000  # of what is not sent in chunks
+LARGEST = (20_000, 3_000)  # with and without chunks
 
 
 def deduplicated(settings: BrokerSettings) -> BrokerSettings:
@@ -138,7 +139,7 @@ class OnceLoad(Load):
 
     async def _produce(self, name: str, batching: bool) -> None:
         rng = random.Random(self._loop.rng.getrandbits(64))
-        client = await self.client(name)
+        client = await self.client(name, max_message_bytes=MAX_MESSAGE_BYTES)
         producers: list[Producer] = []
 
         async def open_producer() -> None:
@@ -148,6 +149,7 @@ class OnceLoad(Load):
                     name=name,
                     batching=batching,
                     batching_by_key=name == "paced",
+                    chunking=name != "paced",
                     send_timeout=300.0,
                 )
             )
@@ -166,7 +168,8 @@ class OnceLoad(Load):
                 number += 1
                 self.history.sent[name] = max(self.history.sent.get(name, 0), number)
                 key = f"{name}-{message[1] % KEYS}"
-                receipt = producer.send_nowait(value_of(message, rng.choice(self.paddings)), key)
+                padding = min(rng.choice(self.paddings), LARGEST[name == "paced"])
+                receipt = producer.send_nowait(value_of(message, padding), key)
                 waiting.append(asyncio.create_task(self._confirm(message, receipt)))
             waiting = [task for task in waiting if not task.done() or task.exception() is not None]
             await asyncio.sleep(rng.expovariate(self.bursts_per_s if burst > 1 else self.paced_per_s))

@@ -13,7 +13,9 @@ EXPECTED_FAULTS = (*cluster.EXPECTED_FAULTS, "program_ended", "duplicate")
 
 
 class TopicLoad(OnceLoad, cluster.TopicLoad):
-    """Of one topic of the cluster."""
+    """Of one topic of the cluster, with messages in chunks among the others."""
+
+    paddings = (0, 10, 300, 9_000)
 
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
