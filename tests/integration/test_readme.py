@@ -19,19 +19,16 @@ from pathlib import Path
 
 import pytest
 
+from support.pages import blocks_of, same
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
 DOCS = REPOSITORY / "docs"
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PORT = re.compile(r"\b(7650|7651|3181|3182|3183|3184|8080|8081|8001|8002|8003)\b")
 NUMBER = re.compile(r"\d[\d,]*")
 SOURCES = ("proto", "bookie", "broker", "client", "pyproject.toml", "README.md", "LICENSE")
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    return BLOCK.findall(page.read_text())
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -76,12 +73,12 @@ class Terminals:
 
     def follow(self, page: Path, *, by_shape: bool = False) -> None:
         """Runs every block. `by_shape`: what is shown is part of what is printed, numbers and widths left out."""
-        for language, text in blocks(page):
+        for language, text, output, _ in blocks_of(page.read_text()):
             if language == "python":
                 out = self.run(
                     [shutil.which("python", path=self.environment["PATH"]) or "", "-c", self._freed(text)]
                 )
-                assert out.strip(), text
+                assert out.strip() if output is None else same(output, out), f"{text}\n{out}"
                 continue
             for command, expected in commands(text):
                 out = self.type(command)
@@ -203,6 +200,13 @@ def test_the_page_of_access_modes_works_as_it_is_written(terminals: Terminals) -
 
 
 @pytest.mark.real
+def test_the_page_of_partitions_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "partitions.md")
+    assert terminals.ran >= 10
+
+
+@pytest.mark.real
 def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.type("magnetar produce orders --message hello")
@@ -223,4 +227,8 @@ def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Termin
 
 def test_every_page_with_commands_is_followed_by_a_test() -> None:
     tests = "".join(path.read_text() for path in (REPOSITORY / "tests" / "integration").rglob("test_*.py"))
-    assert [page.name for page in DOCS.glob("*.md") if blocks(page) and f'"{page.name}"' not in tests] == []
+    assert [
+        page.name
+        for page in DOCS.glob("*.md")
+        if blocks_of(page.read_text()) and f'"{page.name}"' not in tests
+    ] == []

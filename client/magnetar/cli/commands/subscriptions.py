@@ -41,7 +41,7 @@ async def subscriptions_stats(client: Client, topic: Topic, subscription: Subscr
     if found is None:
         reason = stats.get("unavailable_subscriptions", {}).get(subscription)
         raise SubscriptionNotFound(reason or f"topic {topic} has no subscription {subscription!r}")
-    positions = {name: _place(found[name]) for name in ("mark_delete", "recovered_from")}
+    positions = {name: _place(found.get(name)) for name in ("mark_delete", "recovered_from")}
     shown = [figures({**found, **positions})]
     counts = ("priority_level", "permits", "unacked_messages", "delivered_messages")
     if found["consumers"]:
@@ -99,9 +99,9 @@ async def subscriptions_seek(
     """Move a subscription, back or forth; consumers that are connected go on there."""
     await client.admin.seek_subscription(topic, subscription, to)
     stats = (await client.admin.topic_stats(topic))["subscriptions"][subscription]
-    found = {name: stats[name] for name in ("mark_delete", "backlog_messages")}
-    coming = counted(found["backlog_messages"], "message")
-    place = _place(found["mark_delete"])
+    found = {name: stats.get(name) for name in ("mark_delete", "backlog_messages")}
+    coming = counted(stats["backlog_messages"], "message")
+    place = _place(found["mark_delete"]) or "its place in each partition"
     return Answer(found, [f"subscription {subscription} of {topic} goes on at {place}; {coming} to come"])
 
 

@@ -1,4 +1,4 @@
-"""`magnetar topics` and `magnetar namespaces`: what the broker reports of topics, their policies, and deleting them."""
+"""`magnetar topics` and `magnetar namespaces`: topics are made, grown and deleted; what brokers report; policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
+from magnetar.runtime.quantities import counted
 
 from ..terminal.command import Answer, command
 from ..terminal.options import Force, Topic
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from .policies import Update
 
-topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
+topics_app = typer.Typer(
+    no_args_is_help=True, help="Create, list, inspect and delete topics; their policies."
+)
 namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
 
 
@@ -29,27 +32,75 @@ async def topics_list(
     client: Client,
     namespace: Annotated[str, typer.Argument(help="tenant/namespace; all without it.")] = "",
 ) -> Answer:
-    """Names of the topics."""
+    """Names of the topics; a partitioned topic in one line, with --json each of its partitions."""
     names = await client.admin.list_topics(namespace)
-    return Answer(names, [TopicName.parse(name).short for name in names])
+    partitions: dict[TopicName, int] = {}
+    for name in map(TopicName.parse, names):
+        partitions[name.whole] = partitions.get(name.whole, 0) + (name.partition != NO_PARTITION)
+    shown = [
+        name.short + (f" ({counted(count, 'partition')})" if count else "")
+        for name, count in partitions.items()
+    ]
+    return Answer(names, shown)
+
+
+@command(topics_app, "create")
+async def topics_create(
+    client: Client,
+    topic: Topic,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=0, help="How many; none without it.", show_default=False)
+    ] = 0,
+) -> Answer:
+    """Create a topic, with --partitions a partitioned one; fine if it is there as it is to be."""
+    await client.admin.create_topic(topic, partitions=partitions)
+    made = f" with {counted(partitions, 'partition')}" if partitions else ""
+    return Answer({"topic": topic, "partitions": partitions}, [f"created topic {topic}{made}"])
+
+
+@command(topics_app, "update-partitions")
+async def topics_update_partitions(
+    client: Client,
+    topic: Topic,
+    partitions: Annotated[int, typer.Argument(min=1, help="How many it is to have: not fewer than it has.")],
+) -> Answer:
+    """Give a partitioned topic more partitions; its producers and consumers use them at once."""
+    count = await client.admin.update_partitions(topic, partitions)
+    return Answer({"topic": topic, "partitions": count}, [f"topic {topic} has {counted(count, 'partition')}"])
 
 
 @command(topics_app, "stats")
 async def topics_stats(client: Client, topic: Topic) -> Answer:
-    """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog."""
+    """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog; of all partitions together."""
     stats = await client.admin.topic_stats(topic)
     shown = [figures(stats)]
+    if stats.get("partitions"):
+        shown.append(_partitions(stats["partitions"]))
     if stats.get("compaction", {}).get("state", "never") != "never":
         shown.append(_compaction(stats["compaction"], title="compaction"))
     if stats.get("producers"):
         rows = [
-            (producer["name"], text(producer["epoch"]), producer["access_mode"])
+            (producer["name"], text(producer.get("epoch", "")), producer["access_mode"])
             for producer in stats["producers"]
         ]
         shown.append(Table("producers", ("name", "epoch", "access"), rows))
     if stats.get("subscriptions"):
         shown.append(table_of_subscriptions(stats["subscriptions"]))
     return Answer(stats, shown)
+
+
+def _partitions(partitions: list[dict[str, Any]]) -> Table:
+    rows = [
+        (
+            str(TopicName.parse(one["topic"]).partition),
+            *(text(one[name]) for name in ("messages_in", "stored_messages", "stored_bytes")),
+            text(len(one["producers"])),
+            text(sum(found["backlog_messages"] for found in one["subscriptions"].values())),
+        )
+        for one in partitions
+    ]
+    columns = ("number", "messages in", "stored", "bytes", "producers", "backlog")
+    return Table("partitions", columns, rows, right=range(len(columns)))
 
 
 def _compaction(state: dict[str, Any], title: str = "") -> Table:
