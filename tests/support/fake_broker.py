@@ -21,6 +21,7 @@ from magnetar.proto.commands import (
     CreateProducer,
     Deliver,
     Flow,
+    GetPolicies,
     LastMessageId,
     ListTopics,
     Lookup,
@@ -325,6 +326,9 @@ class FakeBroker:
         match command:
             case Lookup():
                 return {"url": self.url, "final": True}
+            case GetPolicies():
+                in_force = [["deduplication", "", self.deduplicates, "broker"]]
+                return {"policies": {}, "version": 0, "in_force": in_force}
             case Partitions():
                 return {"partitions": self.partitions.get(command.topic, 0)}
             case WatchPartitions():

@@ -105,7 +105,9 @@ def connect(options: ClientOptions) -> Opening[Client]:
     Durations in seconds, or timedeltas. operation_timeout: for everything that asks the service something. backoff_first,
     backoff_max: pauses between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may
     have in their receiver queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits
-    for another. on_connection_state is called in the client's loop with each new `connection_state`.
+    for another. max_pending_bytes bounds what all producers of the client have sent and is not confirmed, as theirs does
+    for each of them; None leaves it to them. on_connection_state is called in the client's loop with each new
+    `connection_state`.
 
     `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
     answers there.

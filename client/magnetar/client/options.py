@@ -413,7 +413,7 @@ def start_on_wire(start: Start) -> WireStart:
     if isinstance(start, str) and start in ("earliest", "latest"):
         return (start, None)
     if isinstance(start, MessageId):
-        return ("id", start.to_bytes())
+        return ("id", start.place().to_bytes())
     if isinstance(start, datetime) or (isinstance(start, int) and not isinstance(start, bool)):
         return ("time", time_in_ms(start))
     raise InvalidArgument(

@@ -70,6 +70,15 @@ class MessageId(NamedTuple):
         self._check()
         return packed
 
+    def place(self) -> MessageId:
+        """Itself, if there is a message with this id that can be read or acknowledged. Raises InvalidArgument."""
+        self.to_bytes()
+        if self.is_duplicate:
+            raise InvalidArgument(
+                f"the id {self} says that a message was stored before, and not where: take ids from received messages"
+            )
+        return self
+
     def _check(self) -> None:
         if (self.ledger < 0 or self.entry < 0) and self[:3] != (-1, -1, 0):
             raise InvalidArgument(f"not a message id: {self!r}")

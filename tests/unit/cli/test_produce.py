@@ -78,6 +78,12 @@ async def test_a_file_that_is_sent_again_stores_nothing_twice(broker: FakeBroker
     assert (again["messages"], again["duplicates"], again["last_id"]) == (0, 40, None)
     assert [value.decode() for value, *_ in stored(broker)] == lines
     assert {key for _, key, *_ in stored(broker)} == {"AA", "UA"}
+    assert not ended.stderr
+    broker.deduplicates = False
+    told = await produce(broker, *options)
+    assert told.stderr.startswith(
+        "magnetar: t has no deduplication: what is sent again is stored again; magnetar"
+    )
 
 
 async def test_lines_say_when_they_are_due(broker: FakeBroker, tmp_path: Path) -> None:

@@ -120,6 +120,10 @@ async def test_a_producer_of_the_same_name_goes_on_behind_what_the_broker_has(
         assert (await replayed).is_duplicate
         assert not (await behind).is_duplicate
         assert third.last_sequence_id == 89
+    consumer = await client.subscribe("t", "elsewhere")
+    for call in (consumer.seek, consumer.ack):
+        with pytest.raises(InvalidArgument, match="stored before, and not where"):
+            await call(DUPLICATE_ID)
     assert [number for number, _ in await received(client, 32)] == [*range(0, 90, 3), 88, 89]
 
 

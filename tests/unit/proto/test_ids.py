@@ -32,8 +32,11 @@ def test_the_id_of_what_was_stored_before_is_none_that_a_message_has() -> None:
         assert duplicate.to_bytes()[:16] == b"\xff" * 16
         assert MessageId.from_bytes(duplicate.to_bytes()) == duplicate
         assert MessageId.parse(str(duplicate)) == duplicate
+        with pytest.raises(InvalidArgument, match="stored before, and not where"):
+            duplicate.place()
     largest = MessageId((1 << 63) - 1, (1 << 43) - 1, (1 << 20) - 1)
     assert not largest.is_duplicate
+    assert largest.place() == largest
     assert MessageId.from_bytes(largest.to_bytes()) == largest
     for wrong in (MessageId(-1, 0, 0), MessageId(7, -1, 0), MessageId(-1, -1, 4), MessageId(-2, -2, 0)):
         with pytest.raises(InvalidArgument, match="not a message id"):

@@ -29,12 +29,13 @@ from ..terminal.session import (
     milliseconds,
     named_values,
     parsed,
+    say,
     utf8,
 )
 from .lines import open_input, read_lines, read_whole
 
 if TYPE_CHECKING:
-    from magnetar.client import MessageId, Producer, Receipt
+    from magnetar.client import Client, MessageId, Producer, Receipt
 
 MAX_UNCONFIRMED_GROUPS = 64
 
@@ -276,6 +277,8 @@ async def produce(
     watch = ProgressMeter("producing", total=total)
     options: Any = {"name": name, "compression": compression, "access_mode": access_mode}
     async with connected(url) as client, client.create_producer(topic, **options) as producer:
+        if sequence_field is not None:
+            await _look_for_deduplication(client, topic)
         sender = Sender(producer, noun, attributes, fields, watch)
         try:
             with watch:
@@ -290,6 +293,15 @@ async def produce(
             await sender.finish()
             fail(f"{error.message} (messages stored before it: {sender.confirmed:,})")
     _stored(topic, sender).print(as_json=as_json)
+
+
+async def _look_for_deduplication(client: Client, topic: str) -> None:
+    found = await client.admin.topic_policies(topic)
+    if not any(row.policy == "deduplication" and row.value for row in found.in_force):
+        say(
+            f"{topic} has no deduplication: what is sent again is stored again; magnetar topics policies {topic} "
+            "--deduplication on, before the first message"
+        )
 
 
 def _attributes(

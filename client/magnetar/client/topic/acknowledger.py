@@ -442,8 +442,7 @@ def _iterated(messages: Any) -> Iterable[Any]:
 def _checked_id(message_id: Any) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgument(f"ack takes messages and message ids, not {type(message_id).__name__}")
-    message_id.to_bytes()  # refused here: in a frame it would take the others with it
-    return message_id
+    return message_id.place()  # refused here: in a frame it would take the others with it
 
 
 def _row_frames(rows: list[AckRow]) -> list[tuple[bool, bytes]]:
