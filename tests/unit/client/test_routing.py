@@ -24,8 +24,14 @@ KEYS = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.binary())
 PARTITIONS = st.integers(1, 200)
 
 
-def router(routing: Any = "round_robin", routing_hash: RoutingHash = "xxh3", seed: int = 1) -> Router:
-    return Router(routing, routing_hash, random.Random(seed).randrange)
+def router(
+    routing: Any = "round_robin",
+    routing_hash: RoutingHash = "xxh3",
+    seed: int = 1,
+    *,
+    partitions: int = 1 << 31,
+) -> Router:
+    return Router(routing, routing_hash, partitions, random.Random(seed).randrange)
 
 
 def always(_: int) -> bool:
@@ -44,7 +50,7 @@ def always(_: int) -> bool:
 )  # fmt: skip
 def test_murmur3_is_that_of_pulsars_clients(key: str, hashed: int) -> None:
     assert murmur3(key.encode()) == hashed
-    assert router(routing_hash="murmur3").of_key(key, 1 << 31) == hashed
+    assert router(routing_hash="murmur3").of_key[key] == hashed
 
 
 @pytest.mark.parametrize(
@@ -57,13 +63,13 @@ def test_murmur3_is_that_of_pulsars_clients(key: str, hashed: int) -> None:
 )  # fmt: skip
 def test_the_java_hash_is_that_of_java(key: str, hashed: int) -> None:
     assert java_string_hash(key) == hashed
-    assert router(routing_hash="java").of_key(key, 1 << 31) == hashed
+    assert router(routing_hash="java").of_key[key] == hashed
 
 
 def test_a_key_of_bytes_is_hashed_as_pulsar_keeps_it() -> None:
-    assert router(routing_hash="java").of_key(b"\x00\x01\x02\xff", 1 << 31) == java_string_hash("AAEC/w==")
-    assert router(routing_hash="murmur3").of_key(b"\x00\x01\x02\xff", 1 << 31) == murmur3(b"AAEC/w==")
-    assert router().of_key(b"a", 1 << 32) == router().of_key("a", 1 << 32) == key_hash_of("a")
+    assert router(routing_hash="java").of_key[b"\x00\x01\x02\xff"] == java_string_hash("AAEC/w==")
+    assert router(routing_hash="murmur3").of_key[b"\x00\x01\x02\xff"] == murmur3(b"AAEC/w==")
+    assert router().of_key[b"a"] == router().of_key["a"] == key_hash_of("a") % (1 << 31)
 
 
 @given(data=st.binary(max_size=40))
@@ -91,9 +97,12 @@ def test_murmur3_against_its_definition(data: bytes) -> None:
 
 @given(key=KEYS, partitions=PARTITIONS, routing_hash=st.sampled_from(["xxh3", "murmur3", "java"]))
 def test_a_key_always_goes_to_the_same_partition(key: Any, partitions: int, routing_hash: Any) -> None:
-    one, other = router(routing_hash=routing_hash), router("single", routing_hash=routing_hash, seed=2)
-    assert 0 <= one.of_key(key, partitions) < partitions
-    assert one.of_key(key, partitions) == one.of_key(key, partitions) == other.of_key(key, partitions)
+    one = router(routing_hash=routing_hash, partitions=partitions)
+    other = router("single", routing_hash=routing_hash, seed=2, partitions=partitions)
+    assert 0 <= one.of_key[key] < partitions
+    assert one.of_key[key] == one.of_key[key] == other.of_key[key]
+    one.resize(partitions + 1)
+    assert one.of_key[key] == router(routing_hash=routing_hash, partitions=partitions + 1).of_key[key]
 
 
 # --- rules -------------------------------------------------------------------------------------------------------------
@@ -101,8 +110,8 @@ def test_a_key_always_goes_to_the_same_partition(key: Any, partitions: int, rout
 
 @given(partitions=PARTITIONS, seed=st.integers(), rounds=st.integers(1, 3))
 def test_round_robin_gives_each_partition_as_many_batches(partitions: int, seed: int, rounds: int) -> None:
-    rule = router(seed=seed)
-    turns = [rule.of_batch(partitions, always) for _ in range(rounds * partitions)]
+    rule = router(seed=seed, partitions=partitions)
+    turns = [rule.of_batch(always) for _ in range(rounds * partitions)]
     assert sorted(turns) == sorted(rounds * list(range(partitions)))
     assert turns[:partitions] == [(turns[0] + step) % partitions for step in range(partitions)]
 
@@ -112,8 +121,8 @@ def test_round_robin_passes_over_partitions_that_have_no_broker(
     partitions: int, seed: int, data: st.DataObject
 ) -> None:
     ready = data.draw(st.sets(st.integers(0, partitions - 1)))
-    rule = router(seed=seed)
-    turns = [rule.of_batch(partitions, ready.__contains__) for _ in range(2 * partitions)]
+    rule = router(seed=seed, partitions=partitions)
+    turns = [rule.of_batch(ready.__contains__) for _ in range(2 * partitions)]
     if ready:
         assert set(turns) == ready
     else:
@@ -124,24 +133,27 @@ def test_round_robin_passes_over_partitions_that_have_no_broker(
 def test_any_rule_follows_the_number_of_partitions(counts: list[int], seed: int) -> None:
     for rule in (router(seed=seed), router("single", seed=seed)):
         for count in counts:
-            assert 0 <= rule.of_batch(count, always) < count
+            rule.resize(count)
+            assert 0 <= rule.of_batch(always) < count
 
 
 def test_single_stays_where_chance_put_it() -> None:
-    chosen = {seed: router("single", seed=seed) for seed in range(50)}
-    first = {seed: rule.of_batch(8, always) for seed, rule in chosen.items()}
+    chosen = {seed: router("single", seed=seed, partitions=8) for seed in range(50)}
+    first = {seed: rule.of_batch(always) for seed, rule in chosen.items()}
     assert set(first.values()) == set(range(8))
     for seed, rule in chosen.items():
-        assert {rule.of_batch(count, lambda _: False) for count in (8, 9, 80)} == {first[seed]}
+        for count in (8, 9, 80):
+            rule.resize(count)
+            assert rule.of_batch(lambda _: False) == first[seed]
 
 
 @pytest.mark.parametrize("answer", [-1, 3, True, 1.0, None, "1"])
 def test_an_answer_that_is_no_partition_is_a_clear_error(answer: Any) -> None:
-    rule = router(lambda message, partitions: answer)
+    rule = router(lambda message, partitions: answer, partitions=3)
     with pytest.raises(
         InvalidArgument, match=r"answered .*; with 3 partitions it is a whole number from 0 to 2"
     ):
-        rule.of_message(OutgoingMessage(b"v"), 3)
+        rule.of_message(OutgoingMessage(b"v"))
 
 
 @pytest.mark.parametrize(
@@ -166,14 +178,14 @@ def test_many_messages_are_shared_out_as_single_ones_would_be(
     keys: list[Any] | None, partitions: int, routing: Any
 ) -> None:
     values: list[bytes | None] = [b"v" * number for number in range(5 if keys is None else len(keys))]
-    shares = router(routing).share_out(Columns(values, keys, None, None), partitions, always)
+    shares = router(routing, partitions=partitions).share_out(Columns(values, keys), always)
     assert sorted(number for share in shares.values() for number in share) == list(range(len(values)))
-    single = router(routing)
-    of_batch = router(routing).of_batch(partitions, always)
+    single = router(routing, partitions=partitions)
+    of_batch = router(routing, partitions=partitions).of_batch(always)
     where: Callable[[int], int] = lambda number: (  # noqa: E731
-        single.of_message(OutgoingMessage(values[number]), partitions)
+        single.of_message(OutgoingMessage(values[number]))
         if callable(routing)
-        else (of_batch if keys is None or keys[number] is None else single.of_key(keys[number], partitions))
+        else (of_batch if keys is None or keys[number] is None else single.of_key[keys[number]])
     )
     for partition, share in shares.items():
         assert list(share) == sorted(share)
@@ -187,6 +199,18 @@ def test_a_function_sees_the_whole_message() -> None:
         seen.append(message)
         return partitions - 1
 
-    shares = router(route).share_out(Columns([b"a", None], ["k", None], [{"p": "q"}, None], None), 4, always)
+    shares = router(route, partitions=4).share_out(
+        Columns([b"a", None], ["k", None], [{"p": "q"}, None]), always
+    )
     assert shares == {3: [0, 1]}
     assert seen == [OutgoingMessage(b"a", "k", {"p": "q"}), OutgoingMessage(None, None, None)]
+
+
+def test_remembered_keys_are_bounded() -> None:
+    rule = router(partitions=7)
+    for number in range(25_000):
+        assert rule.of_key[f"k{number}"] == key_hash_of(f"k{number}") % 7
+    assert len(rule.of_key) <= 10_000
+    before = len(rule.of_key)
+    assert rule.of_key["x" * 1000] == key_hash_of("x" * 1000) % 7
+    assert len(rule.of_key) == before, "a large one is hashed each time"

@@ -4,10 +4,10 @@
     the message has a key        the key's hash, modulo the number of partitions
     else                         a rule says so for each batch: a partition is kept until its open batch is closed
 
->>> router = Router("round_robin", "murmur3", lambda count: 0)
->>> [router.of_batch(3, lambda partition: partition != 1) for _ in range(4)]
-[0, 2, 0, 2]
->>> router.of_key("key1", 8), router.of_key("key2", 8)
+>>> router = Router("round_robin", "murmur3", 8, lambda count: 0)
+>>> [router.of_batch(lambda partition: partition != 1) for _ in range(4)]
+[0, 2, 3, 4]
+>>> router.of_key["key1"], router.of_key["key2"]
 (5, 4)
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import repeat
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
@@ -146,50 +145,74 @@ def check_routing(routing: Routing, routing_hash: RoutingHash) -> None:
         raise InvalidArgument(f"routing_hash is {' or '.join(map(repr, _HASHES))}, not {routing_hash!r}")
 
 
-class Router:
-    """Says where one producer sends. `by_function`: each message has to be asked for, keys do not matter."""
+class _OfKeys(dict[str | bytes, int]):
+    """Partitions by key: hashed once, then looked up by C code, in 30 ns instead of 300 to 2,000."""
 
-    def __init__(self, routing: Routing, routing_hash: RoutingHash, choose: Callable[[int], int]) -> None:
+    def __init__(self, hash_of: Callable[[str | bytes], int], partitions: int) -> None:
+        super().__init__()
+        self._hash_of = hash_of
+        self._partitions = partitions
+
+    def __missing__(self, key: str | bytes) -> int:
+        partition = self._hash_of(key) % self._partitions
+        if len(key) <= _MAX_REMEMBERED_KEY:
+            if len(self) >= _REMEMBERED_KEYS:
+                self.clear()
+            self[key] = partition
+        return partition
+
+
+class Router:
+    """Says where one producer sends. `by_function`: each message has to be asked for, keys do not matter.
+
+    of_key: partitions by key. Whoever looks up what is no key gets a TypeError or UnicodeEncodeError.
+    """
+
+    def __init__(
+        self, routing: Routing, routing_hash: RoutingHash, partitions: int, choose: Callable[[int], int]
+    ) -> None:
         """`choose(n)` is a number below n, by chance."""
         self._function = routing if callable(routing) else None
         self.by_function = self._function is not None
         self._rule = _RULES["round_robin" if callable(routing) else routing](choose)
-        self._hash = _HASHES[routing_hash]
-        self._remembered = lru_cache(_REMEMBERED_KEYS)(self._hash)
+        self._hash_of = _HASHES[routing_hash]
+        self.resize(partitions)
 
-    def of_batch(self, partitions: int, ready: Ready) -> int:
+    def resize(self, partitions: int) -> None:
+        """There are so many now."""
+        self._partitions = partitions
+        self.of_key = _OfKeys(self._hash_of, partitions)
+
+    def of_batch(self, ready: Ready) -> int:
         """Of messages without a key, until their batch is closed."""
-        return self._rule.next(partitions, ready)
+        return self._rule.next(self._partitions, ready)
 
-    def of_key(self, key: str | bytes, partitions: int) -> int:
-        """Of a message with a key."""
-        hash_of = self._remembered if len(key) <= _MAX_REMEMBERED_KEY else self._hash
-        return hash_of(key) % partitions
-
-    def of_message(self, message: OutgoingMessage, partitions: int) -> int:
+    def of_message(self, message: OutgoingMessage) -> int:
         """As the function says. Raises InvalidArgument for an answer that is no partition, and what the function raises."""
         assert self._function is not None
-        chosen = self._function(message, partitions)
-        if type(chosen) is not int or not 0 <= chosen < partitions:
+        chosen = self._function(message, self._partitions)
+        if type(chosen) is not int or not 0 <= chosen < self._partitions:
             raise InvalidArgument(
-                f"the routing function answered {chosen!r}; with {partitions} partitions it is a whole number from 0 to "
-                f"{partitions - 1}"
+                f"the routing function answered {chosen!r}; with {self._partitions} partitions it is a whole number from 0 "
+                f"to {self._partitions - 1}"
             )
         return chosen
 
-    def share_out(self, columns: Columns, partitions: int, ready: Ready) -> dict[int, Sequence[int]]:
+    def share_out(self, columns: Columns, ready: Ready) -> dict[int, Sequence[int]]:
         """Of many messages, which are one batch: the numbers of those that go to each partition. Raises as `of_message`."""
         values, keys, properties, *_ = columns
-        everything = range(len(values))
         if self.by_function:
             rows = map(OutgoingMessage, values, keys or repeat(None), properties or repeat(None))
-            found = [self.of_message(message, partitions) for message in rows]
+            found = list(map(self.of_message, rows))
         elif keys is None or not any(key is not None for key in keys):
-            return {self.of_batch(partitions, ready): everything}
+            return {self.of_batch(ready): range(len(values))}
+        elif None in keys:
+            of_batch = self.of_batch(ready)
+            found = [of_batch if key is None else self.of_key[key] for key in keys]
         else:
-            of_batch = self.of_batch(partitions, ready) if None in keys else -1
-            found = [of_batch if key is None else self.of_key(key, partitions) for key in keys]
-        shares: dict[int, list[int]] = {}
+            found = list(map(self.of_key.__getitem__, keys))  # type: ignore[arg-type]
+        shares: dict[int, list[int]] = {partition: [] for partition in dict.fromkeys(found)}
+        appends = {partition: share.append for partition, share in shares.items()}
         for number, partition in enumerate(found):
-            shares.setdefault(partition, []).append(number)
+            appends[partition](number)
         return dict(shares)

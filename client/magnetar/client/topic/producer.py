@@ -135,6 +135,7 @@ class TopicProducer:
         self._due_ms: list[int | None] | None = None
         self._plain_room = self._keyed_room = self._other_room = -1
         self._opened_bytes = 0
+        self.on_batch_closed: Callable[[TopicProducer], object] | None = None  # it is about to be
         self._last_index = options.batching_max_messages - 1
         self._flush_handle: asyncio.Handle | None = None
         # Closed groups.
@@ -509,6 +510,8 @@ class TopicProducer:
             self._flush_handle = None
         if not self._values:
             return
+        if self.on_batch_closed is not None:
+            self.on_batch_closed(self)
         size = self._opened_bytes - self._open_room
         rare = (self._properties, self._event_times_ms, None, self._sequence_ids, self._due_ms)
         columns = Columns(self._values, self._keys, *rare)
@@ -637,11 +640,6 @@ class TopicProducer:
     def ready(self) -> bool:
         """True while it has a broker."""
         return self._attachment.connection is not None
-
-    @property
-    def has_open_batch(self) -> bool:
-        """True while the next message may go into a batch with those before it."""
-        return bool(self._values)
 
     @property
     def max_message_bytes(self) -> int:
