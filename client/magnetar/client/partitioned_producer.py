@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -150,12 +150,17 @@ class PartitionedProducer:
         producers = self._producers
         if not self._router.by_function and (columns.keys is None or None in columns.keys):
             _check_returns(columns.sequence_ids)
-        parts: dict[int, list[int]] = {}  # by partition: which messages
-        start = 0
-        for piece, _ in cut_columns(columns, min(producer.max_message_bytes for producer in producers)):
-            for partition, part in self._router.share_out(piece, self._is_ready).items():
-                parts.setdefault(partition, []).extend(start + number for number in part)
-            start += len(piece.values)
+        count = len(columns.values)
+        pieces = cut_columns(columns, min(producer.max_message_bytes for producer in producers))
+        parts: dict[int, Sequence[int]] = {}  # by partition: which messages
+        if self._router.by_function or columns.keys is not None or len(pieces) < 2:
+            parts = self._router.share_out(columns, self._is_ready)
+        else:
+            start = 0
+            for piece, _ in pieces:
+                partition = self._router.of_batch(self._is_ready)
+                parts[partition] = [*parts.get(partition, ()), *range(start, start + len(piece.values))]
+                start += len(piece.values)
         if len(parts) == 1:
             return await producers[next(iter(parts))].send_columns(columns)
         outcomes = await asyncio.gather(
@@ -164,13 +169,13 @@ class PartitionedProducer:
                 for partition, part in parts.items()
             ]
         )
-        ids: list[MessageId | None] = [None] * start
+        ids: list[MessageId | None] = [None] * count
         failures = [failure for _, failure in outcomes if failure is not None]
         for part, (stored, _) in zip(parts.values(), outcomes, strict=True):
             for number, message_id in zip(part, stored):  # nothing is stored of what was not sent
                 ids[number] = message_id
         if failures:
-            raise some_failed(failures[0], ids, start)
+            raise some_failed(failures[0], ids, count)
         return ids  # type: ignore[return-value]
 
     async def flush(self) -> None:
@@ -283,5 +288,5 @@ def _check_returns(sequence_ids: object) -> None:
         )
 
 
-def _part_of(columns: Columns, numbers: list[int]) -> Columns:
+def _part_of(columns: Columns, numbers: Sequence[int]) -> Columns:
     return Columns._make(column and [column[number] for number in numbers] for column in columns)
