@@ -13,7 +13,7 @@ from magnetar.broker.log.records import log_state_path
 from magnetar.broker.topics.core.producers import SessionState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
-from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_LAST_SEQUENCE_ID
+from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID
 from magnetar.proto.errors import (
     BookieUnavailable,
     MagnetarError,
@@ -21,6 +21,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
     TopicNotServed,
 )
+from magnetar.proto.frames import encode_frame
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -119,6 +120,40 @@ async def test_rule_27_a_duplicate_is_not_acknowledged_before_its_original_is_du
         assert await stored(client.broker, 3) == numbered(0, 2)
 
 
+async def test_new_messages_behind_a_duplicate_in_one_entry_keep_the_order_of_receipts() -> None:
+    stage = Stage()
+    async with stage.producer() as client:
+        client.publish(b"0")
+        client.publish(b"0", b"1")  # in the same turn: all of it is queued for one entry
+        await client.confirmed(3)
+        assert [(*row[:2], row[2:] == NOWHERE) for row in client.receipts] == [
+            (0, 1, False),
+            (0, 1, True),
+            (1, 1, False),
+        ]
+        assert await stored(client.broker, 2) == numbered(0, 1)
+
+
+async def test_nothing_behind_a_group_that_is_refused_is_stored() -> None:
+    stage = Stage(max_delivery_delay_ms=1000)
+    late = {EXT_DELIVER_AT_MS: stage.clock.now + 100_000}
+    async with stage.producer() as client:
+        client.publish(b"0")
+        await client.confirmed(1)
+        header = c.Send(0, 1, 0).encode()
+        batches = [
+            encode_batch([b"0"], sequence_id=0, publish_time_ms=0),
+            encode_batch([b"late"], sequence_id=1, publish_time_ms=0, extensions=late),
+            encode_batch([b"0"], sequence_id=0, publish_time_ms=0),
+            encode_batch([b"2"], sequence_id=2, publish_time_ms=0),
+        ]
+        client.bytes_received(b"".join(encode_frame(header, batch) for batch in batches))
+        await client.until(lambda: client.failures)
+        await settle()
+        assert [failed.sequence_id for failed in client.failures] == [1]
+        assert await stored(client.broker, 1) == [b"0"]
+
+
 async def test_a_session_that_failed_leaves_nothing_pushed_behind() -> None:
     """What was taken behind a group that was refused is not stored, and is sent again."""
     stage = Stage(max_message_bytes=1024)
@@ -162,11 +197,13 @@ async def test_entries_that_a_failed_ledger_is_found_to_hold_count() -> None:
         await client.confirmed(1)
         writer = stage.ledgers.writers[0]
         writer.fail_after, writer.store_failed = 1, True
+        stage.ledgers.fail_close.append(BookieUnavailable("it is closed by recovery, which finds the entry"))
         client.publish(b"1", first=1)
         await client.confirmed(2)
         client.handler.connection_closed(None)
         again = await connected(broker)
         assert last_of(again) == 1
+        assert len(stage.ledgers.ledgers[0].entries) == 2
         again.publish(b"1", b"2", first=1)
         await again.confirmed(2)
         assert await stored(broker, 3) == numbered(0, 2)
@@ -234,9 +271,14 @@ async def test_chunks_are_deduplicated_as_one_message(crashes: bool) -> None:
     stage = Stage()
     async with stage.producer(crashes=crashes) as client:
         client.publish(b"x")
-        for index in range(2):
+        stage.ledgers.hold = True
+        for index in (0, 1, 0):
             client.frame(c.Send(0, 1, 0), chunk(1, b"a" * 8, index))
-        await client.confirmed(3)
+        await settle()
+        client.frame(c.Send(0, 1, 0), chunk(1, b"a" * 8, 1))
+        stage.ledgers.hold = False
+        stage.ledgers.confirm()
+        await client.confirmed(5)
     async with stage.producer(crashes=crashes) as client:
         assert last_of(client) == 0
         for index in range(3):

@@ -90,40 +90,32 @@ class Deduplication:
         wanted: bool = found.value("deduplication")[0]
         return wanted
 
-    async def _open(self) -> None:
-        self._found = False
-        self._opened = await self._states.open(
-            KIND,
-            self,
-            every_entries=self._settings.deduplication_snapshot_entries,
-            interval_ms=self._settings.deduplication_snapshot_interval_ms,
-        )
-
     async def _follow_policy(self) -> None:
-        pause_ms = self._settings.retry_initial_ms
+        settings = self._settings
+        pause_ms = settings.retry_initial_ms
         while (wanted := self._wanted()) is not None:
-            if wanted and self._opened is None and not self._left_over:
-                await self._open()
-            elif not wanted and (self._opened is not None or self._found or self._left_over):
+            if not wanted and (self._opened is not None or self._found):
                 self._opened, self._found, self._left_over = None, False, True
                 for session in self._producers:
                     session.pushed = None
-                pause_ms = await self._drop(pause_ms)
-            elif wanted and self._opened is None:
-                pause_ms = await self._drop(pause_ms)
-            else:
-                return
-
-    async def _drop(self, pause_ms: int) -> int:
-        """Deletes what is stored; returns for how long to wait before the next attempt."""
-        try:
-            await self._states.drop(KIND)
-            self._left_over = False
-        except MagnetarError as error:
-            _log.warning("topic %s: what deduplication knew is not deleted yet: %s", self._topic, error)
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(pause_ms * 2, self._settings.retry_max_ms)
-        return pause_ms
+            try:
+                if self._left_over:
+                    await self._states.drop(KIND)
+                    self._left_over = False
+                elif wanted and self._opened is None:
+                    self._found = False
+                    self._opened = await self._states.open(
+                        KIND,
+                        self,
+                        every_entries=settings.deduplication_snapshot_entries,
+                        interval_ms=settings.deduplication_snapshot_interval_ms,
+                    )
+                else:
+                    return
+            except MagnetarError as error:
+                _log.warning("topic %s: what deduplication knew is not deleted yet: %s", self._topic, error)
+                await asyncio.sleep(pause_ms / 1000)
+                pause_ms = min(pause_ms * 2, settings.retry_max_ms)
 
     async def stop(self) -> None:
         """The policy is not followed any more; to be called before the states are closed."""
