@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,7 +27,8 @@ from magnetar.archive.files import (
     ArchiveFolder,
     LedgerManifest,
 )
-from magnetar.proto.errors import InvalidArgument, MessageLost
+from magnetar.proto.batch_extensions import EXT_CHUNK
+from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
 
 from .columns import ROWS_PER_RECORD_BATCH
 from .plan import Position, Range, TopicLedger
@@ -163,11 +165,25 @@ def _read_file(
     # At least one column, for the count of rows.
     read = dict.fromkeys([*(name for name in columns if name in file.schema_arrow.names), "offset"])
     read |= dict.fromkeys(bound.column for bound in bounds)
+    if "extensions" in file.schema_arrow.names:
+        read["extensions"] = None
     for group in groups:  # one at a time, since all that are asked for at once are in memory at once
         for batch in file.iter_batches(ROWS_PER_RECORD_BATCH, [group], list(read), use_threads=False):
             cut = _cut(batch, bounds)
             if cut.num_rows:
+                _check_no_chunks(cut, piece)
                 yield _shaped(cut, piece, columns)
+
+
+def _check_no_chunks(batch: pa.RecordBatch, piece: ArchivedSlice) -> None:
+    """Raises Unsupported: no row may be a part of a message."""
+    if "extensions" in batch.schema.names and batch.column("extensions").null_count < batch.num_rows:
+        for found in batch.column("extensions").drop_null().to_pylist():
+            if EXT_CHUNK in msgspec.msgpack.decode(found):
+                raise Unsupported(
+                    f"ledger {piece.ledger.position_id} of {piece.topic} has messages in chunks and is archived at "
+                    f"{piece.ledger.archive}: Spark reads such messages at the bookies only; consumers and readers get them"
+                )
 
 
 def bounds_of(wanted: Range, ledger: TopicLedger, one: ArchivedFile, first_offset: int) -> list[Bound]:

@@ -22,17 +22,18 @@ from magnetar.client import Client
 from magnetar.ledger import LedgerReader
 from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.proto.ids import MessageId
+from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.tasks import awaited
 
 from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
-from .columns import OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset_rows
+from .columns import BYTES_PER_RECORD_BATCH, OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset_rows
 from .error_boundary import short_errors
 from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .places import located, offsets_around, offsets_within
 from .plan import LedgerSlice, Range, TopicLedger, missing, portions, slices
-from .service import TopicPlan, asking, connected, topic_names
+from .service import TopicPlan, asking, connected, ledgers_of_topic, topic_names
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
 LEDGERS_AHEAD = 4  # of small ones
+WAIT_FOR_CHUNKS_MS = 60_000
+LOOK_AGAIN_S = 0.2
 # So that counting some millions of messages keeps several cores busy.
 OFFSETS_PER_TASK = 1 << 20
 
@@ -51,6 +54,7 @@ class TopicPiece(InputPartition):
 
     slices: Sequence[LedgerSlice] | Sequence[ArchivedSlice]
     lease: str  # archived ledgers need none
+    follows: bool = False  # waits for the last chunks of messages that began in it
 
 
 @dataclass
@@ -126,7 +130,7 @@ def read_partition(
     if isinstance(partition, OffsetsPiece):
         of = partition
         return offset_rows(columns, of.topic, of.partition, of.first, of.end)
-    return read_slices(partition.slices, partition.lease, options, columns)
+    return read_slices(partition.slices, partition.lease, options, columns, follows=partition.follows)
 
 
 async def pieces_of(
@@ -230,7 +234,12 @@ def _before(place: Place, plan: TopicPlan) -> Range:
 
 
 def read_slices(
-    slices: Sequence[LedgerSlice | ArchivedSlice], lease: str, options: ReadOptions, columns: Sequence[str]
+    slices: Sequence[LedgerSlice | ArchivedSlice],
+    lease: str,
+    options: ReadOptions,
+    columns: Sequence[str],
+    *,
+    follows: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """What a task reads: entries of ledgers at the bookies one after another, or files.
 
@@ -246,7 +255,7 @@ def read_slices(
         run = (
             runner.get_loop().run_until_complete
         )  # the runner's own does no more but to mind Ctrl-C, each time
-        batches = _batches(at_bookies, lease, options, columns)
+        batches = _batches(at_bookies, lease, options, columns, follows)
 
         async def next_batch() -> pa.RecordBatch | None:
             return await anext(batches, None)
@@ -259,7 +268,7 @@ def read_slices(
 
 
 async def _batches(
-    slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str]
+    slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str], follows: bool
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     topic, first = slices[0].topic, slices[0].ledger.position_id
     rows = Rows(columns, topic, slices[0].partition)
@@ -274,10 +283,51 @@ async def _batches(
             source = Source(ledger.position_id, ledger.first_offset, ledger.append_ms)
             for entry in entries:
                 rows.add(entry, source, piece.wanted)
-                if rows.count >= ROWS_PER_RECORD_BATCH:
+                if rows.count >= ROWS_PER_RECORD_BATCH or rows.large_bytes >= BYTES_PER_RECORD_BATCH:
                     yield rows.take()
+        if rows.unfinished_since_ms is not None:
+            behind = _entries_behind(client, slices[-1], options, rows, follows)
+            async with contextlib.aclosing(behind):
+                async for entry_behind, source in behind:
+                    rows.finish(entry_behind, source)
+                    if rows.large_bytes >= BYTES_PER_RECORD_BATCH:
+                        yield rows.take()
     if rows.count:
         yield rows.take()
+
+
+async def _entries_behind(
+    client: Client, last: LedgerSlice, options: ReadOptions, rows: Rows, follows: bool
+) -> AsyncGenerator[tuple[bytes, Source], None]:
+    """What comes behind a slice, while messages in chunks are not finished that began in it.
+
+    The slice in which a message begins has it. At the end of the topic a batch read leaves it out; a stream (`follows`)
+    waits as long as a consumer does by default, since the next batch begins behind its first chunk.
+    """
+    position_id, first = last.ledger.position_id, last.last + 1
+    while True:
+        plan = await ledgers_of_topic(client, last.topic, position_id - 1, 0)
+        for ledger in plan.ledgers:
+            if ledger.position_id != position_id:
+                position_id, first = ledger.position_id, 0
+            if first >= ledger.entries:
+                continue
+            piece = last._replace(ledger=ledger, first=first, last=ledger.entries - 1, bookies=plan.bookies)
+            async with (
+                ledger_readers([piece], options.timeout_s) as reader_of,
+                contextlib.aclosing(_entries([piece], reader_of)) as found,
+            ):
+                async for _, entries in found:
+                    for entry in entries:
+                        yield entry, Source(ledger.position_id, ledger.first_offset, ledger.append_ms)
+                        first += 1
+                        if rows.unfinished_since_ms is None:
+                            return
+        since_ms = rows.unfinished_since_ms
+        if not plan.ledgers or plan.ledgers[-1].end_offset >= plan.end_offset:
+            if not follows or since_ms is None or SystemClock().now_ms() - since_ms > WAIT_FOR_CHUNKS_MS:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
 
 
 async def _entries(

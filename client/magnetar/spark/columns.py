@@ -33,9 +33,12 @@ from magnetar.proto.batch import (
     META_SEQUENCE_IDS,
     DecodedBatch,
     Properties,
+    without_values,
 )
-from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES
-from magnetar.proto.entry import Entry
+from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, Chunk, entry_extensions
+from magnetar.proto.chunks import Assembler
+from magnetar.proto.entry import ENTRY_CHUNKED, Entry
+from magnetar.proto.errors import MessageTooLarge
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 from magnetar.proto.message_rules import MAX_TIME_MS
@@ -44,6 +47,10 @@ from .plan import Range
 from .schema import COLUMNS
 
 ROWS_PER_RECORD_BATCH = 16_384
+BYTES_PER_RECORD_BATCH = 64 * 1024 * 1024  # of messages in chunks
+MAX_VALUE_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
+MAX_UNFINISHED = 1_000  # messages in chunks at the same place
+UNFINISHED_S = 3600.0  # whose chunks are further apart is never finished
 # What is known of a message once its offset is: the columns of `offset_rows`.
 OFFSET_COLUMNS = frozenset({"topic", "partition", "offset"})
 # Of a batch header: format, flags, header length and count as they stand; sequence id, publish time, two column lengths.
@@ -84,11 +91,14 @@ class Rows:
         self._publish_times_wanted = "publish_time" in names
         self._sequence_ids_wanted = "sequence_id" in names
         self._batches_wanted = "batch" in names
+        # Messages in chunks that began in the range; times in seconds, by when chunks were stored.
+        self._chunks = Assembler[None](MAX_UNFINISHED, MAX_VALUE_BYTES, UNFINISHED_S)
         self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in names])
         self._clear()
 
     def _clear(self) -> None:
         self.count = 0
+        self.large_bytes = 0  # of messages in chunks
         self._values: list[bytes | None] = []
         self._producers: list[str] = []
         # Columns that most batches lack are empty until one has them, and as long as the others from then on.
@@ -115,11 +125,79 @@ class Rows:
         append_ms = source.append_ms or entry.append_time_ms
         low, high = wanted.indexes(source.ledger, entry_id, first_offset, entry.message_count, append_ms)
         if low >= high:
+            if self.unfinished_since_ms is not None:
+                self.finish(ledger_entry, source)
             return
+        if self._batches_wanted or not entry.flags & ENTRY_CHUNKED:
+            self._add_part(entry, entry_id, source, low, high)
+            return
+        at = 0
+        self._chunks.expire(entry.append_time_ms / 1000)
+        for position, extensions in entry_extensions(entry).items():
+            if extensions.chunk is not None:
+                self._add_whole(entry, at, position, entry_id, source, low, high)
+                at = position + 1
+                if extensions.chunk.index or low <= entry.batch_start_index(position) < high:
+                    self._add_chunk(entry, position, entry_id, source, extensions.chunk)
+        self._add_whole(entry, at, entry.batch_count, entry_id, source, low, high)
+
+    def finish(self, ledger_entry: bytes, source: Source) -> None:
+        """An entry behind the range: what it has of messages that began in it."""
+        entry_id = LEDGER_ENTRY_FIELDS.unpack_from(ledger_entry)[1]
+        entry = Entry(ledger_entry, LEDGER_ENTRY_HEADER_BYTES)
+        self._chunks.expire(entry.append_time_ms / 1000)
+        for position, extensions in entry_extensions(entry).items() if entry.flags & ENTRY_CHUNKED else ():
+            if extensions.chunk is not None and extensions.chunk.index:
+                self._add_chunk(entry, position, entry_id, source, extensions.chunk)
+
+    @property
+    def unfinished_since_ms(self) -> int | None:
+        """When the last chunk was stored of all messages that are not finished; None: there are none."""
+        return max([round(message.heard * 1000) for message in self._chunks.unfinished], default=None)
+
+    def _add_chunk(self, entry: Entry, position: int, entry_id: int, source: Source, chunk: Chunk) -> None:
+        """The message gets a row once its last chunk is here: that of its first one."""
+        part = Entry(b"".join(entry.slice(position, position + 1)))
+        value = DecodedBatch(part.data, part.body, verify=False).values[0] if self._values_wanted else None
+        producer = entry.producer_names[entry.producers[position]]
+        added = self._chunks.add(producer, chunk, None, value or b"", entry.append_time_ms / 1000)
+        message = added.message
+        if message is not None and message.sink is None:
+            message.sink = without_values(part), entry_id, source
+        if message is not None and message.finished:
+            if message.too_large:
+                raise MessageTooLarge(
+                    f"message {source.ledger}:{entry_id} of {self._topic} has {message.size} bytes, and a row may have "
+                    f"{MAX_VALUE_BYTES}"
+                )
+            self.large_bytes += message.size
+            first, first_entry, its_source = message.sink
+            value = b"".join(message.pieces)
+            self._add_part(first, first_entry, its_source, 0, MAX_MESSAGES_PER_ENTRY, [value])
+
+    def _add_whole(
+        self, entry: Entry, first: int, last: int, entry_id: int, source: Source, low: int, high: int
+    ) -> None:
+        """The batches [first, last), which are no chunks."""
+        if first < last:
+            self._add_part(Entry(b"".join(entry.slice(first, last))), entry_id, source, low, high)
+
+    def _add_part(
+        self,
+        entry: Entry,
+        entry_id: int,
+        source: Source,
+        low: int,
+        high: int,
+        values: list[bytes | None] | None = None,
+    ) -> None:
+        """Messages low..high-1 of an entry or slice. `values`: what they have, whatever their batch says."""
+        first_offset = source.first_offset + entry.first_index
+        append_ms = source.append_ms or entry.append_time_ms
         before = self.count
-        if entry.batch_count != entry.message_count or not self._add_singles(entry):
+        if values is not None or entry.batch_count != entry.message_count or not self._add_singles(entry):
             for position in range(entry.batch_count):
-                self._add_batch(entry, position)
+                self._add_batch(entry, position, values)
         n = self.count - before
         if self._entries_wanted:
             _repeat(self._ledgers, source.ledger, n)
@@ -128,7 +206,7 @@ class Rows:
             _repeat(self._append_ms, append_ms, n)
         if self._offsets_wanted:
             _repeat(self._offset_shifts, first_offset, n)
-        if low > 0 or high < entry.message_count:
+        if low > entry.base_index or high < entry.base_index + entry.message_count:
             self._cut(before, low, high)
 
     def _cut(self, before: int, low: int, high: int) -> None:
@@ -145,14 +223,14 @@ class Rows:
             del column[before:first]
         self.count = before + max(0, end - first)
 
-    def _add_batch(self, entry: Entry, position: int) -> None:
+    def _add_batch(self, entry: Entry, position: int, own_values: list[bytes | None] | None) -> None:
         start, _ = entry.batch_bounds(position)
         batch = DecodedBatch(entry.data, start, verify=False)
         header, n = batch.header, batch.header.message_count
         index = entry.batch_start_index(position)
         metadata = batch.metadata or {}
         if self._values_wanted:
-            self._values += batch.values
+            self._values += batch.values if own_values is None else own_values
         if self._keys_wanted:
             self._seldom(self._keys, batch.keys, n)
         if self._properties_wanted:

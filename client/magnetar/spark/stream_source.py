@@ -24,6 +24,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -270,7 +271,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end_point = end_mark.point
             wanted = Range(first.id[:3], end_point.id[:3], first.offset, end_point.offset)
             wanted_of.append((plan, wanted))
-        return await pieces_of(wanted_of, self._options, self._columns)
+        pieces = await pieces_of(wanted_of, self._options, self._columns)
+        return [replace(one, follows=True) if isinstance(one, TopicPiece) else one for one in pieces]
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         message = (
