@@ -207,6 +207,14 @@ def test_the_page_of_partitions_works_as_it_is_written(terminals: Terminals) -> 
 
 
 @pytest.mark.real
+def test_the_page_of_deduplication_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.type("magnetar produce orders --message hello")
+    terminals.follow(DOCS / "deduplication.md")
+    assert terminals.ran >= 10
+
+
+@pytest.mark.real
 def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.type("magnetar produce orders --message hello")
