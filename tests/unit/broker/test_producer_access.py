@@ -44,6 +44,7 @@ class AccessMachine(RuleBasedStateMachine):
         self.order: list[Claim] = []  # of those that wait
         self.sessions: list[ProducerSession] = []
         self.fenced: set[int] = set()  # topic epochs below one under which somebody was let in
+        self.storing: list[Claim] = []  # epochs
         self.durable = NOT_ALONE
 
     def _open(self, claim: Claim) -> None:
@@ -60,6 +61,8 @@ class AccessMachine(RuleBasedStateMachine):
             waiting = [one for one in self.order if one.refused is None]
             assert claim is waiting[0], "who waits is let in, in order of arrival"
             self.order.remove(claim)
+        if isinstance(told, StoreEpoch):
+            self.storing.append(claim)
         if not isinstance(told, ProducerSession):
             self.told[claim] = told
             return
@@ -102,11 +105,12 @@ class AccessMachine(RuleBasedStateMachine):
         if ready:
             self._open(data.draw(st.sampled_from(ready)))
 
-    @rule(data=st.data(), success=st.booleans())
-    def stored(self, data: st.DataObject, success: bool) -> None:
-        storing = [claim for claim, told in self.told.items() if isinstance(told, StoreEpoch)]
-        if storing:
-            claim = data.draw(st.sampled_from(storing))
+    @rule(success=st.booleans())
+    def stored(self, success: bool) -> None:
+        """One at a time: the list is changed by who came first."""
+        claim = next((one for one in self.storing if isinstance(self.told.get(one), StoreEpoch)), None)
+        if claim is not None:
+            self.storing.remove(claim)
             self.durable += 1  # also if the outcome was not known
             if success:
                 self.producers.epoch_stored(claim, self.durable)

@@ -187,26 +187,8 @@ class TopicRecord(Record):
     def new(cls, created_ms: int) -> TopicRecord:
         """The record of a topic without ledgers."""
         return cls(
-            [],
-            [],
-            [],
-            [],
-            [],
-            0,
-            created_ms,
-            False,
-            {},
-            {},
-            {},
-            (0, 0, 0),
-            Policies(),
-            0,
-            None,
-            -1,
-            -1,
-            False,
-            None,
-        )
+            [], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0, None, -1, -1, False, None
+        )  # fmt: skip
 
     def compacted_ledgers(self) -> list[int]:
         """Stored ids of the ledgers of compactions that there may be."""

@@ -16,7 +16,6 @@ from ..dispatch.subscription import Subscription
 from ..log.appending import Appending
 from ..log.records import LedgerInfo
 from ..topics.backlog import AcknowledgedBeyond, CountingReads
-from ..topics.core.producers import SessionState
 from ..topics.topic import Topic
 from .results import (
     ConsumerStats,
@@ -64,7 +63,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         producers=[
             ProducerStats(session.name, session.epoch, session.access_mode, session.topic_epoch)
             for session in topic.producers
-            if session.state is not SessionState.CLOSED
+            if session.active
         ],
         topic_epoch=ledger.record.topic_epoch,
         waiting_producers=topic.producers.waiting,

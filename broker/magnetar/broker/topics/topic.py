@@ -305,6 +305,7 @@ class Topic:
         async def change() -> int:
             epoch = self.ledger.list.record.topic_epoch + 1
             await self.ledger.list.commit(topic_epoch=epoch)
+            self.producers.topic_epoch = epoch  # also if its claim was withdrawn meanwhile
             return epoch
 
         return await self.ledger.changes.edit(change)

@@ -63,27 +63,19 @@ MAX_NAMED = 3  # producers that an error names
 NOT_ALONE = -1  # in place of a topic's epoch
 
 
-class Otherwise(enum.Enum):
-    """What becomes of a claim, or of the others, when others are in its way."""
-
-    REFUSE = "it is refused"
-    WAIT = "it waits until they have left"
-    FENCE = "they are fenced"
-
-
 class AccessMode(NamedTuple):
-    """A row of ACCESS_MODES."""
+    """What becomes of a claim when others are in its way: it `waits`, it `fences` them, or it is refused."""
 
     alone: bool  # nobody else publishes meanwhile
-    otherwise: Otherwise
-    refusal: type[MagnetarError]
+    waits: bool = False
+    fences: bool = False
 
 
 ACCESS_MODES = {
-    "shared": AccessMode(False, Otherwise.REFUSE, ProducerBusy),
-    "exclusive": AccessMode(True, Otherwise.REFUSE, ProducerFenced),
-    "wait_for_exclusive": AccessMode(True, Otherwise.WAIT, ProducerFenced),
-    "exclusive_with_fencing": AccessMode(True, Otherwise.FENCE, ProducerFenced),
+    "shared": AccessMode(alone=False),
+    "exclusive": AccessMode(alone=True),
+    "wait_for_exclusive": AccessMode(alone=True, waits=True),
+    "exclusive_with_fencing": AccessMode(alone=True, fences=True),
 }
 
 
@@ -172,6 +164,11 @@ class ProducerSession:
             except Exception:  # as in `end`
                 _log.exception("producer %s does not learn that its messages failed", self.name)
 
+    @property
+    def active(self) -> bool:
+        """False once it is CLOSED."""
+        return self.state is not SessionState.CLOSED
+
     def close(self) -> None:
         """Its connection ended, or it was closed: nothing more is taken, what is queued still lands."""
         self.state = SessionState.CLOSED
@@ -195,9 +192,7 @@ class Claim:
     name: str
     epoch: int  # rises above that of every session of the name that was in the way
     access_mode: str = "shared"
-    topic_epoch: int = (
-        NOT_ALONE  # under which it was let in alone before, or (once stored) is to be let in now
-    )
+    topic_epoch: int = NOT_ALONE  # under which it was let in alone before or, once stored, is now
     asked: list[ProducerSession] = field(default_factory=list)  # whose connections were asked
     awaited: ProducerSession | None = None  # the last one whose groups were waited for
     refused: MagnetarError | None = None  # somebody fenced it before it was let in
@@ -240,12 +235,13 @@ class Producers:
         self.topic_epoch = NOT_ALONE  # the last one that is durable
         # The claim to which the place belongs that is to be alone: nothing but its own waits keeps it from its session.
         self._entering: Claim | None = None
+        self._alone: ProducerSession | None = None  # the exclusive session that was let in last
         self._waiting: dict[Claim, None] = {}  # in order of arrival
         # Until this loop time who waits leaves the place to those who had it last.
         self.reserved_until = 0.0
 
     def __len__(self) -> int:
-        return sum(session.state is not SessionState.CLOSED for session in self._by_name.values())
+        return sum(session.active for session in self._by_name.values())
 
     def __contains__(self, name: object) -> bool:
         """True if the name is connected, or something of it is on its way."""
@@ -292,30 +288,28 @@ class Producers:
                 f"producer {claim.name!r} had topic {self._topic} for itself under epoch {claim.topic_epoch}, and the topic "
                 f"has epoch {self.topic_epoch} now: another producer has taken its place"
             )
-        own = self._by_name.get(claim.name) if mode.alone and returns else None
-        others = [
-            session
-            for session in self._by_name.values()
-            if session.state is not SessionState.CLOSED
-            and (mode.alone or session.topic_epoch != NOT_ALONE)
-            and not (session is own and claim.epoch > session.epoch)
-        ]
+        # A shared one does not look at all the others: there may be thousands.
+        others = [one for one in (self if mode.alone else filter(None, [self._alone])) if one.active]
+        own = self._by_name.get(claim.name)
+        if mode.alone and returns and own in others and claim.epoch > own.epoch:
+            others.remove(own)
         before = [] if returns else list(takewhile(lambda one: one is not claim, self._waiting))
         if self._entering is not None:
             before.append(self._entering)
-        if mode.otherwise is Otherwise.FENCE:
+        # Who comes back fences nobody who has taken its place meanwhile, though that epoch is not known to be durable yet.
+        if mode.fences and not (returns and self._entering is not None):
             self._fence(others, before, claim)
             return None
-        waits = mode.otherwise is Otherwise.WAIT and not returns
+        waits = mode.waits and not returns
         if waits:  # what is still queued is waited for without an end, as all else
-            others += [one for one in self if one.state is SessionState.CLOSED and one.outstanding]
+            others += [one for one in self if not one.active and one.outstanding]
         if not others and not before:
             if waits and now < self.reserved_until:
                 self._waiting.setdefault(claim)
                 left = f"producers of topic {self._topic} whose connections were lost may come back"
                 return Queued(left, self.reserved_until)
             return None
-        asked = [one for one in others if one.state is not SessionState.CLOSED and one not in claim.asked]
+        asked = [one for one in others if one.active and one not in claim.asked]
         if asked:
             claim.asked += asked
             return Ask(asked)
@@ -323,8 +317,10 @@ class Producers:
         if waits:
             self._waiting.setdefault(claim)
             return Queued(reason)
+        if not mode.alone:
+            raise ProducerBusy(f"{reason}; close it, or wait until it has left")
         cure = "close it, or choose access_mode='wait_for_exclusive' or 'exclusive_with_fencing'"
-        raise mode.refusal(f"{reason}; {cure if mode.alone else 'close it, or wait until it has left'}")
+        raise ProducerFenced(f"{reason}; {cure}")
 
     def _held_by(self, others: list[ProducerSession], before: list[Claim]) -> str:
         """Who is in the way, in words."""
@@ -351,7 +347,7 @@ class Producers:
     ) -> ProducerSession | Wait | StoreEpoch:
         """The place is the claim's own; rule 33, of all who had it before."""
         for session in self:
-            if session.state is not SessionState.CLOSED:  # its own, of an older epoch
+            if session.active:  # its own, of an older epoch
                 session.end(_opened_again(claim))
             if session.name == claim.name:
                 claim.epoch = max(claim.epoch, session.epoch + 1)
@@ -387,7 +383,7 @@ class Producers:
     ) -> ProducerSession | Ask | Wait:
         name, old = claim.name, self._by_name.get(claim.name)
         if old is not None:
-            if old.state is not SessionState.CLOSED:
+            if old.active:
                 if claim.epoch <= old.epoch and old in claim.asked:
                     raise ProducerBusy(
                         f"producer name {name!r} is in use on topic {self._topic}; "
@@ -413,10 +409,12 @@ class Producers:
         return Wait(old)
 
     def _new_session(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
-        topic_epoch = claim.topic_epoch if ACCESS_MODES[claim.access_mode].alone else NOT_ALONE
+        alone = ACCESS_MODES[claim.access_mode].alone
+        topic_epoch = claim.topic_epoch if alone else NOT_ALONE
         session = self._by_name[claim.name] = ProducerSession(
             claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, topic_epoch
         )
+        self._alone = session if alone else self._alone
         return session
 
     # --- endings -----------------------------------------------------------------------------------------------------
@@ -426,7 +424,7 @@ class Producers:
 
         `reserved_until`: the connection was lost, and who waits leaves the producer until then to come back (loop time).
         """
-        if session.state is not SessionState.CLOSED:
+        if session.active:
             if session.topic_epoch != NOT_ALONE and not reserved_until:
                 self.reserved_until = 0.0
             self.reserved_until = max(self.reserved_until, reserved_until)
@@ -469,18 +467,16 @@ class Producers:
 
     def _end_sessions(self, error: MagnetarError) -> None:
         for session in self:
-            if session.state is not SessionState.CLOSED:
+            if session.active:
                 session.end(error)
                 self.finished(session, 0)
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""
-        active = [one for one in self._by_name.values() if one.state is not SessionState.CLOSED]
+        active = [one for one in self if one.active]
         alone = [one for one in active if one.topic_epoch != NOT_ALONE]
         assert not alone or len(active) == 1, "an exclusive producer is not alone"
-        assert all(one.topic_epoch == self.topic_epoch for one in alone), (
-            "an exclusive producer of another epoch"
-        )
+        assert all(one.topic_epoch == self.topic_epoch for one in alone), "one of another epoch is alone"
         assert self._entering not in self._waiting
         assert all(claim.refused is None for claim in self._waiting)
 
