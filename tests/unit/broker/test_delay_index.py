@@ -158,9 +158,11 @@ class SmallModel(Model):
     @initialize(ahead_ms=st.integers(0, 2 * WIDTHS[0]))
     def begin(self, ahead_ms: int) -> None:
         self.before = {
-            name: getattr(delay_index, name) for name in ("BLOCK_ROWS", "STEP", "_SMALL_BLOCK_ROWS")
+            name: getattr(delay_index, name)
+            for name in ("BLOCK_ROWS", "STEP", "PIECE_ROWS", "_SMALL_BLOCK_ROWS")
         }
         delay_index.BLOCK_ROWS, delay_index.STEP, delay_index._SMALL_BLOCK_ROWS = 4, 3, 2
+        delay_index.PIECE_ROWS = 3
         super().begin(ahead_ms)
 
     def teardown(self) -> None:

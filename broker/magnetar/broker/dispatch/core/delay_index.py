@@ -43,7 +43,8 @@ DelayedRun = tuple[int, int, int]
 
 BLOCK_ROWS = 4_096  # of a block that takes no further entry; the rows of an entry are in one block
 _SMALL_BLOCK_ROWS = 64  # of a block that is not worth being written anew
-STEP = 4_096  # rows that one step of spreading or of a sweep looks at: some milliseconds
+STEP = 1_024  # rows that one step of spreading or of a sweep looks at: a millisecond
+PIECE_ROWS = 512  # that are stored, and read back in one turn of the loop, and the rest of an entry
 # Widths of buckets in ms. What lies in the current bucket of a width, or in the next one, is in narrower ones.
 WIDTHS = (3_600_000, 1_000, 20)
 _LAST_OF_ENTRY = 1 << 31  # in the count of a row: its last message is the last one of the entry
@@ -268,7 +269,7 @@ class DelayIndex:
     def take_due(self, now_ms: int) -> tuple[list[Run], bool]:
         """Releases rows whose time has come, in the order of their times; and whether there is more to do at once.
 
-        A few milliseconds. What lies behind each other in the log and in time is one run.
+        A millisecond or two. What lies behind each other in the log and in time is one run.
         """
         found: list[Run] = []
         if not self.rows:
@@ -489,14 +490,20 @@ class DelayIndex:
         return (self._order[-1].ledger, self._order[-1].numbers[-1]) if self._order else _NOWHERE
 
     def pieces(self, after: tuple[int, int] = _NOWHERE) -> Iterator[bytes]:
-        """Rows behind a place as they are when their piece is asked for, some 4,096 in each: FORMATS.md draws them."""
+        """Rows behind a place as they are when their piece is asked for: FORMATS.md draws them."""
         while True:
             at, place = self._find(after[0], after[1] + 1)
             if at == len(self._order):
                 return
             block = self._order[at]
-            after = block.ledger, block.numbers[-1]
-            rows = [row for row in range(place, len(block.numbers)) if block.times[row]]
+            end = min(place + PIECE_ROWS, len(block.numbers))
+            while (
+                end < len(block.numbers)
+                and block.numbers[end] >> INDEX_BITS == block.numbers[end - 1] >> INDEX_BITS
+            ):
+                end += 1  # an entry is there or not, as a whole
+            after = block.ledger, block.numbers[end - 1]
+            rows = [row for row in range(place, end) if block.times[row]]
             columns = [(code, [column[row] for row in rows]) for code, column in block.columns]
             if rows:
                 data = b"".join([_little(array(code, column)) for code, column in columns])
