@@ -200,6 +200,13 @@ def test_the_page_of_access_modes_works_as_it_is_written(terminals: Terminals) -
 
 
 @pytest.mark.real
+def test_the_page_of_large_messages_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "large-messages.md")
+    assert terminals.ran >= 2
+
+
+@pytest.mark.real
 def test_the_page_of_partitions_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.follow(DOCS / "partitions.md")

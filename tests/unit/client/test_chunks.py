@@ -419,6 +419,58 @@ async def test_partitions(client: Client) -> None:
     await take(reader, 1)
 
 
+async def test_deduplication_over_a_lost_connection(server: FramedServer, client: Client) -> None:
+    await client.admin.create_topic("t")
+    await client.admin.update_topic_policies("t", {"deduplication": True})
+    consumer = await client.subscribe("t", "s", start="earliest")
+    async with connect_to(server, max_message_bytes=SIZE) as another:
+        producer = await another.create_producer("t", chunking=True, max_pending_bytes=4 * SIZE)
+
+        async def source() -> AsyncIterator[bytes]:
+            for number in range(40):
+                yield large(number, 1)
+                if number % 9 == 5:
+                    (await another._pool.to_service()).connection.abort()
+
+        message_id = await producer.send_stream(source())
+        await producer.send(b"behind it")
+    got = await take(consumer, 2)
+    assert got[0].value == b"".join(large(number, 1) for number in range(40))
+    assert (got[0].id == message_id) or message_id.is_duplicate
+    assert got[1].value == b"behind it"
+    chunks = -(-40 * (SIZE // 2) // SIZE)
+    assert (await client.admin.topic_stats("t"))["stored_messages"] == chunks + 1, "no chunk is stored twice"
+
+
+async def test_deduplication_over_a_crash_in_the_middle(server: FramedServer, client: Client) -> None:
+    """The program knows its name and which message it was at: it sends that again, in whatever chunks."""
+    await client.admin.create_topic("t")
+    await client.admin.update_topic_policies("t", {"deduplication": True})
+    consumer = await client.subscribe("t", "s", start="earliest", expire_incomplete_chunked_messages=0.2)
+    async with connect_to(server, max_message_bytes=SIZE) as another:
+        producer = await another.create_producer("t", name="mine", chunking=True)
+        await producer.send(b"0", sequence_id=10)
+        streaming = asyncio.create_task(producer.send_stream(_unfinished(), sequence_id=11))
+        await until(lambda: producer.last_sequence_id == 11)
+        await producer.flush()
+        producer.abort()
+        streaming.cancel()
+    producer = await client.create_producer("t", name="mine", chunking=True)
+    assert producer.last_sequence_id == 10, "what is not finished is not stored"
+    first = await producer.send(large(1), sequence_id=11)
+    last = await producer.send(b"12", sequence_id=12)
+    async with connect_to(server, max_message_bytes=SIZE) as another:
+        await producer.close()
+        repeating = await another.create_producer("t", name="mine", chunking=True)
+        ids = [await repeating.send(large(1), sequence_id=11), await repeating.send(b"12", sequence_id=12)]
+        assert all(message_id.is_duplicate for message_id in ids)
+    got = await take(consumer, 3)
+    assert [message.value for message in got] == [b"0", large(1), b"12"]
+    assert [message.id for message in got[1:]] == [first, last]
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(1.0)
+
+
 # --- streamed --------------------------------------------------------------------------------------------------------
 
 
