@@ -10,6 +10,7 @@ python -m bench delays           delayed messages, in memory: 200,000 a second, 
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
 python -m bench slow_disk        the turns of a service's loop on a slow disk (bench/slow_disk.py)
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
+python -m bench many_partitions  thousands of partitions, and of producers on one topic (bench/many_partitions.py)
 python -m bench partitions       a topic of several partitions beside one that has none (bench/partitions.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
 python -m bench subscriptions    consumers of every type, fail-over, many topics (bench/subscriptions.py)
@@ -57,7 +58,16 @@ def main() -> int:
 
 
 PACKAGES = ("bookie", "ledger", "spark", "compare")
-MODULES = ("delays", "dispatch", "failover", "partitions", "replicated", "slow_disk", "subscriptions")
+MODULES = (
+    "delays",
+    "dispatch",
+    "failover",
+    "many_partitions",
+    "partitions",
+    "replicated",
+    "slow_disk",
+    "subscriptions",
+)
 
 
 def run_part(name: str, arguments: Sequence[str]) -> int:
