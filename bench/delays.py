@@ -38,6 +38,8 @@ from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 
 RATE = 200_000
+DELAY_MS, SPREAD_MS = 1_000, 5_000
+QUIET_S = 2.0
 TURN_S = 0.01
 YEAR_MS = 365 * 24 * 3_600_000
 SETTINGS = BrokerSettings(
@@ -193,7 +195,7 @@ async def _pending(say: Any, count: int) -> None:
     await broker.start()
     other = await _Stage.of(broker, "other")
     quiet, loaded = asyncio.Event(), asyncio.Event()
-    asyncio.get_running_loop().call_later(2, quiet.set)
+    asyncio.get_running_loop().call_later(QUIET_S, quiet.set)
     before = percentiles(await _other(other, quiet))
     measuring = asyncio.ensure_future(_other(other, loaded))
     await asyncio.sleep(0.1)
@@ -224,9 +226,9 @@ async def _pending(say: Any, count: int) -> None:
 
 async def _work(say: Any, seconds: float, pending: int) -> None:
     drawn = random.Random(1)
-    await _stream(say, "batches of 1,000, due after 1 s", 1_000, seconds, lambda: 1_000)
-    await _stream(say, "batches of 100, due within 5 s", 100, seconds, lambda: drawn.randrange(5_000))
-    await _stream(say, "single messages, due after 1 s", 1, seconds, lambda: 1_000)
+    await _stream(say, "batches of 1,000, due after 1 s", 1_000, seconds, lambda: DELAY_MS)
+    await _stream(say, "batches of 100, due within 5 s", 100, seconds, lambda: drawn.randrange(SPREAD_MS))
+    await _stream(say, "single messages, due after 1 s", 1, seconds, lambda: DELAY_MS)
     await _pending(say, pending)
 
 

@@ -7,8 +7,9 @@ from bench import delays
 
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(delays, "RATE", 2_000)
-    assert delays.main(["--seconds", "0.5", "--pending", "2000"]) == 0
+    for name, value in {"RATE": 10_000, "DELAY_MS": 100, "SPREAD_MS": 100, "QUIET_S": 0.1}.items():
+        monkeypatch.setattr(delays, name, value)
+    assert delays.main(["--seconds", "0.3", "--pending", "2000"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("100.0% delivered") == 3
     assert "its index is whole" in printed
