@@ -263,11 +263,10 @@ class TopicDelays:
             runs, more = self.index.take_due(self._clock.now_ms())
             if runs:
                 self._released(runs)
+            if more and not self._ended:
+                self._timer, self._timer_ms = self._loop.call_soon(self._sweep), 0
+            else:
+                self._arm()
         except Exception as error:
             _log.exception("delayed messages cannot be released")
             self._fence(TopicNotServed(f"delayed messages cannot be released here: {error!r}"))
-            return
-        if more and not self._ended:
-            self._timer, self._timer_ms = self._loop.call_soon(self._sweep), 0
-        else:
-            self._arm()
