@@ -220,6 +220,17 @@ async def test_partitions_of_several_brokers_outlive_them() -> None:
             assert await client.admin.list_topics() == []
 
 
+async def test_a_partitioned_topic_may_be_the_first_of_its_namespace() -> None:
+    async with brokers("a", "b") as cluster:
+        url = cluster.brokers["a"].url
+        async with connect(url, backoff_first=0.01, operation_timeout=10.0) as client:
+            await client.admin.create_topic("acme/fresh/orders", partitions=4)
+            async with client.create_producer("acme/fresh/orders-partition-3") as producer:
+                await producer.send(b"x")
+            assert (await client.admin.topic_stats("acme/fresh/orders"))["stored_messages"] == 1
+            await client.admin.delete_topic("acme/fresh/orders")
+
+
 @pytest.mark.real
 async def test_the_blocking_client_does_the_same() -> None:
     async with serving() as server:

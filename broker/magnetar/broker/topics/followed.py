@@ -52,7 +52,7 @@ class Followed(Generic[T]):
         """Ends `listen`; may come without it. What nobody listens to is not followed any more."""
         listeners = self._listeners.get(name, {})
         listeners.pop(changed, None)
-        if not listeners and self._listeners.pop(name, None) is not None:
+        if not listeners and self._listeners.pop(name, None) is not None and not self._closed:
             if (watched := self._watched.forget(name)) is not None:
                 self._jobs.begin(f"the end of {name}", watched.close)
 

@@ -38,6 +38,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MAX_PARTITIONS, NO_PARTITION, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.quantities import counted
 
 from ..cursors.entries import encode_acks
 from ..cursors.pointer import NO_LEDGER, PointerRecord
@@ -148,17 +149,14 @@ class PartitionedTopics:
             except (VersionConflict, NotFoundInStore):
                 self.followed.drop(str(whole))
                 raise TopicBusy(f"the partitions of {whole} have changed just now; try again") from None
-        command = f"magnetar topics update-partitions {whole.short} {number + 1}"
         if found.partitions:
-            last, reason = found.partitions - 1, f"it has {found.partitions} partitions"
-            reason += (
-                f", 0 to {last}; `{command}` adds others" if last else f", number 0; `{command}` adds others"
-            )
-        elif found.version != ABSENT:
-            reason = "it is being deleted" if found.record.deleting else "it is being made"
+            reason = f"it has {counted(found.partitions, 'partition')}, numbered from 0; "
+            reason += f"`magnetar topics update-partitions {whole.short} N` adds others"
+        elif found.version == ABSENT:
+            command = f"magnetar topics create {whole.short} --partitions N"
+            reason = f"it is no partitioned topic; `{command}` makes one of up to {MAX_PARTITIONS:,}"
         else:
-            command = f"magnetar topics create {whole.short} --partitions {number + 1}"
-            reason = f"it is no partitioned topic; `{command}` makes it one"
+            reason = "it is being deleted" if found.record.deleting else "it is being made"
         raise PartitionNotFound(f"{whole} has no partition {number}: {reason}")
 
     async def missing(self, name: TopicName) -> MagnetarError:
