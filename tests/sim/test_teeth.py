@@ -43,11 +43,16 @@ CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "split_without_compare_and_set": (0, "the namespace has no such bundle"),
     "stopping_broker_takes_bundles": (0, "did not say that it stops", "while it stops"),
 }
+ONCE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "failed_persist_leaves_pushed_ahead": (0, "as first occurrence", "not converged", "a gap"),
+    "snapshot_without_its_position": (1, "stored twice", "is acknowledged", "as first occurrence"),
+}
 SCENARIO_PLANTS = {
     "ledgers": PLANTS,
     "repair": REPAIR_PLANTS,
     "standalone": STANDALONE_PLANTS,
     "cluster": CLUSTER_PLANTS,
+    "once": ONCE_PLANTS,
 }
 SEEDS = 40
 SOON = 3

@@ -1,4 +1,8 @@
-"""Defects of deduplication (rule 27), for the scenarios `once` and `once_standalone`."""
+"""Defects of deduplication (rule 27), for the scenarios `once` and `once_standalone`.
+
+What a client that keeps to the protocol never meets (a duplicate of what is still on its way, say) is planted in the tests of
+`tests/unit/broker/test_deduplication.py` instead.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,10 @@ from typing import Any
 from magnetar.broker.topics import deduplication as module
 from magnetar.broker.topics.core.deduplication import KnownProducers, Pushed
 from magnetar.broker.topics.deduplication import Deduplication
-from magnetar.broker.topics.log_state import LogStates, StoredLogState
+from magnetar.broker.topics.log_state import StoredLogState
 from sim.defects.registry import once_defect
 
 stored: Any = StoredLogState
-states: Any = LogStates
 deduplication: Any = Deduplication
 known: Any = KnownProducers
 
@@ -87,26 +90,6 @@ def session_begins_with_nothing() -> None:
 
 
 @once_defect
-def entries_of_a_failed_ledger_do_not_count() -> None:
-    """Rule 24: what was found when a ledger was closed is confirmed without its bytes, and the state does not hear of it."""
-    from magnetar.broker.topics.topic import Topic
-
-    topic: Any = Topic
-    confirmed = topic._confirmed
-    tell = states.confirmed
-
-    def deaf(self: Any, ledger_id: int, entry_id: int, data: bytes | None, entry: Any) -> None:
-        if data is None:
-            states.confirmed = lambda *_: None
-        try:
-            confirmed(self, ledger_id, entry_id, data, entry)
-        finally:
-            states.confirmed = tell
-
-    topic._confirmed = deaf
-
-
-@once_defect
 def changes_of_a_failed_write_are_lost() -> None:
     """They were taken out of the state, and the next write has those that came later."""
     write = stored._write
@@ -120,12 +103,6 @@ def changes_of_a_failed_write_are_lost() -> None:
             raise
 
     stored._write = careless
-
-
-@once_defect
-def log_is_trimmed_before_the_state_is_stored() -> None:
-    """Nobody keeps what the next owner would have to replay."""
-    states.holders = lambda self: iter(())
 
 
 @once_defect
