@@ -1,7 +1,7 @@
 """Defects of deduplication (rule 27), for the scenarios `once` and `once_standalone`.
 
-What a client that keeps to the protocol never meets (a duplicate of what is still on its way, say) is planted in the tests of
-`tests/unit/broker/test_deduplication.py` instead.
+What a client that keeps to the protocol never meets, a duplicate of what is still on its way, say, is the matter of
+`tests/unit/broker/test_deduplication.py`.
 """
 
 from __future__ import annotations
