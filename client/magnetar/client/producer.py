@@ -81,7 +81,9 @@ class Producer(Member):
 
         sequence_id: the message's number among those of this producer, which rise, with or without gaps; None: the next.
         Where the topic has deduplication, what is at or below the last one that was stored under the producer's name is not
-        stored again, and `is_duplicate` of its id is true.
+        stored again, and `is_duplicate` of its id is true. When a message fails for another reason than a wrong call, a
+        producer that was given sequence ids has `ended`, so that nothing is stored behind it: open it anew, and go on behind
+        its `last_sequence_id`.
 
         Raises ProducerQueueFull at the memory bound, MessageTooLarge, SequenceIdError for an id that does not rise,
         InvalidArgument, AlreadyClosed; awaiting the receipt raises what went wrong later.

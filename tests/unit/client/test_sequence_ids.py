@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.client import Client, InvalidArgument, MessageId, Producer, SequenceIdError
+from magnetar.client import (
+    Client,
+    InvalidArgument,
+    MessageId,
+    Producer,
+    SendTimeout,
+    SequenceIdError,
+    connect,
+)
+from magnetar.proto.commands import CloseProducer
 from magnetar.proto.ids import DUPLICATE_ID
 from support.client_kit import until
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 WAYS: dict[str, dict[str, Any]] = {
     "batches": {},
@@ -154,3 +164,43 @@ async def test_a_batch_never_holds_ids_on_both_sides_of_what_the_broker_has(
     ids = await producer.send_many([b"x"] * 20, sequence_ids=list(range(1, 21)))
     assert [one.is_duplicate for one in ids] == [True] * 10 + [False] * 10
     assert broker.frames_of_sends == 2
+
+
+@in_virtual_time
+async def test_nothing_is_stored_behind_a_message_that_failed() -> None:
+    """Who resumes behind last_sequence_id would leave it out."""
+    broker = await FakeBroker.start()
+    broker.deduplicates = True
+    async with connect(broker.url) as client:
+        producer = await client.create_producer("t", name="p", send_timeout=1.0)
+        await producer.send(b"0", sequence_id=0)
+        broker.lose_sends = True
+        lost = producer.send_nowait(b"1", sequence_id=1)
+        await asyncio.sleep(0.9)
+        behind = producer.send_nowait(b"2", sequence_id=2)
+        with pytest.raises(SendTimeout, match="whether it was stored is not known"):
+            await lost
+        with pytest.raises(SendTimeout, match="open it anew, and go on behind its last id"):
+            await behind
+        assert producer.ended
+        broker.lose_sends = False
+        for sequence_id in (None, 1, 3):
+            with pytest.raises(SendTimeout, match="open it anew"):
+                producer.send_nowait(b"3", sequence_id=sequence_id)
+        await until(lambda: broker.received(CloseProducer))
+        again = await client.create_producer("t", name="p")
+        assert again.last_sequence_id == 0
+        await again.send_many([b"1", b"2", b"3"], sequence_ids=[1, 2, 3])
+        assert await received(client, 4) == [(n, b"%d" % n) for n in range(4)]
+    await broker.close()
+
+
+async def test_a_message_that_is_wrong_itself_ends_no_producer(broker: FakeBroker, client: Client) -> None:
+    producer = await client.create_producer("t", batching_max_messages=1)
+    broker.fail_next_send = InvalidArgument("too late")
+    receipts = [producer.send_nowait(b"%d" % n, sequence_id=n) for n in range(3)]
+    with pytest.raises(InvalidArgument, match="too late"):
+        await receipts[0]
+    await asyncio.gather(*receipts[1:])
+    assert not producer.ended
+    assert await received(client, 2) == [(1, b"1"), (2, b"2")]

@@ -221,10 +221,12 @@ class Attachment(Port):
         if connection is not None:
             connection.send(self._closing_command.encode())
 
-    def fail(self, error: MagnetarError) -> None:
-        """For good: tells the owner."""
+    def fail(self, error: MagnetarError, *, leave: bool = False) -> None:
+        """For good: tells the owner. `leave`: and the broker, which has not ended it."""
         if not self.ended:
             self.failure = error
+            if leave and self.connection is not None:
+                self.connection.send(self._closing_command.encode())
             self._detach(error)
             self.pool.note_attached(self, True)
             self.attached.set()

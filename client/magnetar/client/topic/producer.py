@@ -121,6 +121,7 @@ class TopicProducer:
         # the broker has: through `_stored_through`, which lies between two batches. `_sent_through`: in closed groups.
         self._next_sequence_id = 0  # of the first message of the open batch while this has no column of them
         self._sent_through = self._stored_through = -1
+        self._numbered = False  # the application has given one
         self._max_message_bytes = pool.options.max_message_bytes
         self._max_group_bytes = self._max_message_bytes + GROUP_OVERHEAD_BYTES
         self._copies = copies
@@ -427,6 +428,7 @@ class TopicProducer:
         """Of the next message. Raises SequenceIdError, InvalidArgument."""
         if given is None:
             return self._automatic_id
+        self._numbered = True
         sent = self._sent_through
         if self._values:
             sent = self._automatic_id - 1 if self._sequence_ids is None else self._sequence_ids[-1]
@@ -824,3 +826,8 @@ class TopicProducer:
             self._failed.popleft()
         self._failed.append(group)
         self._room_came_free()
+        error = group.error
+        if self._numbered and error is not None and error.action is not Action.FIX_CALL and not self.ended:
+            # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
+            text = "the producer ends here, so that nothing is stored behind it: open it anew, and go on behind its last id"
+            self._attachment.fail(type(error)(f"{error.message}; {text}", **error.details), leave=True)
