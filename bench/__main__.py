@@ -6,6 +6,7 @@ python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
+python -m bench chunks           a message of 1 GB: the peak memory of each process on its way (bench/chunks.py)
 python -m bench delays           delayed messages, in memory: 200,000 a second, a million over a year (bench/delays.py)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
 python -m bench slow_disk        the turns of a service's loop on a slow disk (bench/slow_disk.py)
@@ -59,6 +60,7 @@ def main() -> int:
 
 PACKAGES = ("bookie", "ledger", "spark", "compare")
 MODULES = (
+    "chunks",
     "delays",
     "dispatch",
     "failover",

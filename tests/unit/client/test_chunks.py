@@ -20,6 +20,7 @@ from magnetar.proto.errors import (
     ReceiveTimeout,
 )
 from magnetar.proto.topic_commands import CreateTopic
+from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import FramedServer
 from support.client_kit import until
 from support.served_broker import connect_to, serving, take
@@ -162,6 +163,65 @@ async def test_a_source_that_fails_leaves_the_producer_usable(client: Client) ->
             await asyncio.sleep(0.02)
 
     await asyncio.wait_for(acknowledged(), 10.0)  # both were let go of
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_a_full_queue_is_no_reason_to_give_a_message_up(client: Client, type: SubscriptionType) -> None:
+    """Its chunks wait at the broker, for much longer than a message may be unfinished."""
+    chunking, other = [await client.create_producer("t", chunking=True) for _ in range(2)]
+    consumer = await client.subscribe(
+        "t",
+        "s",
+        type=type,
+        start="earliest",
+        receiver_queue_messages=4,
+        expire_incomplete_chunked_messages=0.3,
+    )
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(chunking.send_stream(source()))
+    await until(lambda: chunking.last_sequence_id >= 0)
+    await chunking.flush()
+    for number in range(20):
+        await other.send(b"%d" % number)
+    more.set()
+    await streaming
+    got = []
+    for _ in range(21):
+        await asyncio.sleep(0.25)
+        message = await consumer.receive(5.0)
+        got.append(message.value)
+        await consumer.ack(message)
+    assert got == [*(b"%d" % number for number in range(20)), large(1) + large(2)]
+
+
+class _LoopClock(Clock):
+    """Follows the loop's time, which may be virtual."""
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + round(asyncio.get_running_loop().time() * 1000)
+
+
+async def test_delayed() -> None:
+    clock = _LoopClock()
+    async with (
+        serving(clock=clock) as server,
+        connect_to(server, max_message_bytes=SIZE, clock=clock) as client,
+    ):
+        producer = await client.create_producer("t", chunking=True)
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest")
+        message_id = await producer.send_stream(io.BytesIO(large()), deliver_after=0.5)
+        await producer.send(b"at once")
+        assert (await consumer.receive(5.0)).value == b"at once"
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(0.3)
+        message = await consumer.receive(5.0)
+        assert (message.value, message.id) == (large(), message_id)
 
 
 async def test_what_is_too_large_without_chunking_names_it(client: Client) -> None:
@@ -517,6 +577,29 @@ async def test_it_is_handed_out_before_it_ends_and_holds_little(client: Client) 
     more.set()
     assert b"".join([piece async for piece in consumer.stream(message)]) == large(1, 50) + large(2, 3)
     assert await streaming == message.id
+
+
+async def test_everything_up_to_one_that_is_still_coming(client: Client) -> None:
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest", stream_chunks=True)
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    await producer.send(b"before")
+    streaming = asyncio.create_task(producer.send_stream(source()))
+    message = (await take(consumer, 2))[1]
+    await consumer.ack_cumulative(message, receipt=True)
+    more.set()
+    await streaming
+    await producer.send(b"after")
+    assert b"".join([piece async for piece in consumer.stream(await consumer.receive(5.0))]) == b"after"
+    await consumer.close()
+    consumer = await client.subscribe("t", "s")
+    assert (await consumer.receive(5.0)).value == b"after"
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "leave"])

@@ -148,8 +148,10 @@ class ChunkIntake:
         position: ResumePoint,
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
+        may_receive: Callable[[], bool],
     ) -> None:
-        """queue: to be handed out. on_taken: there may be room for more."""
+        """queue: to be handed out. on_taken: there may be room for more. may_receive: there is, and the broker knows."""
+        self._may_receive = may_receive
         self._what = what
         self._acknowledger = acknowledger
         self._position = position
@@ -197,7 +199,11 @@ class ChunkIntake:
     def take(self, delivery: Delivery) -> None:
         """Queues what a delivery with chunks has, in its order."""
         entry, at = delivery.entry, 0
-        for position, extensions in entry_extensions(entry).items():
+        try:
+            found = entry_extensions(entry)
+        except MagnetarError:
+            found = {}  # it is damaged, as whoever opens it learns
+        for position, extensions in found.items():
             if extensions.chunk is not None:
                 if position > at:
                     self._queue(delivery.part(at, position))
@@ -322,15 +328,23 @@ class ChunkIntake:
 
     def _set_timer(self) -> None:
         due = self._assembler.next_due
+        if due is None and self._reading:
+            due = self._loop.time() + self._expire_s
         if self._timer is None and due is not None:
             self._timer = self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
+        if not self._may_receive():
+            for message in self._assembler.unfinished:
+                self._assembler.touch(message, now)  # its chunks wait at the broker
         for delivery, message in list(self._reading.items()):
-            if now - delivery.taken_at < self._expire_s or (delivery.pieces and not self._in_the_way(now)):
-                self._assembler.touch(message, now)  # what holds it up is its reader
+            if now - delivery.taken_at < self._expire_s:
+                self._assembler.touch(message, now)
+            elif delivery.pieces and self._in_the_way(now):
+                self._assembler.remove(message)
+                self._let_go(LetGo("nobody reads it, and others wait", message.places, False, message))
         for let_go in self._assembler.expire(now):
             self._let_go(let_go)
         self._set_timer()
@@ -376,6 +390,9 @@ class ChunkIntake:
         though its first chunks stand before the message.
         """
         last = last_place(message_id)
+        for one in self._open:
+            if one.id == message_id:
+                one.flags[0] = ACKED  # what is still to come of it as well
         self._forget_done()
         waiting = [
             one for one in self._open if one.id <= last and not (one.finished and last_place(one.id) <= last)

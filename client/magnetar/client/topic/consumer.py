@@ -130,7 +130,7 @@ class TopicConsumer:
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self._chunks = ChunkIntake(
-            what, options, self.acknowledger, self.position, self._enqueue, self._grant
+            what, options, self.acknowledger, self.position, self._enqueue, self._grant, self._may_receive
         )
         self.acknowledger.up_to = self._chunks.up_to
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
@@ -539,7 +539,7 @@ class TopicConsumer:
                 self.position.moved_to(delivery.first_id)
         if isinstance(delivery, Delivery):
             self._chunks.delivered(delivery)
-            if delivery.entry.flags & ENTRY_CHUNKED:
+            if delivery.entry.flags & ENTRY_CHUNKED and not self.stopped:
                 self._chunks.take(delivery)
                 self._grant()
                 return
@@ -609,6 +609,9 @@ class TopicConsumer:
         self._queued_messages = self._queued_bytes = 0
         self._window.charge(0)
         self.open_delivery.close()
+
+    def _may_receive(self) -> bool:
+        return not self._paused and min(self._window.granted, self._window.granted_bytes) > 0
 
     def _drop_chunks(self) -> None:
         lost = f"{self._attachment.what}: the rest of the message did not come; it comes again as another message"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from magnetar.proto.batch_extensions import Chunk, MessageKey, entry_chunks
 from magnetar.proto.entry import Entry
 
-from ....cursors.core.acks import Position
+from ....cursors.core.acks import EntryKey, Position
 from ..consumer import Consumer
 
 MAX_UNFINISHED = 1_000
@@ -38,14 +38,14 @@ class ChunkOwners:
 
     def __init__(self) -> None:
         self.unfinished: dict[MessageKey, Unfinished] = {}
-        self._looked_into: tuple[Entry | None, Chunks] = (None, {})
+        self._looked_into: tuple[EntryKey | None, Chunks] = (None, {})
 
-    def chunks_of(self, entry: Entry) -> Chunks:
+    def chunks_of(self, key: EntryKey, entry: Entry) -> Chunks:
         """Those of an entry, which is looked at several times in a row."""
         known, found = self._looked_into
-        if entry is not known:
+        if key != known:
             found = entry_chunks(entry)
-            self._looked_into = entry, found
+            self._looked_into = key, found
         return found
 
     def delivered(self, message: MessageKey, consumer: Consumer, position: Position, *, last: bool) -> None:

@@ -94,7 +94,7 @@ class SharedSelector(Selector):
     ) -> SharedOut:
         """See `Selector`: to the first in the queue, which goes to its end; what has another count is for the next."""
         self._waits_for.clear()
-        if entry.flags & ENTRY_CHUNKED and (chunks := self._chunks.chunks_of(entry)):
+        if entry.flags & ENTRY_CHUNKED and (chunks := self._chunks.chunks_of(key, entry)):
             return self._share_out_chunks(key, entry, wanted, count, mixed, older, chunks)
         return self._share_out_any(entry, wanted, count, mixed, older)
 
