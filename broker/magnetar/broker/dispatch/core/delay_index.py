@@ -27,7 +27,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from operator import eq
+from itertools import groupby, repeat
+from operator import eq, floordiv
 
 from magnetar.proto.compression import Compression, compress, decompress
 from magnetar.proto.errors import DataDirectoryError, MalformedFrame
@@ -221,21 +222,22 @@ class DelayIndex:
 
     def _schedule(self, times: list[int], references: Iterable[int]) -> None:
         """Into the buckets by time: at once if all are in the same, else 0.3 us each."""
-        hour = WIDTHS[0]
+        hour, low, high = WIDTHS[0], min(times), max(times)
         items = [due_ms % hour << _TIME_SHIFT | reference for due_ms, reference in zip(times, references)]
-        first, last = self._level(min(times)), self._level(max(times))
-        width, wheel = WIDTHS[first], self._wheels[first]
-        if first == last and min(times) // width == max(times) // width:
-            self._bucket(first, times[0] // width).extend(items)
-            return
-        for due_ms, item in zip(times, items):
-            if first != last:
+        level = self._level(low)
+        width, wheel = WIDTHS[level], self._wheels[level]
+        if level != self._level(high):
+            for due_ms, item in zip(times, items):
                 level = self._level(due_ms)
-                width, wheel = WIDTHS[level], self._wheels[level]
-            bucket = wheel.get(due_ms // width)
-            if bucket is None:
-                bucket = self._bucket(self._level(due_ms), due_ms // width)
-            bucket.append(item)
+                self._bucket(level, due_ms // WIDTHS[level]).append(item)
+        elif low // width == high // width:
+            self._bucket(level, low // width).extend(items)
+        else:
+            for number, item in zip(map(floordiv, times, repeat(width)), items):
+                bucket = wheel.get(number)
+                if bucket is None:
+                    bucket = self._bucket(level, number)
+                bucket.append(item)
 
     def _level(self, due_ms: int) -> int:
         through = self._through
@@ -520,28 +522,22 @@ class DelayIndex:
             raise DataDirectoryError(
                 f"a piece of the index of delayed messages is damaged: {error}"
             ) from error
-        columns = []
+        columns = list[list[int]]()
         for code, begin, end in (("Q", 0, 8), ("I", 8, 12), ("Q", 12, 20)):
             column = array(code, data[begin * rows : end * rows])
             columns.append(array(code, _little(column)).tolist())
-        numbers, counts, times = columns
-        known = (ledger, numbers[0]) <= self.last if rows else False
-        left = [row for row, due_ms in enumerate(times) if due_ms > now_ms]
-        begin = 0
-        for end in range(1, len(left) + 1):
-            # All of them at once, unless some are there: then the rows of one entry after another.
-            entry_id = numbers[left[begin]] >> INDEX_BITS
-            if end < len(left) and not (known and numbers[left[end]] >> INDEX_BITS != entry_id):
-                continue
-            part = left[begin:end]
-            if not known or not self.withheld((ledger, entry_id)):
-                self._add(
-                    ledger,
-                    [numbers[row] for row in part],
-                    [counts[row] for row in part],
-                    [times[row] for row in part],
-                )
-            begin = end
+        if rows and min(columns[2]) <= now_ms:
+            left = [row for row, due_ms in enumerate(columns[2]) if due_ms > now_ms]
+            columns = [[column[row] for row in left] for column in columns]
+        numbers = columns[0]
+        if numbers and (ledger, numbers[0]) > self.last:
+            self._add(ledger, *columns)
+            return int(rows)
+        # Something was lost, or comes twice: what is there is left out, an entry after another.
+        for entry_id, part in groupby(range(len(numbers)), key=lambda row: numbers[row] >> INDEX_BITS):
+            entry_rows = list(part)
+            if not self.withheld((ledger, entry_id)):
+                self._add(ledger, *[[column[row] for row in entry_rows] for column in columns])
         return int(rows)
 
     # --- invariants --------------------------------------------------------------------------------------------------
