@@ -335,6 +335,8 @@ class Client:
     ) -> TopicsConsumer:
         """The consumer of several topics or partitions, and of the retry topics of all of them."""
         of_pattern = isinstance(topics, PatternTopics)
+        # One for all partitions: failover consumers take turns by it.
+        options = replace(options, name=options.name or f"consumer-{self._pool.rng.getrandbits(64):016x}")
 
         def expand(topics: list[str]) -> list[str]:
             if letters is None or not of_pattern:

@@ -326,3 +326,58 @@ async def test_a_program_without_asyncio() -> None:
         assert found["id"].partition == 2
         assert found["message"].id == found["id"]
         assert found["last"] == dict(zip(partitions("t", 3), [None, None, found["id"]]))
+
+
+# --- failover ----------------------------------------------------------------------------------------------------------
+
+
+async def test_failover_consumers_share_the_partitions_evenly() -> None:
+    async with serving(failover_delay_ms=20) as server, connect_to(server) as client:
+        await create(client, "t", 6)
+        producer = await client.create_producer(
+            "t", routing=lambda message, count: int(message.value or b"") % count
+        )
+        consumers: dict[str, Any] = {}
+
+        def active() -> dict[str, list[int]]:
+            return {
+                name: [one.partition for one in consumer._consumer.consumers.values() if one.active]
+                for name, consumer in consumers.items()
+            }
+
+        async def join(name: str, **more: Any) -> None:
+            consumers[name] = await client.subscribe("t", "s", type="failover", name=name, **more)
+            shares = len(consumers) if not more else 1
+            await until(lambda: sorted(map(len, active().values()))[-1] == 6 // shares)
+
+        await join("b")
+        assert active() == {"b": [0, 1, 2, 3, 4, 5]}
+        await join("a")
+        assert active() == {"a": [0, 2, 4], "b": [1, 3, 5]}
+        await producer.send_many([b"%d" % number for number in range(60)])
+        for name, consumer in consumers.items():
+            messages = await take(consumer, 30)
+            assert {message.id.partition for message in messages} == set(active()[name])
+            await consumer.ack(messages, receipt=True)
+        await consumers.pop("a").close()
+        await until(lambda: active() == {"b": [0, 1, 2, 3, 4, 5]})
+        await producer.send_many([b"%d" % number for number in range(6)])
+        assert len(await take(consumers["b"], 6)) == 6
+        await client.subscribe("t", "s", type="failover", name="z", priority_level=1)
+        assert active() == {"b": [0, 1, 2, 3, 4, 5]}, "a lower priority waits"
+
+
+async def test_failover_consumers_without_names_share_them_too() -> None:
+    async with (
+        serving(failover_delay_ms=20) as server,
+        connect_to(server) as client,
+        connect_to(server) as other,
+    ):
+        await create(client, "t", 8)
+        consumers: list[Any] = [await one.subscribe("t", "s", type="failover") for one in (client, other)]
+
+        def shares() -> list[int]:
+            return [sum(one.active for one in whole._consumer.consumers.values()) for whole in consumers]
+
+        await until(lambda: shares() == [4, 4])
+        assert len((await client.admin.topic_stats("t"))["subscriptions"]["s"]["consumers"]) == 2

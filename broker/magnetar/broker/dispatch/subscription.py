@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicBusy,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, check_subscription_name
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, NO_PARTITION, check_subscription_name
 from magnetar.proto.ranges import Range
 from magnetar.runtime.tasks import begin
 
@@ -134,8 +134,12 @@ class Subscription:
         cursor: Cursor,
         dispatcher: Dispatcher,
         on_empty: Callable[[Subscription], None],
+        *,
+        partition: int = NO_PARTITION,
     ) -> None:
+        """`partition`: which the topic is."""
         self.name = name
+        self._partition = partition
         self.cursor = cursor
         self.dispatcher = dispatcher
         self._core = dispatcher.core
@@ -220,6 +224,7 @@ class Subscription:
             self.epoch,
             port,
             priority_level=asked.priority_level,
+            partition=self._partition,
             hash_ranges=sorted(asked.hash_ranges),
         )
         self._hold_back()  # it may take over

@@ -105,7 +105,9 @@ class Subscriptions(Mapping[str, Subscription]):
             self._readers,
             self._delays,
         )
-        subscription = Subscription(name, self._log, cursor, dispatcher, self._emptied)
+        subscription = Subscription(
+            name, self._log, cursor, dispatcher, self._emptied, partition=self._ledger.name.partition
+        )
         self._by_name[name] = subscription
         return subscription
 

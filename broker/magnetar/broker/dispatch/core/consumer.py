@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ids import NO_PARTITION
 from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import EntryKey
@@ -77,6 +78,7 @@ class Consumer:
     epoch: int
     port: ConsumerPort
     priority_level: int = 0  # the highest
+    partition: int = NO_PARTITION  # of the topic: failover consumers of equal priority are spread by it
     hash_ranges: Sequence[Range] = ()  # those that a consumer of type key_shared wants, sorted
     # Messages; falls with every delivery, and may go below zero by what the last batch overshot.
     available_permits: int = 0

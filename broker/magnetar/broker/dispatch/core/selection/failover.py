@@ -2,6 +2,9 @@
 
     active: the consumer of the highest priority (the lowest number), of equal ones the one that came first
 
+    of a partition: of equal ones the one whose turn it is, in the order of their names, by the number of the partition. So
+                    consumers of a whole topic have as many partitions each. One that leaves changes nothing for the others
+
     a consumer of higher priority joins --> it is active; dispatch pauses for `takeover_delay_ms`, in which acknowledgements
                                             of the one before arrive, and goes back to the mark-delete position
     the active consumer leaves          --> the next one is active at once, from the mark-delete position on
@@ -15,6 +18,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.ids import NO_PARTITION
 from magnetar.proto.ranges import Range, RangeSet
 
 from ....cursors.core.acks import EntryKey
@@ -36,7 +40,7 @@ class FailoverSelector(Selector):
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         self._consumers.append(consumer)
-        if self._elect() and len(self._consumers) > 1:
+        if self._elect(consumer) and len(self._consumers) > 1:
             self.next_due_ms = now_ms + self._takeover_delay_ms
         return False
 
@@ -54,11 +58,19 @@ class FailoverSelector(Selector):
         self.next_due_ms = None
         return True
 
-    def _elect(self) -> bool:
+    def _elect(self, newcomer: Consumer | None = None) -> bool:
         """True if another consumer is active now."""
         before = self.active
-        # `min` takes the first of equal ones.
-        self.active = min(self._consumers, key=lambda consumer: consumer.priority_level, default=None)
+        highest = min((consumer.priority_level for consumer in self._consumers), default=0)
+        equals = [consumer for consumer in self._consumers if consumer.priority_level == highest]
+        if not equals:
+            self.active = None
+        elif (partition := equals[0].partition) == NO_PARTITION:
+            self.active = equals[0]
+        else:
+            in_turn = sorted(equals, key=lambda consumer: consumer.name)[partition % len(equals)]
+            if before not in equals or in_turn is newcomer:
+                self.active = in_turn
         return self.active is not before
 
     def changed(self, consumer: Consumer) -> None:
