@@ -546,3 +546,23 @@ async def test_what_is_acknowledged_and_not_durable_yet_counts_for_the_next_sess
         stage.ledgers.hold = False
         stage.ledgers.confirm()
         assert await stored(broker, 2) == numbered(0, 1)
+
+
+async def test_rule_44_duplicates_that_wait_fill_the_budget_as_other_messages_do() -> None:
+    stage = Stage(max_topic_publish_bytes=10_000)
+    async with stage.producer() as client:
+        topic = client.broker.topics[str(TOPIC)]
+        stage.ledgers.hold = True
+        client.publish(b"0")
+        await settle()
+        while not client.paused:
+            client.publish(b"0")  # each a run of its own
+            assert topic.publish_budget.used < 20_000
+        stage.ledgers.hold = False
+        stage.ledgers.confirm()
+        await client.until(lambda: not client.paused)
+        await settle()
+        client.publish(b"0")
+        await settle()
+        assert topic.publish_budget.used == 0
+        assert client.receipts[-1] == (0, 1, *NOWHERE)

@@ -261,6 +261,25 @@ def test_memory_and_forgetting_by_number() -> None:
     assert known.begin("p500").last == -1
 
 
+def test_names_that_are_connected_are_not_looked_through_for_each_new_one() -> None:
+    looks, there = 0, True
+
+    def connected(name: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return there
+
+    known = KnownProducers(HOUR_MS, 160, connected)
+    for number in range(1_600):
+        known.stored(f"p{number}", number, None, number)
+    assert len(known) == 1_600
+    assert looks < 1_600 * 160
+    there = False
+    for number in range(1_600, 1_611):
+        known.stored(f"p{number}", number, None, number)
+    assert len(known) <= 160
+
+
 def test_by_age_but_never_while_it_is_connected() -> None:
     connected = {"p"}
     known = KnownProducers(HOUR_MS, 100, connected.__contains__)

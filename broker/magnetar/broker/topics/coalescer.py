@@ -208,17 +208,21 @@ def first_too_large(
 
 
 class Coalescer:
-    """The queue in front of a topic's ledger. `queued_bytes` is what waits here."""
+    """The queue in front of a topic's ledger."""
 
-    __slots__ = ("_entries", "_max_bytes", "queued_bytes")
+    __slots__ = ("_entries", "_max_bytes")
 
     def __init__(self, max_entry_bytes: int) -> None:
         self._max_bytes = max_entry_bytes
         self._entries: list[GatheredEntry] = []  # max_topic_publish_bytes of them at most: a few
-        self.queued_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._entries)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits here."""
+        return sum(entry.size for entry in self._entries)
 
     @property
     def newest(self) -> GatheredEntry | None:
@@ -227,7 +231,6 @@ class Coalescer:
 
     def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool) -> None:
         """Queues a run. `whole`: it is one group, which is never divided into several entries."""
-        self.queued_bytes += totals.size
         entries = self._entries
         if not entries or not entries[-1].fits(session, totals.messages, totals.size, self._max_bytes):
             if not whole and (totals.size > self._max_bytes or totals.messages > MAX_MESSAGES_PER_BATCH):
@@ -263,12 +266,9 @@ class Coalescer:
 
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""
-        entry = self._entries.pop(0)
-        self.queued_bytes -= entry.size
-        return entry
+        return self._entries.pop(0)
 
     def clear(self) -> list[GatheredEntry]:
         """Everything that is queued, to be failed."""
         entries, self._entries = self._entries, []
-        self.queued_bytes = 0
         return entries

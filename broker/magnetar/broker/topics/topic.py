@@ -67,6 +67,9 @@ from .subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
 
+DUPLICATE_BYTES = (
+    100  # of the publish budget, for a run of them that waits: somebody may send one again and again
+)
 # Ledger, entry and index in a receipt of duplicates: the place of none of them.
 DUPLICATE_PLACE = ((1 << 64) - 1, (1 << 64) - 1, 0)
 
@@ -377,6 +380,9 @@ class Topic:
         else:
             runs.append(ReceiptRun(session, sequence_id, messages, NOT_STORED))
             session.outstanding += 1
+            self.publish_budget.charge(DUPLICATE_BYTES)
+            if newest is not None and runs is newest.runs:
+                newest.size += DUPLICATE_BYTES  # which are released with it
         self._append_soon()
 
     def _store(
@@ -477,6 +483,7 @@ class Topic:
         for run in owed:
             sessions[id(run.session)] = run.session
             run.session.rows.append((run.sequence_id, run.messages, *DUPLICATE_PLACE))
+        released += DUPLICATE_BYTES * len(owed)
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
@@ -559,7 +566,7 @@ class Topic:
         unsent, self._answered_entries = self._answered_entries, []
         entries = [entry for *_, entry, confirmed in unsent if confirmed]
         entries += self.ledger.appending.abandon() + self._coalescer.clear()
-        released = sum(entry.size for entry in entries)
+        released = sum(entry.size for entry in entries) + DUPLICATE_BYTES * len(self._owed)
         if receipted := [entry for entry in entries if entry.receipted]:
             _log.warning(
                 "topic %s: %d messages that were acknowledged (flush=async) are not known to be on disk: %s; its next owner "

@@ -116,6 +116,7 @@ class KnownProducers:
         self._ttl_ms = ttl_ms
         self._max_producers = max_producers
         self._connected = connected
+        self._full_at = max_producers  # names; more where most of them are connected
         self._known: dict[str, _Known] = {}
         self._changed: dict[str, None] = {}
 
@@ -134,7 +135,7 @@ class KnownProducers:
         """A group is durable, or was found in the log; groups of a name come in order. Again, it changes nothing."""
         known = self._known.get(name)
         if known is None:
-            if len(self._known) >= self._max_producers:
+            if len(self._known) >= self._full_at:
                 self._forget_oldest()
             known = self._known[name] = _Known(-1, appended_ms, None)
         known.used_ms = max(known.used_ms, appended_ms)
@@ -153,9 +154,11 @@ class KnownProducers:
                 del self._known[name]
 
     def _forget_oldest(self) -> None:
+        spare = max(self._max_producers // _SPARE, 1)
         unused = [(known.used_ms, name) for name, known in self._known.items() if not self._connected(name)]
-        for _, name in nsmallest(max(self._max_producers // _SPARE, 1), unused):
+        for _, name in nsmallest(max(len(self._known) - self._max_producers, 0) + spare, unused):
             del self._known[name]
+        self._full_at = max(self._max_producers, len(self._known) + spare)
 
     # --- stored form -------------------------------------------------------------------------------------------------
 
