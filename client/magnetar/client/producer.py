@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from magnetar.proto.batch import Key, Properties
 from magnetar.proto.errors import ProducerQueueFull
@@ -114,28 +115,19 @@ class Producer(Member):
         At the memory bound it waits for room, at most send_timeout (block_when_full=False: raises ProducerQueueFull).
         Raises as `send_nowait`, and SendTimeout.
         """
+        more: dict[str, Any] = {
+            "properties": properties,
+            "event_time": event_time,
+            "sequence_id": sequence_id,
+            "deliver_at": deliver_at,
+            "deliver_after": deliver_after,
+        }
         try:
-            receipt = self.send_nowait(
-                value,
-                key,
-                properties=properties,
-                event_time=event_time,
-                sequence_id=sequence_id,
-                deliver_at=deliver_at,
-                deliver_after=deliver_after,
-            )
+            receipt = self.send_nowait(value, key, **more)
         except ProducerQueueFull:
             if not self._producer.options.block_when_full:
                 raise
-            receipt = await self._producer.send_when_room(
-                value,
-                key,
-                properties=properties,
-                event_time=event_time,
-                sequence_id=sequence_id,
-                deliver_at=deliver_at,
-                deliver_after=deliver_after,
-            )
+            receipt = await self._producer.send_when_room(value, key, **more)
         return await receipt
 
     async def send_many(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import AlreadyClosed, DeadLetterPolicy, MagnetarError, ReceiveTimeout
+from magnetar.client import AlreadyClosed, DeadLetterPolicy, MagnetarError, ReceiveTimeout, SequenceIdError
 from magnetar.client.blocking import LoopThread, connect
 from magnetar.proto.errors import RetryableError
 from support.fake_broker import FakeBroker
@@ -149,6 +149,19 @@ def test_each_topic_goes_where_a_function_says(url: str) -> None:
             ]  # fmt: skip
             with pytest.raises(ReceiveTimeout):
                 consumer.receive(0.05)
+
+
+def test_messages_with_ids_and_times_of_their_own(url: str) -> None:
+    with connect(url, max_pending_bytes=1 << 20) as client, client.create_producer("t", name="p") as producer:
+        assert producer.last_sequence_id == -1
+        producer.send_nowait(b"3", sequence_id=3, deliver_after=0.01).result()
+        producer.send(b"5", sequence_id=5, deliver_at=7)
+        with pytest.raises(SequenceIdError):
+            producer.send(b"5", sequence_id=5)
+        producer.send_many([b"6", b"9"], sequence_ids=[6, 9], deliver_at=[None, 7])
+        assert producer.last_sequence_id == 9
+        with client.create_reader("t", start="earliest") as reader:
+            assert [reader.receive(timeout=1.0).sequence_id for _ in range(4)] == [3, 5, 6, 9]
 
 
 def test_closing_what_the_client_has_closed_does_nothing(url: str) -> None:
