@@ -66,7 +66,7 @@ from .client import Client, connect
 from .consumer import Consumer
 from .core.routing import OutgoingMessage
 from .durations import Duration
-from .messages import Message, MessageBatch
+from .messages import Message, MessageBatch, StreamedMessage
 from .options import DeadLetterPolicy, RedeliveryBackoff, Start, SubscriptionType
 from .producer import Producer
 from .receipts import Receipt
@@ -127,6 +127,7 @@ __all__ = [
     "ServiceNotReady",
     "Start",
     "StorageFailed",
+    "StreamedMessage",
     "SubscriptionNotFound",
     "SubscriptionType",
     "TableView",

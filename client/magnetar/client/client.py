@@ -223,6 +223,8 @@ class Client:
         max_pending_bytes bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or
         raises too with block_when_full=False. It is shared evenly by the partitions of a topic.
 
+        chunking=True: a message that is larger than max_message_bytes is sent in parts, and received as one.
+
         access_mode: "shared", or alone: "exclusive" raises ProducerFenced while others produce to the topic,
         "wait_for_exclusive" waits, without a timeout, until they have left, and "exclusive_with_fencing" ends them. Whose
         place was taken raises ProducerFenced from every call.
@@ -270,6 +272,10 @@ class Client:
         receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within
         receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds. With fail_on_trimmed
         receiving raises MessageLost, once, where messages that were to come next had been trimmed.
+
+        A message in parts is put together here; max_pending_chunked_messages at most may lack some, and after
+        expire_incomplete_chunked_messages seconds without another part it is let go. With stream_chunks it is handed out
+        with its first part (StreamedMessage), and `stream` reads it.
 
         A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
         count by nack_backoff. With an ack_timeout, of 1 s or more, so is one that was handed out so many seconds ago and is

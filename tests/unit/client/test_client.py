@@ -43,7 +43,7 @@ def test_public_names() -> None:
         "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies OutgoingMessage "
         "PartitionNotFound Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
         "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SequenceIdError ServiceNotReady "
-        "StorageFailed SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "
+        "StorageFailed StreamedMessage SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "
         "TopicNotFound TopicTerminated Unsupported UnsupportedVersion VersionConflict "
         "CompressionName Duration Start SubscriptionType "
         "connect".split()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from magnetar.proto.batch_extensions import Chunk
@@ -55,12 +55,16 @@ def _whole(producer: int, number: int) -> bytes:
 
 
 @settings(deadline=None)
-@given(_logs(), st.data())
+@given(_logs(), st.integers(1, 3))
 def test_every_finished_message_is_whole_and_every_chunk_is_accounted_for(
-    log: list[tuple[int, int, int, bool]], data: st.DataObject
+    log: list[tuple[int, int, int, bool]], max_messages: int
 ) -> None:
+    _account(log, max_messages)
+
+
+def _account(log: list[tuple[int, int, int, bool]], max_messages: int) -> None:
     """What is given back comes after half a minute, in order of its place and before what is new. Then all is done with."""
-    assembler = Assembler[int](data.draw(st.integers(1, 3), "max_messages"), 1000, 60.0)
+    assembler = Assembler[int](max_messages, 1000, 60.0)
     now = 0.0
     replay: dict[int, float] = {}
     done: dict[int, str] = {}
@@ -133,3 +137,56 @@ def test_an_expired_message_leaves_nothing_in_memory() -> None:
     assert not let_go.dropped
     assert assembler.held_bytes == 0
     assert assembler.next_due is None
+
+
+def _keeps_what_expired(patch: pytest.MonkeyPatch) -> None:
+    """An expired message's memory is kept."""
+    expire = Assembler.expire
+
+    def careless(self: Any, now: float) -> Any:
+        before = dict(self._unfinished)
+        found = expire(self, now)
+        self._unfinished.update(before)
+        return found
+
+    patch.setattr(Assembler, "expire", careless)
+
+
+def _chunks_by_id_alone(patch: pytest.MonkeyPatch) -> None:
+    """Two producers may have drawn the same id."""
+    add = Assembler.add
+    patch.setattr(Assembler, "add", lambda self, producer, *given, **named: add(self, "", *given, **named))
+
+
+def _a_chunk_is_a_message(patch: pytest.MonkeyPatch) -> None:
+    """Each chunk ends its message."""
+    add = Assembler.add
+    patch.setattr(
+        Assembler,
+        "add",
+        lambda self, producer, chunk, *given: add(self, producer, chunk._replace(last=True), *given),
+    )
+
+
+def _what_is_crowded_out_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """What was let go for want of room is acknowledged."""
+    no_room = Assembler._no_room
+    patch.setattr(Assembler, "_no_room", lambda self, *given: no_room(self, *given)._replace(dropped=True))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [_keeps_what_expired, _chunks_by_id_alone, _a_chunk_is_a_message, _what_is_crowded_out_is_dropped],
+)
+def test_planted_defects_are_noticed(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+
+    @settings(
+        deadline=None, database=None, max_examples=500, phases=[Phase.generate], report_multiple_bugs=False
+    )
+    @given(_logs(), st.integers(1, 3))
+    def search(log: list[tuple[int, int, int, bool]], max_messages: int) -> None:
+        _account(log, max_messages)
+
+    with pytest.raises((AssertionError, ValueError)):
+        search()
