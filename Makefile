@@ -116,6 +116,8 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster and in the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner once --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --seeds $(SEEDS) --failed-once $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with exclusive producers, in that cluster"
+	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --seeds $(SEEDS) --failed-once $(ARGS)
 
 teeth: SEEDS = 200
 teeth: $(STAMP) ## plant each known defect in the simulations; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
@@ -124,6 +126,7 @@ teeth: $(STAMP) ## plant each known defect in the simulations; a table of the se
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner cluster --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

@@ -47,12 +47,16 @@ ONCE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "failed_persist_leaves_pushed_ahead": (0, "as first occurrence", "not converged", "a gap"),
     "snapshot_without_its_position": (1, "stored twice", "is acknowledged", "as first occurrence"),
 }
+EXCLUSIVE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "epoch_is_not_durable": (0, "two exclusive producers"),
+}
 SCENARIO_PLANTS = {
     "ledgers": PLANTS,
     "repair": REPAIR_PLANTS,
     "standalone": STANDALONE_PLANTS,
     "cluster": CLUSTER_PLANTS,
     "once": ONCE_PLANTS,
+    "exclusive": EXCLUSIVE_PLANTS,
 }
 SEEDS = 40
 SOON = 3

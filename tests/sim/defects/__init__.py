@@ -13,6 +13,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     cluster,
     consuming,
     deduplication,
+    exclusive,
     recovery,
     repair,
     writer,
@@ -20,6 +21,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
 from sim.defects.registry import (
     CLUSTER_DEFECTS,
     DEFECTS,
+    EXCLUSIVE_DEFECTS,
     ONCE_DEFECTS,
     REPAIR_DEFECTS,
     STANDALONE_DEFECTS,
@@ -30,6 +32,7 @@ from sim.defects.registry import (
 __all__ = [
     "CLUSTER_DEFECTS",
     "DEFECTS",
+    "EXCLUSIVE_DEFECTS",
     "ONCE_DEFECTS",
     "REPAIR_DEFECTS",
     "STANDALONE_DEFECTS",

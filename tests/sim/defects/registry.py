@@ -9,12 +9,14 @@ REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
 STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standalone
 CLUSTER_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario cluster
 ONCE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenarios once and once_standalone
+EXCLUSIVE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario exclusive
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
     "cluster": CLUSTER_DEFECTS,
     "once": ONCE_DEFECTS,
     "once_standalone": ONCE_DEFECTS,
+    "exclusive": EXCLUSIVE_DEFECTS,
 }
 
 
@@ -48,6 +50,12 @@ def once_defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def exclusive_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenario exclusive."""
+    EXCLUSIVE_DEFECTS[function.__name__] = function
+    return function
+
+
 def defects_of(scenario: str) -> list[str]:
     """Names of the defects that a scenario is to notice."""
     return list(_OF_SCENARIO.get(scenario, DEFECTS))
@@ -55,4 +63,6 @@ def defects_of(scenario: str) -> list[str]:
 
 def plant(name: str) -> None:
     """Plants one of them in this process."""
-    (ONCE_DEFECTS | CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()
+    (EXCLUSIVE_DEFECTS | ONCE_DEFECTS | CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[
+        name
+    ]()
