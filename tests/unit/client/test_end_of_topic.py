@@ -1,6 +1,7 @@
 """Topics that end, through the public client against the real broker."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -278,6 +279,46 @@ async def test_it_stays_so_over_a_restart_and_goes_with_the_topic() -> None:
         await client.admin.delete_topic("t")
         async with client.create_producer("t") as producer:  # it is made anew
             await producer.send(b"x")
+
+
+async def test_those_at_the_end_are_there_again_after_a_restart() -> None:
+    disk, ledgers = ModelKeyValue(), FakeLedgers()
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(MemoryMetadataStore(disk), ledgers) as server:
+            port = server.addresses[0][1]
+            client = await stack.enter_async_context(connect_to(server))
+            ids = await filled(client)
+            reader = await client.create_reader("t", start="earliest")
+            consumer = await client.subscribe("t", "s", start="earliest")
+            await client.admin.terminate_topic("t")
+            assert [message.id async for message in reader] == ids
+            assert [message.id async for message in consumer] == ids
+        async with asyncio.timeout(10.0):
+            while at_end(consumer) or at_end(reader):  # they learn that their connection is lost
+                await asyncio.sleep(0.01)
+        async with serving(MemoryMetadataStore(disk), ledgers, port), asyncio.timeout(10.0):
+            assert [message.id async for message in consumer] == ids  # nothing was acknowledged
+            with pytest.raises(TopicTerminated):
+                await reader.receive()
+            await client.close()
+
+
+async def test_what_a_compaction_left_and_who_waits(client: Client) -> None:
+    async with client.create_producer("t") as producer:
+        for number in range(10):
+            await producer.send(b"%d" % number, key=str(number % 2))
+        opening = client.create_producer("t", access_mode="wait_for_exclusive")
+        waiting = asyncio.ensure_future(opening.__aenter__())
+        while not (await client.admin.topic_stats("t"))["waiting_producers"]:
+            await asyncio.sleep(0.01)
+        await client.admin.terminate_topic("t")
+        with pytest.raises(TopicTerminated):
+            await waiting
+    assert (await client.admin.compact_topic("t", wait=True))["state"] == "done"
+    async with client.create_reader("t", start="earliest", read_compacted=True) as reader:
+        assert [message.value async for message in reader] == [b"8", b"9"]
+    async with client.create_table_view("t") as view:
+        assert dict(view.items()) == {"0": b"8", "1": b"9"}
 
 
 # --- planted defects -------------------------------------------------------------------------------------------------
