@@ -14,6 +14,7 @@ from magnetar.client import (
     Consumer,
     DeadLetterPolicy,
     MessageId,
+    Reader,
     ReceiveTimeout,
     TopicNotFound,
     TopicTerminated,
@@ -62,7 +63,7 @@ async def test_terminate(client: Client) -> None:
         await client.admin.terminate_topic("unknown")
 
 
-def at_end(consumer: Consumer) -> bool:
+def at_end(consumer: Consumer | Reader) -> bool:
     """Asked anew each time."""
     return consumer.reached_end
 
