@@ -107,11 +107,11 @@ async def test_messages_come_when_they_are_due_in_the_order_of_their_times() -> 
 
 
 @in_virtual_time
-async def test_nothing_is_early_or_lost_over_crashes_and_loads() -> None:
+async def test_rule_29_delayed_messages_pin_the_mark_delete_position_and_survive_a_restart() -> None:
     for crashes in (True, False):
         for later_ms in (0, 150_500):
             stage = Stage()
-            async with stage.served(crashes=crashes) as (_, client):
+            async with stage.served(crashes=crashes) as (topic, client):
                 await client.consumer(type="shared")
                 now_ms = stage.clock.now_ms()
                 due = {b"%d" % number: now_ms + 100_000 + 1_000 * number for number in range(200)}
@@ -121,6 +121,7 @@ async def test_nothing_is_early_or_lost_over_crashes_and_loads() -> None:
                 await client.publish_at(([b"now"], None), *batches[100:])
                 await client.ack((*client.messages[-1].id, client.messages[-1].id[2]))
                 seen = [value for value in client.values if value != b"now"]
+                assert topic.subscriptions["billing"].cursor.state.mark_delete == (0, 0, 0)
                 assert seen == [value for value, due_ms in due.items() if due_ms <= stage.clock.now_ms()]
             async with stage.served(crashes=crashes) as (topic, heir):
                 await heir.consumer(type="shared")
