@@ -81,11 +81,13 @@ class SnapshotLedger:
         *,
         max_entries: int,
         max_inline_bytes: int,
+        pause_s: float = 0.0,
     ) -> None:
         """`kind` of state, as its ledgers and the logs name it. `durability`: of its next ledger, for `Ledgers.create`.
 
         `taken_over` is called when another owner is found; the call that found it raises as well. `max_entries` of a ledger,
         in which the snapshot counts as one; `max_inline_bytes` of the pieces in the pointer.
+        `pause_s`: after each turn in which it is read back, so that what others do in several turns is done meanwhile.
         """
         self._kind = kind
         self._name = f"{kind} {path}"
@@ -96,6 +98,7 @@ class SnapshotLedger:
         self._taken_over = taken_over
         self._max_entries = max_entries
         self._max_inline_bytes = max_inline_bytes
+        self._pause_s = pause_s
         self._writer: Writer | None = None
         self._former: Writer | None = None  # of the ledger that the pointer named before
         self._entries = 0  # in the ledger
@@ -157,7 +160,7 @@ class SnapshotLedger:
                 continue
             for entry in entries:
                 if rows >= _ROWS_PER_TURN:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(self._pause_s)
                     rows = 0
                 try:
                     rows += 1 + apply(entry[LEDGER_ENTRY_HEADER_BYTES:])

@@ -72,6 +72,7 @@ Place = tuple[int, int]  # ledger (position id) and entry: the first one that is
 
 _FIRST_TRY_S = 5.0
 _BYTES_PER_TURN = 256 * 1024
+_PAUSE_S = 0.001  # between turns in which what is stored is read back
 # Changes are appended until they outweigh the snapshot: then reading them back takes longer than writing it.
 _MIN_CHANGED_BYTES = 256 * 1024
 
@@ -160,6 +161,7 @@ class StoredLogState(Generic[T]):
             self.kind, path, self, components.metadata, components.ledgers, lambda: ledger.durability().of_ledger(),
             self._taken_over,
             max_entries=settings.max_cursor_ledger_entries, max_inline_bytes=settings.max_inline_cursor_bytes,
+            pause_s=_PAUSE_S,
         )  # fmt: skip
 
     def _taken_over(self, error: MagnetarError) -> None:
