@@ -676,5 +676,39 @@ async def test_a_seek_and_a_close_end_a_stream(client: Client) -> None:
         await reading
 
 
+async def test_chunks_that_come_before_the_answer_to_a_seek_are_not_from_before_it(client: Client) -> None:
+    """Regression, found by the simulation: they were dropped, and the rest of their message came without them."""
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", type="key_shared", start="earliest")
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1, 3)
+        await more.wait()
+        yield large(2, 3)
+
+    streaming = asyncio.create_task(producer.send_stream(source()))
+    member: Any = next(iter(consumer._consumer.consumers.values()))
+
+    def unfinished() -> list[Any]:
+        found: list[Any] = member._chunks._assembler.unfinished
+        return found
+
+    await until(unfinished)
+    (before,) = unfinished()
+    call = member._attachment.call
+
+    async def late(command: Any, *arguments: Any) -> Any:
+        answer = await call(command, *arguments)
+        await until(lambda: [one for one in unfinished() if one is not before])
+        return answer
+
+    member._attachment.call = late
+    await consumer.seek("earliest")
+    more.set()
+    await streaming
+    assert (await consumer.receive(5.0)).value == large(1, 3) + large(2, 3)
+
+
 async def _read(consumer: Any, message: Any) -> bytes:
     return b"".join([piece async for piece in consumer.stream(message)])
