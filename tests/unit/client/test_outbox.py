@@ -165,7 +165,7 @@ class OutboxAndBroker(RuleBasedStateMachine):
 
 
 TestOutbox = OutboxAndBroker.TestCase
-TestOutbox.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestOutbox.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 def test_a_receipt_that_skips_a_message_is_no_receipt() -> None:

@@ -108,7 +108,7 @@ async def check(program: Program, broker: FakeBroker) -> None:
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @in_virtual_time
 async def test_each_message_is_stored_once(way: int, seed: int) -> None:
     rng = random.Random(100 * way + seed)
