@@ -2,7 +2,7 @@
 
 assembler [MESSAGES [BYTES [EXPIRE_S]]]
 chunk PRODUCER ID INDEX[!] [PLACE]   one byte of a message; `!`: its last chunk. PLACE: where it is stored, else a new one
-wait SECONDS | expire | clear
+wait SECONDS | expire
 """
 
 from magnetar.proto.batch_extensions import Chunk
@@ -41,8 +41,6 @@ def run_scenario(text: str) -> str:
                 now += float(arguments[0])
             case "expire":
                 lines += map(_told, assembler.expire(now))
-            case "clear":
-                assembler.clear()
         assembler.check()
         due = assembler.next_due
         end = "" if due is None else f", next due in {due - now:g} s"

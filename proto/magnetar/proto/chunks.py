@@ -160,11 +160,6 @@ class Assembler(Generic[P]):
         """The message is not wanted any more."""
         self._unfinished.pop(message.key, None)
 
-    def clear(self) -> None:
-        """Everything comes again, or nothing does."""
-        self._unfinished.clear()
-        self._given_back.clear()
-
     def _orphan(self, key: Key, chunk: Chunk, place: P, now: float) -> LetGo[P]:
         since = self._remember(key, now)
         return LetGo(

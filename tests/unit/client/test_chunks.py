@@ -267,6 +267,39 @@ async def test_nack_and_redelivery_count(client: Client, type: SubscriptionType)
         await consumer.receive(0.1)
 
 
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_all_of_it_comes_again_before_the_answer(
+    client: Client, type: SubscriptionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of the new epoch are here when the answer of `redeliver_unacknowledged` comes: they do not come once more."""
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", type=type, start="earliest")
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(producer.send_stream(source()))
+    await until(lambda: producer.last_sequence_id >= 0)
+    await producer.flush()
+    topic_consumer: Any = consumer._consumer
+    call = topic_consumer._attachment.call
+
+    async def late(*given: Any) -> Any:
+        answer = await call(*given)
+        await until(lambda: topic_consumer._epoch >= answer["epoch"])
+        return answer
+
+    monkeypatch.setattr(topic_consumer._attachment, "call", late)
+    await consumer.redeliver_unacknowledged()
+    monkeypatch.undo()
+    more.set()
+    await streaming
+    assert (await consumer.receive(5.0)).value == large(1) + large(2)
+
+
 async def test_ack_timeout(client: Client) -> None:
     producer = await client.create_producer("t", chunking=True)
     consumer = await client.subscribe("t", "s", type="shared", start="earliest", ack_timeout=1.0)

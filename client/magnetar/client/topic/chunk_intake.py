@@ -177,15 +177,15 @@ class ChunkIntake:
         self._open: list[ChunkedDelivery] = []
         self._since: list[AckRow] = []
         self._before: MessageId | None = None
-        # The last message that was delivered, and the last one of the delivery before.
-        self._last: tuple[MessageId, MessageId | None] | None = None
+        # The last delivery: its epoch, its last message, and that of the delivery before.
+        self._last: tuple[int, MessageId, MessageId | None] | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def delivered(self, delivery: Delivery) -> None:
         """Of every delivery, before `take`."""
         if self._in_order:
-            self._last = delivery.last_id, self._last and self._last[0]
+            self._last = delivery.epoch, delivery.last_id, self._last and self._last[1]
             if self._open and self._durable:
                 self._since += delivery.rows(0, delivery.count)
                 if len(self._since) > MAX_REMEMBERED_ROWS:
@@ -194,7 +194,7 @@ class ChunkIntake:
 
     def has_had(self, last: MessageId) -> bool:
         """True if the message with this id was delivered, or one behind it; only of types in order."""
-        return self._last is not None and self._last[0] >= last
+        return self._last is not None and self._last[1] >= last
 
     def take(self, delivery: Delivery) -> None:
         """Queues what a delivery with chunks has, in its order."""
@@ -265,7 +265,7 @@ class ChunkIntake:
                 first = part.first_id
                 self._before = first._replace(index=first.index - 1)
                 if part.base_index == whole.base_index:
-                    self._before = self._last and self._last[1]
+                    self._before = self._last and self._last[2]
                 self._since = [AckRow(part.ledger, part.entry_id, first.index, whole.last_id.index)]
             self._open.append(delivery)
         return delivery
@@ -359,17 +359,21 @@ class ChunkIntake:
         self._forget_done()
         return min((one.first_id for one in self._open), default=None)
 
-    def clear(self, error: MagnetarError) -> None:
-        """Everything comes again, or nothing more comes; what has come as a whole can still be read."""
-        self._assembler.clear()
-        for delivery in list(self._reading):
-            if not delivery.finished:
-                delivery.end(error)
-                del self._reading[delivery]
-        self._open.clear()
-        self._since.clear()
-        self._last = None
-        if self._timer is not None:
+    def clear(self, error: MagnetarError, before_epoch: int) -> None:
+        """What came in an older epoch comes again, or nothing more comes. What has come as a whole can be read on."""
+        for message in self._assembler.unfinished:
+            delivery: ChunkedDelivery = message.sink
+            if delivery.epoch < before_epoch:
+                self._assembler.remove(message)
+                if isinstance(delivery, StreamedDelivery):
+                    delivery.end(error)
+        self._reading = {one: message for one, message in self._reading.items() if one.epoch >= before_epoch}
+        self._open = [one for one in self._open if one.epoch >= before_epoch]
+        if not self._open:
+            self._since.clear()
+        if self._last is not None and self._last[0] < before_epoch:
+            self._last = None
+        if self._timer is not None and not self._reading and self._assembler.next_due is None:
             self._timer.cancel()
             self._timer = None
 

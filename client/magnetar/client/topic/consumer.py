@@ -109,7 +109,7 @@ class TopicConsumer:
         self._on_wake = on_wake
         self._delivery_filter = delivery_filter
         self._paused = False
-        self._epoch = self._chunks_epoch = 0
+        self._epoch = 0
         self._asked_start = self.position.start()  # as it subscribed last
         self.active = options.type != "failover"  # it gets messages; with failover one consumer does
         self._window = Window(
@@ -605,7 +605,7 @@ class TopicConsumer:
 
     def _drop_local(self) -> None:
         self._queue.clear()
-        self._drop_chunks()
+        self._drop_chunks(self._epoch + 1)
         self._queued_messages = self._queued_bytes = 0
         self._window.charge(0)
         self.open_delivery.close()
@@ -613,15 +613,13 @@ class TopicConsumer:
     def _may_receive(self) -> bool:
         return not self._paused and min(self._window.granted, self._window.granted_bytes) > 0
 
-    def _drop_chunks(self) -> None:
+    def _drop_chunks(self, before_epoch: int) -> None:
         lost = f"{self._attachment.what}: the rest of the message did not come; it comes again as another message"
         closed = AlreadyClosed(f"{self._attachment.what} was stopped, or is closed")
-        self._chunks.clear(closed if self.stopped else MessageLost(lost))
-        self._chunks_epoch = self._epoch
+        self._chunks.clear(closed if self.stopped else MessageLost(lost), before_epoch)
 
     def _drop_stale(self) -> None:
-        if self._chunks_epoch != self._epoch:  # else those that have come belong to it
-            self._drop_chunks()
+        self._drop_chunks(self._epoch)
         kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]
         self._queue = deque(kept)
         self._queued_messages = sum(delivery.permits for delivery in kept)
