@@ -78,7 +78,7 @@ class History:
             name,
             messages,
             batching=self.rng.random() < 0.6,
-            compression=self.rng.choice(("none", "lz4", "zstd")),
+            compression=self.rng.choice(("none", "lz4", "zstd", "zlib", "snappy")),
             per_entry=self.rng.choice((0, 2, 7)),
         )
         self.values[name] += values
