@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magnetar.broker import Broker
-from magnetar.broker.log.records import log_state_path
+from magnetar.broker.log.records import log_state_path, namespace_path
 from magnetar.broker.topics.core.producers import SessionState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
@@ -566,3 +566,32 @@ async def test_rule_44_duplicates_that_wait_fill_the_budget_as_other_messages_do
         await settle()
         assert topic.publish_budget.used == 0
         assert client.receipts[-1] == (0, 1, *NOWHERE)
+
+
+async def test_policies_that_are_not_known_keep_producers_out_only_where_something_is_stored() -> None:
+    stage = Stage(deduplication=False, retry_initial_ms=1)
+    async with stage.broker() as broker:
+        client = await connected(broker)
+        await set_policy(client, True, -1, topic="", namespace="public/default")
+        client.publish(b"0")
+        await client.confirmed(1)
+    get, away = stage.metadata.get, [True]
+
+    async def failing(path: str) -> Any:
+        if away and path == namespace_path("public/default"):
+            raise BookieUnavailable("the store is away")
+        return await get(path)
+
+    stage.metadata.get = failing  # type: ignore[method-assign]
+    async with stage.broker() as broker:
+        with pytest.raises(ServiceNotReady, match="is known, and not read yet"):
+            await connected(broker)
+        await FakeClient(broker).producer(topic="another")
+        away.clear()
+        while True:
+            try:
+                client = await connected(broker)
+                break
+            except ServiceNotReady:
+                await asyncio.sleep(0.001)
+        assert last_of(client) == 0

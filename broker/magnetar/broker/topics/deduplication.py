@@ -5,7 +5,8 @@
     ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
 
 Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
-stores is known when its name is opened again. While the policies of the namespace are not known, no producer is opened.
+stores is known when its name is opened again. While the policies of the namespace are not known, no producer is opened of a
+topic of which something is stored.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ class Deduplication:
             producers.__contains__,
         )
         self._opened: StoredLogState[GatheredEntry] | None = None  # None: OFF
-        self._decided = False  # the policies were known once
         self._found = False  # something is stored by a former owner, and neither opened nor deleted
         self._left_over = False  # something is stored that has to be deleted, for it was switched off
         self._jobs = Jobs(f"topic {topic}")
@@ -86,7 +86,6 @@ class Deduplication:
         found = self._policies()
         if found is None:
             return None
-        self._decided = True
         wanted: bool = found.value("deduplication")[0]
         return wanted
 
@@ -103,13 +102,13 @@ class Deduplication:
                     await self._states.drop(KIND)
                     self._left_over = False
                 elif wanted and self._opened is None:
-                    self._found = False
                     self._opened = await self._states.open(
                         KIND,
                         self,
                         every_entries=settings.deduplication_snapshot_entries,
                         interval_ms=settings.deduplication_snapshot_interval_ms,
                     )
+                    self._found = False
                 else:
                     return
             except MagnetarError as error:
@@ -127,9 +126,10 @@ class Deduplication:
         """Raises ServiceNotReady while it is not known what a session would begin with."""
         if self._opened is not None:
             self._opened.check()
-        elif (wanted := self._wanted()) or (wanted is None and not self._decided):
-            why = "is being switched on" if wanted else "may be on or off: its policies cannot be read now"
-            raise ServiceNotReady(f"deduplication of topic {self._topic} {why}; try again")
+        elif self._found and self._wanted() is not False:
+            raise ServiceNotReady(
+                f"what producers of topic {self._topic} have stored is known, and not read yet; try again"
+            )
 
     def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:
         """Of a new session, after `check`; None: OFF.
