@@ -151,7 +151,7 @@ class PartitionedProducer:
         if not self._router.by_function and (columns.keys is None or None in columns.keys):
             _check_returns(columns.sequence_ids)
         count = len(columns.values)
-        pieces = cut_columns(columns, min(producer.max_message_bytes for producer in producers))
+        pieces = cut_columns(columns, producers[0].max_message_bytes)
         parts: dict[int, Sequence[int]] = {}  # by partition: which messages
         if self._router.by_function or columns.keys is not None or len(pieces) < 2:
             parts = self._router.share_out(columns, self._is_ready)

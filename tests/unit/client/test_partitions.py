@@ -644,3 +644,87 @@ async def test_a_consumer_whose_place_is_taken_on_one_partition_opens_none(
     await other.close()
     consumer = await client.subscribe("t", "s")
     assert len(consumer.topics) == 8
+
+
+async def test_a_topic_that_is_made_again_before_its_users_have_learned_of_its_end(
+    broker: FakeBroker, client: Client
+) -> None:
+    broker.grow("t", 4)
+    producer = await client.create_producer("t", routing=lambda message, count: number_of(message) % count)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    broker.grow("t", 0)
+    broker.grow("t", 4)
+    await client.admin.list_topics()  # behind what was told
+    for number in range(4):
+        delete(broker, number)
+    await client.admin.list_topics()
+    for number in range(4):
+        while True:
+            try:
+                await producer.send(b"%d" % number)
+            except TopicNotFound:
+                await asyncio.sleep(0.01)
+            else:
+                break
+    await until(lambda: sorted(consumer.topics) == [partition(number) for number in range(4)])
+    found: list[bytes] = []
+    while len(found) < 4:
+        try:
+            found.append((await consumer.receive(5.0)).value or b"")
+        except TopicNotFound:  # of the last one that was gone
+            await asyncio.sleep(0.01)
+    assert sorted(found) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_partitions_that_are_found_later_are_read_from_their_beginning(
+    broker: FakeBroker, client: Client
+) -> None:
+    reader = await client.create_reader("t", start="latest")
+    consumer = await client.subscribe("t", "s", start="latest")
+    broker.partitions[T] = 9  # not told yet
+    direct = await client.create_producer("t-partition-8")
+    await direct.send(b"before they know of it")
+    broker.grow("t", 9)
+    for one in (reader, consumer):
+        assert (await one.receive(5.0)).value == b"before they know of it"
+
+
+async def test_the_memory_bound_holds_after_growth(broker: FakeBroker, client: Client) -> None:
+    broker.grow("t", 2)
+    producer = await client.create_producer("t", max_pending_bytes=8 * 1064, block_when_full=False)
+    broker.grow("t", 8)
+    await until(lambda: sends_to(producer) == 8)
+    broker.hold_receipts = True
+    for _ in range(8):
+        producer.send_nowait(b"x" * 1000)
+        await asyncio.sleep(0)
+    with pytest.raises(ProducerQueueFull):
+        producer.send_nowait(b"x")
+    assert producer.pending_bytes == 8 * 1064
+    broker.release_receipts()
+
+
+async def test_a_table_view_waits_for_all_partitions(
+    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await client.create_producer("t", routing=lambda message, count: number_of(message))
+    await producer.send_many([b"1", b"5"], keys=["one", "five"])
+    after, held = broker.after, []
+
+    def hold(handler: Any, command: Any) -> None:
+        consumer = handler.consumers.get(getattr(command, "consumer_id", -1))
+        if consumer is not None and consumer.topic is broker.topic(partition(5)):
+            held.append((handler, command))
+        else:
+            after(handler, command)
+
+    monkeypatch.setattr(broker, "after", hold)
+    opening = asyncio.ensure_future(client.create_table_view("t"))
+    await until(lambda: held)
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    for handler, command in held:
+        after(handler, command)
+    view = await opening
+    assert sorted(view.items()) == [("five", b"5"), ("one", b"1")]
+    await view.close()
