@@ -351,6 +351,35 @@ async def test_everything_up_to_a_message_between_its_chunks(client: Client) -> 
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
 
 
+async def test_everything_up_to_a_message_behind_one_that_was_given_back(client: Client) -> None:
+    """What was crowded out has not been seen: it is not acknowledged with what came after it."""
+    first, second = [await client.create_producer("t", chunking=True) for _ in range(2)]
+    consumer = await client.subscribe(
+        "t", "s", start="earliest", max_pending_chunked_messages=1, nack_delay=0.5
+    )
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(first.send_stream(source()))
+    await until(lambda: first.last_sequence_id >= 0)
+    await first.flush()
+    await second.send(large(3))
+    message = await consumer.receive(5.0)
+    assert message.value == large(3)
+    await consumer.ack_cumulative(message, receipt=True)
+    more.set()
+    await streaming
+    message = await consumer.receive(10.0)
+    assert message.value == large(1) + large(2)
+    await consumer.ack_cumulative(message, receipt=True)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
 async def test_a_reader_that_lost_its_connection_between_chunks(server: FramedServer, client: Client) -> None:
     chunking = await client.create_producer("t", chunking=True)
     other = await client.create_producer("t")

@@ -186,11 +186,12 @@ class ChunkIntake:
         """Of every delivery, before `take`."""
         if self._in_order:
             self._last = delivery.epoch, delivery.last_id, self._last and self._last[1]
+            if self._open:
+                self._forget_done()
             if self._open and self._durable:
                 self._since += delivery.rows(0, delivery.count)
                 if len(self._since) > MAX_REMEMBERED_ROWS:
                     self._open.clear()
-                    self._since.clear()
 
     def has_had(self, last: MessageId) -> bool:
         """True if the message with this id was delivered, or one behind it; only of types in order."""
@@ -266,8 +267,10 @@ class ChunkIntake:
                 self._before = first._replace(index=first.index - 1)
                 if part.base_index == whole.base_index:
                     self._before = self._last and self._last[2]
+                if self._before is not None and self._before > first:
+                    self._before = None  # it comes again, behind others
                 self._since = [AckRow(part.ledger, part.entry_id, first.index, whole.last_id.index)]
-            self._open.append(delivery)
+            self._open = [*(one for one in self._open if one.id != delivery.id), delivery]
         return delivery
 
     def _too_large(self, delivery: ChunkedDelivery) -> MagnetarError:
@@ -312,8 +315,10 @@ class ChunkIntake:
         first = let_go.places[0]
         what = f"the message in chunks at {first.ledger}:{first.entry}:{first.first_index}"
         if delivery is not None:
-            if delivery in self._open:
-                self._open.remove(delivery)
+            if let_go.dropped and delivery in self._open:
+                self._open.remove(
+                    delivery
+                )  # else it comes again, and is not acknowledged by what lies behind it
             if self._settled(delivery):
                 return
             if isinstance(delivery, StreamedDelivery):
