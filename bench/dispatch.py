@@ -22,6 +22,7 @@ from typing import Any
 from bench.arguments import console
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.broker.dispatch.subscription import SubscribeRequest
+from magnetar.broker.topics.core.producers import Claim
 from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.ids import TopicName
@@ -115,7 +116,7 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
     try:
         topic: Any = await broker.find(TopicName.parse("bench"))
         delivered = await subscribe(topic)
-        session = await topic.open_producer("p", epoch=0, new_port=lambda _: _Port())
+        session = await topic.open_producer(Claim("p", 0), lambda _: _Port())
         group = admit_groups([encode_batch([b"x" * 100], sequence_id=0, publish_time_ms=0)])
         times: list[float] = []
         for count in range(1, PUBLISHES + 1):
