@@ -70,9 +70,10 @@ class FakeTopic:
                 sequence_id=0 if chunk is None else chunk.chunk_id[0],
                 publish_time_ms=0,
                 keys=column,
-                extensions={EXT_DELIVER_AT_MS: due_ms}
-                if due_ms is not None
-                else chunk and {EXT_CHUNK: chunk},
+                extensions={
+                    **({} if due_ms is None else {EXT_DELIVER_AT_MS: due_ms}),
+                    **({} if chunk is None else {EXT_CHUNK: chunk}),
+                },
             )
             for count, column, due_ms, chunk in zip(
                 batches, columns, times_ms or repeat(None), chunks or repeat(None)

@@ -2,7 +2,7 @@
 
     dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
     publish 2,1@50 [cached]          an entry of two batches, of 2 and 1 messages; the other one is due in 50 ms
-    chunks x0,-,x1! [cached]         an entry of batches of one message: chunk 0 of message x, no chunk, and x's last one
+    chunks x0,-,x1!@50 [cached]      an entry of batches of one message: chunk 0 of message x, no chunk, and x's last one
     keyed k,l,k@50 [cached]          an entry of batches of one message with these keys; k+l: a batch with two keys
     wait 50                          so many ms pass, and the topic releases what is due
     join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
@@ -80,7 +80,7 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             publish(world, counts, keys, times_ms, cached="cached" in arguments)
         case "chunks":
             found = [None if one == "-" else parse_chunk(one) for one in values]
-            publish(world, [1] * len(found), None, [None] * len(found), found, cached="cached" in arguments)
+            publish(world, [1] * len(found), None, times_ms, found, cached="cached" in arguments)
         case "wait":
             world.wait(int(first))
         case "delays-known":
