@@ -28,7 +28,7 @@ SEEDS = {
     "replay_survives_a_seek": 1,
     "timer_forgotten": 1,
     "owner_not_settled": 5,
-    "takeover_does_not_go_back": 11,
+    "takeover_does_not_go_back": 1,
     "due_nack_forgotten_at_unload": 1,
     "held_messages_not_counted_at_unload": 11,
     "hand_outs_forgotten": 11,
