@@ -1,16 +1,17 @@
 """Options of Kafka's and Pulsar's Spark connectors, as ours: whoever moves over changes the format and the URL. Pure.
 
-Offsets are those of the topic: Kafka's JSON names partitions, and a topic here is one, "0". What they call headers is the
+Offsets are those of a log: Kafka's JSON names partitions, and a topic without any is one, "0". What they call headers is the
 column `properties`, which is always there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import TopicName
 
 
 def translated(given: Mapping[str, str]) -> dict[str, str]:
@@ -43,24 +44,25 @@ def _json(text: str, place_of: Callable[[int], str | int]) -> str:
     if not text.lstrip().startswith("{"):
         return text
     try:
-        return json.dumps(
-            {topic: place_of(_whole(_of_partition(one))) for topic, one in json.loads(text).items()}
-        )
+        places = {name: one for topic, of in json.loads(text).items() for name, one in _logs(topic, of)}
+        return json.dumps({name: place_of(_whole(one)) for name, one in places.items()})
     except InvalidArgument:
         raise
     except ValueError as error:
         raise InvalidArgument(f"{text!r} is not JSON: {error}") from None
 
 
-def _of_partition(given: Any) -> Any:
+def _logs(topic: str, given: Any) -> Iterator[tuple[str, Any]]:
+    """A topic with its only partition, '0', is one that is not partitioned, as far as can be seen here."""
     if not isinstance(given, dict):
-        return given
-    if given.keys() != {"0"}:
-        raise InvalidArgument(
-            f"a topic is read as one partition, '0', not {', '.join(map(repr, given))}; partitions of a partitioned topic "
-            "are topics of their own"
-        )
-    return given["0"]
+        yield topic, given
+    elif given.keys() == {"0"}:
+        yield topic, given["0"]
+    else:
+        for number, one in given.items():
+            if not number.isdecimal():
+                raise InvalidArgument(f"{number!r} is no number of a partition of {topic}")
+            yield str(TopicName.parse(topic).partition_of(int(number))), one
 
 
 def _whole(given: Any) -> int:

@@ -32,7 +32,7 @@ from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
 
 from .columns import ROWS_PER_RECORD_BATCH
 from .plan import Position, Range, TopicLedger
-from .schema import COLUMNS
+from .schema import COLUMNS, topic_and_partition
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = struct.Struct(">QQI")
@@ -42,7 +42,6 @@ class ArchivedSlice(NamedTuple):
     """What one task reads: some files of one ledger, each with the offset of its first message."""
 
     topic: str
-    partition: int
     ledger: TopicLedger
     files: tuple[tuple[ArchivedFile, int], ...]
     wanted: Range
@@ -65,7 +64,7 @@ class Bound(NamedTuple):
 
 
 def archived_slices(
-    topic: str, partition: int, ledgers: Sequence[TopicLedger], wanted: Range, partition_bytes: int
+    topic: str, ledgers: Sequence[TopicLedger], wanted: Range, partition_bytes: int
 ) -> list[ArchivedSlice]:
     """In topic order; a task has about `partition_bytes` of messages: several files of a ledger, or row groups of one.
 
@@ -81,19 +80,19 @@ def archived_slices(
                 continue
             share = ledger.size * one.rows // max(1, manifest.rows)
             if gathered and size + share > partition_bytes:
-                found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
+                found.append(ArchivedSlice(topic, ledger, tuple(gathered), wanted))
                 gathered, size = [], 0
             parts = min(share // partition_bytes, _row_groups(share, one.rows))
             if parts > 1:
                 found += [
-                    ArchivedSlice(topic, partition, ledger, ((one, offset),), wanted, (number, parts))
+                    ArchivedSlice(topic, ledger, ((one, offset),), wanted, (number, parts))
                     for number in range(parts)
                 ]
                 continue
             gathered.append((one, offset))
             size += share
         if gathered:
-            found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
+            found.append(ArchivedSlice(topic, ledger, tuple(gathered), wanted))
     return found
 
 
@@ -244,7 +243,7 @@ def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str])
 
     Topic and partition stand in no file; a column that a file does not have, as it is older than the column, is null.
     """
-    constant = {"topic": piece.topic, "partition": piece.partition}
+    constant = dict(zip(("topic", "partition"), topic_and_partition(piece.topic)))
     fields = [pa.field(name, COLUMNS[name][1]) for name in columns]
     in_file = set(batch.schema.names)
     arrays = [
@@ -258,7 +257,7 @@ def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str])
 
 def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[bytes, int] | None:
     """Message id and offset of the first message of an archived ledger in a range."""
-    for piece in archived_slices(topic, -1, [ledger], wanted, ledger.size):
+    for piece in archived_slices(topic, [ledger], wanted, ledger.size):
         for batch in read_archived(piece, ("message_id", "offset")):
             return batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
     return None

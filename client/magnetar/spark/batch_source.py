@@ -33,6 +33,7 @@ from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .places import located, offsets_around, offsets_within
 from .plan import LedgerSlice, Range, TopicLedger, missing, portions, slices
+from .schema import topic_and_partition
 from .service import TopicPlan, asking, connected, ledgers_of_topic, topic_names
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ class OffsetsPiece(InputPartition):
     """Messages of which the task needs to know their offsets only: first..end-1."""
 
     topic: str
-    partition: int
     first: int
     end: int
 
@@ -129,7 +129,7 @@ def read_partition(
     """In a task."""
     if isinstance(partition, OffsetsPiece):
         of = partition
-        return offset_rows(columns, of.topic, of.partition, of.first, of.end)
+        return offset_rows(columns, *topic_and_partition(of.topic), of.first, of.end)
     return read_slices(partition.slices, partition.lease, options, columns, follows=partition.follows)
 
 
@@ -165,7 +165,7 @@ async def _offsets_of(
     if options.min_partitions:
         step = max(1, min(step, sum(end - first for _, first, end in runs) // options.min_partitions))
     return [
-        OffsetsPiece(topic, -1, start, min(end, start + step))
+        OffsetsPiece(topic, start, min(end, start + step))
         for topic, first, end in runs
         for start in range(first, end, step)
     ]
@@ -174,9 +174,9 @@ async def _offsets_of(
 async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
     """Archived ledgers are the beginning of a topic."""
     # Manifests are files: reading them in the loop would keep leases from being renewed.
-    archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
+    archived = await asyncio.to_thread(archived_slices, plan.topic, plan.ledgers, wanted, partition_bytes)
     found = [TopicPiece([piece], plan.lease) for piece in archived]
-    at_bookies = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
+    at_bookies = slices(plan.topic, plan.ledgers, wanted, partition_bytes, plan.bookies)
     runs = portions(at_bookies, lambda piece: piece.size, partition_bytes)
     found += [TopicPiece(some, plan.lease) for some in runs]
     return found
@@ -271,7 +271,7 @@ async def _batches(
     slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str], follows: bool
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     topic, first = slices[0].topic, slices[0].ledger.position_id
-    rows = Rows(columns, topic, slices[0].partition)
+    rows = Rows(columns, *topic_and_partition(topic))
     async with (
         connected(options) as client,
         renewing(client, topic, lease, options.lease_s, first),

@@ -7,7 +7,7 @@ from magnetar.client.administration import ask
 from magnetar.proto.commands import QueryState
 
 from .options import WriteOptions
-from .service import asking
+from .service import asking, logs_of
 
 
 def last_batch(service_url: str, topic: str, query: str) -> int:
@@ -18,7 +18,8 @@ def last_batch(service_url: str, topic: str, query: str) -> int:
     options = WriteOptions.parse({"service_url": service_url, "topic": topic})
 
     async def work(client: Client) -> int:
-        state = await ask(client.admin, QueryState(0, options.topic, query), topic=options.topic)
+        log = (await logs_of(client, options.topic))[0]  # the last one to be written
+        state = await ask(client.admin, QueryState(0, log, query), topic=log)
         return int(state["batch"])
 
     return asking(options, work)

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterable
 from magnetar.client import Client
 from magnetar.client.administration import ask
 from magnetar.proto.commands import KeepLedgers
-from magnetar.proto.errors import MagnetarError, MessageLost, TopicNotFound
+from magnetar.proto.errors import MagnetarError, MessageLost, PartitionNotFound, TopicNotFound
 from magnetar.runtime.tasks import begin
 
 from .options import ReadOptions
@@ -107,5 +107,5 @@ class Keeper:
 
     async def _renew(self, client: Client) -> None:
         for topic in self._topics:
-            with contextlib.suppress(TopicNotFound):
+            with contextlib.suppress(TopicNotFound, PartitionNotFound):
                 await keep(client, topic, self._lease, self._options.lease_s)

@@ -1,13 +1,14 @@
 """Options of the data source: read once, checked at once. Every error names the option and the cure.
 
 service_url            required: `magnetar://host:port`
-topic                  what to read: a name (also `.load(NAME)`),
+topic                  what to read: a name (also `.load(NAME)`), of a partitioned topic as a whole or of one partition,
 topics                 names with commas between them,
 topics_pattern         or a regular expression over full names
 start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, `offset:N` (N
                        messages of the topic stand before it), a time (ISO 8601, local time of the driver unless it
                        names a zone, or 13 digits: milliseconds since the epoch), or JSON with one of these per topic
-                       ("" for the others); `end` itself is not read
+                       ("" for the others); `end` itself is not read. Ids and offsets are of a log: of a partitioned topic
+                       the JSON has one for each partition
 partition_bytes        what one Spark task reads, about (64m)
 min_partitions         tasks are made smaller until there are so many, about (0)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
@@ -34,6 +35,8 @@ query, batch           `df.write`, also in foreachBatch: name a write that is do
 staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms
                        (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes; without `topic` the bound, as
                        a task that still runs does not know the topics of the others)
+routing_hash           of keys, to choose the partition of a partitioned topic as its other producers do: xxh3, murmur3 or
+                       java (xxh3); rows without a key go to one partition after the other, task by task
 repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
                        otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
 """
@@ -45,8 +48,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast, get_args
 
+from magnetar.client.core.routing import RoutingHash
 from magnetar.client.options import parse_start, time_in_ms
 from magnetar.client.service_url import parse_url
 from magnetar.proto.compression import COMPRESSION_NAMES
@@ -109,6 +113,8 @@ class ReadOptions:
         places = {name: _places(name, given.get(name, default)) for name, default in PLACES}
         for name, of_topics in places.items():
             for other in of_topics.keys() - {"", *topics} if topics else ():
+                if str(TopicName.parse(other).whole) in topics:
+                    continue
                 raise InvalidArgument(
                     f"option {name} names topic {other}, which is not read; there is {', '.join(topics)}"
                 )
@@ -148,17 +154,28 @@ class ReadOptions:
                 raise InvalidArgument(f"option {name} is for spark.readStream; leave it out")
 
     def start_of(self, topic: str) -> Place:
-        """Where reading the topic begins."""
-        return self.start.get(topic, self.start.get("", "earliest"))
+        """Where reading the topic, or a partition of it, begins. Raises InvalidArgument."""
+        return self._place("start", topic)
 
     def end_of(self, topic: str) -> Place:
-        """Where it ends."""
-        return self.end.get(topic, self.end.get("", "latest"))
+        """Where it ends. Raises InvalidArgument."""
+        return self._place("end", topic)
+
+    def _place(self, option: str, topic: str) -> Place:
+        places: Mapping[str, Place] = getattr(self, option)
+        whole = str(TopicName.parse(topic).whole) if topic else ""
+        found = next((places[name] for name in (topic, whole, "") if name in places), dict(PLACES)[option])
+        if isinstance(found, MessageId | AtOffset) and topic not in (whole, *places, *self.topics):
+            raise InvalidArgument(
+                f"option {option} is {found}, a place in one log, and {whole} has partitions: give each its place, as in "
+                f'{{"{topic}": "{found}"}}, or earliest, latest or a time'
+            )
+        return found
 
 
 WRITE_OPTIONS: Final = (
     "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
-    "staged_ttl_s", "key_batches",
+    "staged_ttl_s", "key_batches", "routing_hash",
     "checkpointlocation", "queryname",  # Spark's own, which it hands on
 )  # fmt: skip
 ROUTED_TTL_S: Final = 24 * 3600.0  # more than the broker grants by default
@@ -179,14 +196,15 @@ class WriteOptions:
     repeated_batch: str = "compare"
     staged_ttl_s: float = 0.0  # 0: the broker's
     key_batches: bool = False
+    routing_hash: RoutingHash = "xxh3"
 
-    @property
-    def kept_s(self) -> float:
+    def kept_s(self, *, partitioned: bool = False) -> float:
         """For how long what was staged is kept after the last task that wrote to its topic; 0: as the broker's settings say.
 
-        Where rows name their topics a task that still computes does not know those of the others, and renews nothing there.
+        Where rows say to which topic or partition they go a task that still computes does not know those of the others, and
+        renews nothing there.
         """
-        return self.staged_ttl_s or (0.0 if self.topic else ROUTED_TTL_S)
+        return self.staged_ttl_s or (0.0 if self.topic and not partitioned else ROUTED_TTL_S)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -205,6 +223,10 @@ class WriteOptions:
             batch=_batch(given),
             repeated_batch=_one_of("repeated_batch", given.get("repeated_batch", "compare"), REPEATED_BATCH),
             key_batches=_flag("key_batches", given.get("key_batches", "false")),
+            routing_hash=cast(
+                RoutingHash,
+                _one_of("routing_hash", given.get("routing_hash", "xxh3"), get_args(RoutingHash)),
+            ),
             staged_ttl_s=_size("staged_ttl_s", given.get("staged_ttl_s", "0"), 0),
         )
 

@@ -106,9 +106,9 @@ class Packer:
 
     def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:
         """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
-        if self._key_batches and (keys := _keys(rows)) is not None:
+        if self._key_batches and (keys := keys_of(rows)) is not None:
             rows = rows.take(pc.array_sort_indices(keys))  # which keeps the order of rows with one key
-        values, keys = rows.column("value"), _keys(rows)
+        values, keys = rows.column("value"), keys_of(rows)
         sizes = _sizes(values) if keys is None else pc.add(_sizes(values), _sizes(keys))
         properties = _properties(rows)
         if properties is not None:
@@ -127,7 +127,7 @@ class Packer:
     def _entry(
         self, rows: pa.RecordBatch, properties: Sequence[Properties | None] | None, now_ms: int
     ) -> PackedEntry:
-        value_column, key_column = rows.column("value").cast(pa.binary()), _keys(rows)
+        value_column, key_column = rows.column("value").cast(pa.binary()), keys_of(rows)
         values = value_column.to_pylist()
         keys = None if key_column is None else key_column.to_pylist()
         event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in rows.schema.names else None
@@ -198,7 +198,7 @@ def _key_ends(keys: pa.Array) -> list[int]:
     return ends
 
 
-def _keys(rows: pa.RecordBatch) -> pa.Array | None:
+def keys_of(rows: pa.RecordBatch) -> pa.Array | None:
     """None if no row has one. A text key stays text: consumers get the str that a Python producer would have sent."""
     if "key" not in rows.schema.names:
         return None

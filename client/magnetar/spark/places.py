@@ -198,7 +198,7 @@ async def _first_of(since: Range, plan: TopicPlan, ledger: TopicLedger, timeout_
 
 @contextlib.asynccontextmanager
 async def _entries(plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> AsyncIterator[ReadEntry]:
-    piece = LedgerSlice(plan.topic, -1, ledger, 0, ledger.entries - 1, Range(), plan.bookies)
+    piece = LedgerSlice(plan.topic, ledger, 0, ledger.entries - 1, Range(), plan.bookies)
     async with ledger_readers([piece], timeout_s) as reader_of:
         reader = reader_of(ledger)
 

@@ -88,7 +88,6 @@ class LedgerSlice(NamedTuple):
     """What one task reads: entries first..last of one ledger."""
 
     topic: str
-    partition: int
     ledger: TopicLedger
     first: int
     last: int
@@ -103,7 +102,6 @@ class LedgerSlice(NamedTuple):
 
 def slices(
     topic: str,
-    partition: int,
     ledgers: Sequence[TopicLedger],
     wanted: Range,
     partition_bytes: int,
@@ -122,7 +120,7 @@ def slices(
         pieces = -(-(last - first + 1) // step)
         borders = [first + (last - first + 1) * n // pieces for n in range(pieces + 1)]
         found += [
-            LedgerSlice(topic, partition, ledger, start, end - 1, wanted, bookies)
+            LedgerSlice(topic, ledger, start, end - 1, wanted, bookies)
             for start, end in itertools.pairwise(borders)
         ]
     return found

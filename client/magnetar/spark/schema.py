@@ -3,9 +3,9 @@
 | column | type | what |
 |---|---|---|
 | key, value | binary | as produced; a text key as UTF-8 |
-| topic, partition | string, int | full name; -1 when the topic is not partitioned |
+| topic, partition | string, int | full name; number of the partition, -1 when the topic is not partitioned |
 | message_id | binary | 24 bytes of `MessageId.from_bytes`; grows along the topic |
-| offset | bigint | topic-wide index: orders rows as the topic does |
+| offset | bigint | index in the topic, or the partition: orders rows as it does |
 | publish_time, event_time | timestamp | the producer's clock; event_time is null unless given |
 | append_time | timestamp | when it became part of the topic (broker's clock): never falls, and time ranges go by it |
 | properties | map<string,string> | null if there are none |
@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import TopicName
 
 COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "key": (BinaryType(), pa.binary()),
@@ -53,6 +54,12 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 def topic_schema(names: Sequence[str] = tuple(COLUMNS)) -> StructType:
     """Spark's schema of these columns."""
     return StructType([StructField(name, COLUMNS[name][0]) for name in names])
+
+
+def topic_and_partition(name: str) -> tuple[str, int]:
+    """What stands in these columns for messages of a topic, or of a partition of one, by its full name."""
+    parsed = TopicName.parse(name)
+    return str(parsed.whole), parsed.partition
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -19,7 +20,7 @@ from magnetar.client.administration import ask
 from magnetar.client.client import Opening
 from magnetar.proto.commands import TopicLedgers
 from magnetar.proto.errors import RetryableError
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
 
 from .bookies import known_bookies
 from .options import ReadOptions, WriteOptions
@@ -106,16 +107,24 @@ async def _again(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
 
 
 async def topic_names(client: Client, options: ReadOptions) -> list[str]:
-    """Those of the options, or what the pattern finds now (persistent topics), sorted."""
+    """Those of the options, or what the pattern finds now (persistent topics), sorted; partitions for a partitioned one."""
     if not options.pattern:
-        return list(options.topics)
+        return [name for topic in options.topics for name in await logs_of(client, topic)]
     matches = re.compile(options.pattern).fullmatch
-    names = [TopicName.parse(name) for name in await client.admin.list_topics()]
-    return [
-        str(name)
-        for name in names
-        if name.domain == "persistent" and (matches(str(name)) or matches(name.short))
+    partitioned: dict[TopicName, bool] = {}
+    for name in [TopicName.parse(name) for name in await client.admin.list_topics()]:
+        if name.persistent and (matches(str(name.whole)) or matches(name.whole.short)):
+            partitioned[name.whole] = name.partition != NO_PARTITION
+    logs = [
+        await logs_of(client, str(name)) if several else [str(name)] for name, several in partitioned.items()
     ]
+    return list(itertools.chain.from_iterable(logs))
+
+
+async def logs_of(client: Client, topic: str) -> list[str]:
+    """The full name of a topic, or those of its partitions: each of them has a log of its own."""
+    name = TopicName.parse(topic)
+    return [str(name.partition_of(n)) for n in range(await client.admin.partitions(topic))] or [str(name)]
 
 
 async def ledgers_of_topic(

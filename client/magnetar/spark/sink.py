@@ -6,6 +6,12 @@ twice writes twice, as with files, unless the options `query` and `batch` name i
 that name. Whether a batch is done says the broker, by its number and by a digest of its rows (`packing`), so two writes that
 share a name by mistake are an error and lose nothing. A task that Spark runs twice writes two ledgers; one of them is named
 to the commit, the other goes with the discard that follows it.
+
+**Partitioned topics.** A row goes to the partition of its key, as the client routes it; rows without one go to the partition
+whose turn it is, by the number of the task and the batch. Each partition is attached by a compare-and-set of its own, from
+the last one down to the first, also where no row goes. So whoever repeats a batch completes it, and finds, if the topic has
+grown meanwhile, among how many partitions its rows are divided: the highest that has the batch was the last one. A batch
+that the first one has is done.
 """
 
 from __future__ import annotations
@@ -17,8 +23,9 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from zlib import crc32
 
 import msgpack
 import pyarrow as pa
@@ -29,15 +36,16 @@ from pyspark.sql.types import StructType
 
 from magnetar.client import Client
 from magnetar.client.administration import ask
-from magnetar.proto.commands import AttachLedgers, DiscardStaged
-from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
+from magnetar.client.core.routing import Router
+from magnetar.proto.commands import AttachLedgers, DiscardStaged, QueryState
+from magnetar.proto.errors import FinalError, InvalidArgument, MagnetarError, RetryableError
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import awaited
 
 from .error_boundary import short_errors
 from .options import WriteOptions
-from .packing import CONTENT_MODULUS, Packer, check_written
-from .service import asking, asking_once, connected
+from .packing import CONTENT_MODULUS, Packer, check_written, keys_of
+from .service import asking, asking_once, connected, logs_of
 from .staged import DISCARD_TIMEOUT_S, StagedLedger, keeping_staged, staged_ledger
 from .versions import STREAMS_WRITE_ARROW, DataSourceStreamArrowWriter, arrow_batches
 
@@ -68,6 +76,9 @@ class WrittenByTask(WriterCommitMessage):
     batch: int
     transaction: str
     ledgers: list[WrittenLedger]
+    partitions: dict[str, int] = field(
+        default_factory=dict
+    )  # among how many rows of a topic were divided; 0: it has none
 
 
 def transaction_of(query: str, batch: int) -> str:
@@ -94,15 +105,18 @@ async def _write(
     if one is None:
         return WrittenByTask(query, batch, transaction, [])
     context = TaskContext.get()
-    producer = f"spark-{query}-{context.partitionId() if context else 0}"
+    task = context.partitionId() if context else 0
+    producer = f"spark-{query}-{task}"
     first_ms = last_ms = _now_ms()
     written: dict[str, tuple[StagedLedger, Packer]] = {}
+    routing = _Routing(options, query, batch, transaction, task)
     async with connected(options) as client, contextlib.AsyncExitStack() as stack:
         while one is not None:
             last_ms = max(last_ms, _now_ms())
-            for topic, some in _routed(options, one):
+            for topic, some in await routing.share_out(client, one):
                 if topic not in written:
-                    staging = staged_ledger(client, topic, transaction, options.timeout_s, options.kept_s)
+                    kept_s = options.kept_s(partitioned=topic not in routing.counts)
+                    staging = staged_ledger(client, topic, transaction, options.timeout_s, kept_s)
                     ledger = await stack.enter_async_context(staging)
                     written[topic] = ledger, Packer(producer, options, ledger.max_message_bytes)
                 ledger, packer = written[topic]
@@ -119,7 +133,56 @@ async def _write(
                     topic, ledger.ledger_id, packer.messages, first_ms, packer.last_ms, packer.content
                 )
             )
-        return WrittenByTask(query, batch, transaction, ledgers)
+        return WrittenByTask(query, batch, transaction, ledgers, routing.counts)
+
+
+class _Routing:
+    """To which log the rows of one task go. `counts`: partitions by full name of their topic, 0 if it has none."""
+
+    def __init__(self, options: WriteOptions, query: str, batch: int, transaction: str, task: int) -> None:
+        self._options = options
+        self._query = query
+        self._batch = batch
+        self._repeatable = query != transaction
+        self._turn = crc32(query.encode()) + batch + task  # the same for whoever repeats this
+        self._router = Router("single", options.routing_hash, lambda partitions: self._turn % partitions)
+        self.counts: dict[str, int] = {}
+
+    async def share_out(self, client: Client, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+        """Rows by log, in their order."""
+        found: list[tuple[str, pa.RecordBatch]] = []
+        for topic, some in _routed(self._options, rows):
+            if topic not in self.counts:
+                self.counts[topic] = await self._count(client, topic)
+            found += self._of_partitions(topic, some) if self.counts[topic] else [(topic, some)]
+        return found
+
+    async def _count(self, client: Client, topic: str) -> int:
+        """Among how many partitions the rows of the batch are divided; 0: the topic has none.
+
+        As many as there are, unless a part of the batch was attached when there were fewer: then the last one that there was
+        is the highest that knows it. If the last one that there is knows the query, there are no more than before.
+        """
+        logs = await logs_of(client, topic)
+        if logs == [topic]:
+            return 0
+        for number in range(len(logs), 0, -1) if self._repeatable else ():
+            log = logs[number - 1]
+            last = (await ask(client.admin, QueryState(0, log, self._query), topic=log))["batch"]
+            if last >= 0:
+                return number if last == self._batch else len(logs)
+        return len(logs)
+
+    def _of_partitions(self, topic: str, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        name, count, keys = TopicName.parse(topic), self.counts[topic], keys_of(rows)
+        keyless = self._turn % count
+        chosen = pa.repeat(pa.scalar(keyless, pa.int32()), rows.num_rows)
+        if keys is not None:
+            of_key = self._router.of_key
+            numbers = [keyless if key is None else of_key(key, count) for key in keys.to_pylist()]
+            chosen = pa.array(numbers, pa.int32())
+        for number in pc.unique(chosen).to_pylist():
+            yield str(name.partition_of(number)), rows.filter(pc.equal(chosen, number))
 
 
 def _routed(options: WriteOptions, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -143,11 +206,10 @@ async def _first(
     computing = awaited(asyncio.to_thread(lambda: next((one for one in rows if one.num_rows), None)))
     done, _ = await asyncio.wait([computing], timeout=KEEP_AFTER_S)
     if not done and options.topic:
-        async with (
-            connected(options) as client,
-            keeping_staged(client, options.topic, transaction, options.kept_s),
-        ):
-            await asyncio.wait([computing])
+        async with connected(options) as client:
+            if await logs_of(client, options.topic) == [options.topic]:
+                async with keeping_staged(client, options.topic, transaction, options.kept_s()):
+                    await asyncio.wait([computing])
     return await computing
 
 
@@ -164,27 +226,47 @@ def attach(
     done. `remember_ms`: how long a topic remembers that it has this batch; 0: as long as the broker's settings say.
     """
     written = [message for message in messages if isinstance(message, WrittenByTask)]
-    by_topic: dict[str, list[WrittenLedger]] = {}
+    by_log: dict[str, list[WrittenLedger]] = {}
     for ledger in itertools.chain.from_iterable(message.ledgers for message in written):
-        by_topic.setdefault(ledger.topic, []).append(ledger)
-    if not by_topic:
+        by_log.setdefault(ledger.topic, []).append(ledger)
+    if not by_log:
         return False
+    if written[0].query != written[0].transaction:  # it may be repeated
+        for topic, count in _divided(written).items():
+            for number in range(count):
+                by_log.setdefault(str(TopicName.parse(topic).partition_of(number)), [])
+    last_first = sorted(by_log, key=lambda log: TopicName.parse(log).partition, reverse=True)
 
     async def run(client: Client) -> bool:
-        done = [await _attach(client, options, written[0], of, remember_ms) for of in by_topic.values()]
+        done = [
+            await _attach(client, options, written[0], log, by_log[log], remember_ms) for log in last_first
+        ]
         return any(done)
 
     return asking(options, run)
+
+
+def _divided(written: Sequence[WrittenByTask]) -> dict[str, int]:
+    """Among how many partitions the rows of each partitioned topic are divided. Raises FinalError unless all tasks agree."""
+    counts: dict[str, int] = {}
+    for topic, count in itertools.chain.from_iterable(message.partitions.items() for message in written):
+        if counts.setdefault(topic, count) != count:
+            raise FinalError(
+                f"{topic} got partitions while the rows were written, so that tasks divided them among {counts[topic]} and "
+                f"among {count}; nothing was published: run it again"
+            )
+    return {topic: count for topic, count in counts.items() if count}
 
 
 async def _attach(
     client: Client,
     options: WriteOptions,
     of: WrittenByTask,
+    topic: str,
     ledgers: Sequence[WrittenLedger],
     remember_ms: int,
 ) -> bool:
-    topic, content = ledgers[0].topic, 0
+    content = 0
     if options.repeated_batch == "compare":  # 0 says that there is nothing to compare
         content = sum(one.content for one in ledgers) % CONTENT_MODULUS or 1
     rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
@@ -210,7 +292,8 @@ def discard(
 
     async def run(client: Client) -> None:
         for topic in topics:
-            await _discard(client, topic, transaction)
+            for log in await logs_of(client, topic):
+                await _discard(client, log, transaction)
 
     if not transaction:
         return

@@ -35,6 +35,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     MessageLost,
+    PartitionNotFound,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -232,7 +233,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if lease:
                     await keep(client, topic, lease, self._options.lease_s, first)
                 plan = await ledgers_of_topic(client, topic, first - 1, until.get(topic, 0), count)
-            except TopicNotFound as gone:
+            except (TopicNotFound, PartitionNotFound) as gone:
                 if topic not in started and self._options.fail_on_data_loss:
                     raise  # there may never have been one: nothing is known to be lost
                 self._lost(
@@ -297,7 +298,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for topic, mark in _marks(end).items():
                 try:
                     await _move(client, topic, end["subscription"], mark.point)
-                except TopicNotFound as gone:
+                except (TopicNotFound, PartitionNotFound) as gone:
                     _log.warning("the cursor of %s is not moved: %s", topic, gone)
 
         self._ask(move)

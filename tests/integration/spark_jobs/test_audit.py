@@ -100,7 +100,7 @@ def audited(url: str, timeout_s: float) -> Audited:
     assert not plan.ledgers[-1].closed
     assert all(auditable(ledger) for ledger in plan.ledgers)
     wanted = [ledger for ledger in plan.ledgers if ledger.entries]
-    pieces = slices(plan.topic, -1, wanted, Range(), 1 << 30, plan.bookies)
+    pieces = slices(plan.topic, wanted, Range(), 1 << 30, plan.bookies)
     states: States = {}
     rows: list[dict[str, Any]] = []
     for piece in pieces:

@@ -54,7 +54,7 @@ def entries_of(found: list[LedgerSlice]) -> list[tuple[int, int]]:
 
 
 def cut(ledgers: list[TopicLedger], wanted: Range, partition_bytes: int = 5000) -> list[LedgerSlice]:
-    return slices("t", -1, ledgers, wanted, partition_bytes, BOOKIES)
+    return slices("t", ledgers, wanted, partition_bytes, BOOKIES)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
@@ -27,13 +28,14 @@ from magnetar.client import Client
 from magnetar.client.administration import ask
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
+from magnetar.proto.ids import TopicName
 
 from ..batch_source import read_slices
 from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, portions, slices
 from ..schema import COLUMNS, topic_schema
-from ..service import TopicPlan, asking
+from ..service import TopicPlan, asking, topic_names
 from .folders import check_writable
 from .job import checks, runs
 from .topics import check_topics, full_name, read_options
@@ -135,7 +137,8 @@ class Archiving:
         and no error.
         """
         options, folder = self._checked()
-        results = [self._archive_topic(spark, options, folder, topic) for topic in options.topics]
+        names = asking(options, lambda client: topic_names(client, options))
+        results = [self._archive_topic(spark, options, folder, topic) for topic in names]
         return functools.reduce(ArchiveResult.__add__, results)
 
     def _archive_topic(
@@ -195,7 +198,7 @@ def _archive_round(
     _check_alone(options, folder, plan, ledgers)
     for ledger in ledgers:
         folder.clear_ledger(plan.topic, ledger.position_id)
-    pieces = slices(plan.topic, -1, ledgers, Range(), options.partition_bytes, plan.bookies)
+    pieces = slices(plan.topic, ledgers, Range(), options.partition_bytes, plan.bookies)
     place, lease = folder.place, plan.lease
 
     def work(piece: LedgerSlice) -> ArchivedFile:
@@ -276,7 +279,7 @@ def read_archive(
     Also the topics' full names. Only files that manifests name are read. Raises InvalidArgument when there are none.
     """
     folder = ArchiveFolder(path)
-    names = tuple(dict.fromkeys(full_name(topic) for topic in topics)) or tuple(folder.topics())
+    names = archived_names(folder, topics)
     paths: list[str] = []
     for topic in names:
         manifests = folder.manifests(topic)
@@ -288,7 +291,25 @@ def read_archive(
     if not paths:
         raise InvalidArgument(f"there is no archive at {path}: no manifest was found below {path}/_manifest")
     rows = spark.read.schema(_READ_SCHEMA).option("basePath", folder.base_path).parquet(*paths)
-    return rows.withColumn("partition", sql.lit(-1)).select(*COLUMNS), names
+    # As `schema.topic_and_partition`.
+    number = sql.regexp_extract("topic", _PARTITION, 1)
+    partition = sql.when(number == "", -1).otherwise(number.cast("int"))
+    whole = sql.regexp_replace("topic", _PARTITION, "")
+    return rows.withColumn("partition", partition).withColumn("topic", whole).select(*COLUMNS), names
+
+
+_PARTITION: Final = "-partition-(0|[1-9][0-9]*)$"
+
+
+def archived_names(folder: ArchiveFolder, topics: Sequence[str]) -> tuple[str, ...]:
+    """Full names as the archive has them, of these topics or of all; those of its partitions for a partitioned one."""
+    there = folder.topics()
+    wanted = dict.fromkeys(full_name(topic) for topic in topics)
+    found = [
+        [name for name in there if name == topic or str(TopicName.parse(name).whole) == topic] or [topic]
+        for topic in wanted
+    ]
+    return tuple(itertools.chain.from_iterable(found)) or tuple(there)
 
 
 _READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))

@@ -167,7 +167,7 @@ def _pieces(options: ReadOptions) -> list[tuple[LedgerSlice, str]]:
     pieces: list[tuple[LedgerSlice, str]] = []
     for plan in plans_of(options, options.lease_s):
         ledgers = [ledger for ledger in plan.ledgers if ledger.entries > 0 and auditable(ledger)]
-        found = slices(plan.topic, -1, ledgers, Range(), options.partition_bytes, plan.bookies)
+        found = slices(plan.topic, ledgers, Range(), options.partition_bytes, plan.bookies)
         pieces += [(piece, plan.lease) for piece in found]
     return pieces
 

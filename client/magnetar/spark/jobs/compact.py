@@ -7,7 +7,8 @@ new topic.
 
     orders:    k1=a  k2=b  k1=c  k2=(none)  k3=d          compacted:    k1=c  k3=d
 
-"Last" goes by the order of the topic, never by time. One pass over the topic and one shuffle by key: what a task has of one
+"Last" goes by the order of the topic, never by time; between partitions, which have no order, by when the broker stored a
+message. One pass over the topic and one shuffle by key: what a task has of one
 key is reduced before it is sent. The topic is compacted as it was when the job began. Nothing of a target topic is visible
 before all of it is, and a job that fails leaves nothing in it, so it can be run again. A target that has messages is
 refused: a topic is compacted into a new one each time. Of two jobs into one new topic at the same moment one writes it: the
@@ -94,9 +95,11 @@ class Compaction:
         options, target = self.check()
         (source,) = options.topics
         seen, remaining = Observation(), Observation()
-        messages = topics_frame(spark, self.service_url, [source], READ_COLUMNS, {})
+        messages = topics_frame(
+            spark, self.service_url, [source], f"{READ_COLUMNS}, append_time timestamp", {}
+        )
         messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
-        rows = last_of_keys(messages, keyless=self.keyless).orderBy("offset")
+        rows = last_of_keys(messages, keyless=self.keyless).orderBy("partition", "offset")
         # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
         rows = rows.observe(remaining, sql.count(sql.lit(1)).alias("rows"))
         if self.to_topic:
@@ -113,14 +116,20 @@ check_compact = checks(Compaction)
 
 
 def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "keep") -> DataFrame:
-    """The last message of each key, without keys whose last message has no value. Needs `key`, `value` and `offset`."""
-    others = [name for name in messages.columns if name not in ("key", "offset")]
+    """The last message of each key, without keys whose last message has no value.
+
+    Needs `key`, `value`, `offset`, `partition` and `append_time`, which never falls along a partition.
+    """
+    others = [name for name in messages.columns if name != "key"]
     if keyless == "drop":
         messages = messages.filter(sql.col("key").isNotNull())
     # A message without key is a group of its own.
-    alone = sql.when(sql.col("key").isNull(), sql.col("offset"))
+    alone = sql.when(sql.col("key").isNull(), sql.struct("partition", "offset"))
+    order = sql.struct("append_time", "partition", "offset")
     latest = messages.groupBy("key", alone.alias("alone")).agg(
-        sql.max("offset").alias("offset"), sql.max_by(sql.struct(*others), sql.col("offset")).alias("last")
+        sql.max_by(sql.struct(*others), order).alias("last")
     )
     tombstone = sql.col("last.value").isNull() & sql.col("key").isNotNull()
-    return latest.filter(~tombstone).select("key", "offset", *[f"last.{name}" for name in others])
+    return latest.filter(~tombstone).select(
+        "key", *[f"last.{name}" for name in others if name != "append_time"]
+    )

@@ -26,11 +26,12 @@ from pyspark.sql import functions as sql
 
 from magnetar.archive.files import ArchiveFolder
 from magnetar.proto.errors import InvalidArgument
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import MessageId, TopicName
 
 from ..batch_source import range_of
 from ..options import AtOffset, Place, ReadOptions
-from .archive import read_archive
+from ..service import asking, topic_names
+from .archive import archived_names, read_archive
 from .job import checks, runs
 from .topics import (
     MESSAGE_COLUMNS,
@@ -96,7 +97,7 @@ class Replay:
         if self.archive:
             _check_places(options)
             sources = _archived_topics(self.archive, [full_name(topic) for topic in self.topics])
-        if full_name(self.to_topic) in sources:
+        if full_name(self.to_topic) in [str(TopicName.parse(topic).whole) for topic in sources]:
             raise InvalidArgument(
                 f"to_topic: topic {full_name(self.to_topic)} cannot be replayed into itself; name another topic"
             )
@@ -118,7 +119,7 @@ class Replay:
             rows = _topics(spark, options, self.from_offset)
         rows = _within(rows, self.from_offset, self.before_offset)
         if self.archive:  # Parquet files come in the order that suits Spark
-            rows = rows.orderBy("topic", "offset")
+            rows = rows.orderBy("topic", "partition", "offset")
         make_topic(options, target)
         seen = Observation()
         if self.mark:
@@ -142,9 +143,10 @@ def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) 
             f"offset:{from_offset}" if from_offset is not None and place == "earliest" else _as_option(place)
         )
 
+    logs = asking(options, lambda client: topic_names(client, options))
     given = {
-        "start": json.dumps({topic: start_of(topic) for topic in options.topics}),
-        "end": json.dumps({topic: _as_option(options.end_of(topic)) for topic in options.topics}),
+        "start": json.dumps({topic: start_of(topic) for topic in logs}),
+        "end": json.dumps({topic: _as_option(options.end_of(topic)) for topic in logs}),
     }
     return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, given)
 
@@ -158,9 +160,10 @@ def _marked() -> Column:
     none = sql.create_map().cast("map<string,string>")
     own = sql.map_filter(sql.coalesce("properties", none), lambda name, _value: ~name.isin(*MARKS))
     topic, offset = MARKS
-    origin = sql.create_map(
-        sql.lit(topic), sql.col("topic"), sql.lit(offset), sql.col("offset").cast("string")
+    log = sql.when(sql.col("partition") < 0, sql.col("topic")).otherwise(
+        sql.concat("topic", sql.lit("-partition-"), sql.col("partition"))
     )
+    origin = sql.create_map(sql.lit(topic), log, sql.lit(offset), sql.col("offset").cast("string"))
     return sql.map_concat(own, origin)
 
 
@@ -170,12 +173,13 @@ def _archived_topics(archive: str, topics: Sequence[str]) -> tuple[str, ...]:
     there = folder.topics()
     if not there:
         raise InvalidArgument(f"archive: there is no archive at {archive}: no manifest was found below it")
-    missing = [topic for topic in topics if topic not in there]
+    names = archived_names(folder, topics)
+    missing = [topic for topic in names if topic not in there]
     if missing:
         raise InvalidArgument(
             f"the archive {archive} has nothing of topic {missing[0]}; has it been archived?"
         )
-    return tuple(dict.fromkeys(topics)) or tuple(there)
+    return names
 
 
 def _check_places(options: ReadOptions) -> None:

@@ -14,12 +14,12 @@ from magnetar.proto.ids import TopicName
 
 from ..leases import plan_of_topic
 from ..options import ReadOptions, WriteOptions
-from ..service import TopicPlan, asking, asking_once, ledgers_of_topic, topic_names
+from ..service import TopicPlan, asking, asking_once, ledgers_of_topic, logs_of, topic_names
 
 # What a message keeps when it goes to another topic; the rest is the new topic's to give.
 MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")
 READ_COLUMNS: Final = (
-    "key binary, value binary, topic string, `offset` bigint, event_time timestamp, "
+    "key binary, value binary, topic string, partition int, `offset` bigint, event_time timestamp, "
     "properties map<string,string>"
 )
 
@@ -75,7 +75,9 @@ def check_target(options: ReadOptions, topic: str, *, empty: bool, compression: 
 
     async def work(client: Client) -> int:
         try:
-            return (await ledgers_of_topic(client, name)).end_offset
+            return sum(
+                [(await ledgers_of_topic(client, log)).end_offset for log in await logs_of(client, name)]
+            )
         except TopicNotFound:
             return 0
 
@@ -91,7 +93,8 @@ def make_topic(options: ReadOptions, name: str) -> None:
     """The topic is there when this returns."""
 
     async def work(client: Client) -> None:
-        await client.admin.create_topic(name)
+        if not await client.admin.partitions(name):
+            await client.admin.create_topic(name)
 
     asking(options, work)
 
