@@ -70,8 +70,7 @@ def test_a_read_has_all_partitions_with_their_numbers_and_ids(
     assert count_messages(service.url, "parts-read") == 60
     places = '{"parts-read-partition-0": "offset:2", "": "latest"}'
     assert count_messages(service.url, "parts-read", start=places) == by_partition[0] - 2
-    options = ReadOptions.parse({"service_url": service.url, "topics_pattern": "parts-rea."})
-    assert sum(piece.end - piece.first for piece in TopicReader(options, ["offset"]).partitions()) == 60
+    assert count_messages(service.url, topics_pattern="parts-rea.") == 60
     for place in ("0:0:0", "offset:3"):
         options = ReadOptions.parse({"service_url": service.url, "topic": "parts-read", "start": place})
         with pytest.raises(InvalidArgument, match=f"option start is {place}, a place in one log"):
