@@ -145,17 +145,24 @@ class _Routing:
         self._batch = batch
         self._repeatable = query != transaction
         self._turn = crc32(query.encode()) + batch + task  # the same for whoever repeats this
-        self._router = Router("single", options.routing_hash, lambda partitions: self._turn % partitions)
         self.counts: dict[str, int] = {}
+        self._routers: dict[str, Router] = {}  # of topics that have partitions
 
     async def share_out(self, client: Client, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
         """Rows by log, in their order."""
         found: list[tuple[str, pa.RecordBatch]] = []
         for topic, some in _routed(self._options, rows):
             if topic not in self.counts:
-                self.counts[topic] = await self._count(client, topic)
-            found += self._of_partitions(topic, some) if self.counts[topic] else [(topic, some)]
+                count = self.counts[topic] = await self._count(client, topic)
+                if count:
+                    self._routers[topic] = Router(
+                        "single", self._options.routing_hash, count, self._take_turns
+                    )
+            found += self._of_partitions(topic, some) if topic in self._routers else [(topic, some)]
         return found
+
+    def _take_turns(self, count: int) -> int:
+        return self._turn % count
 
     async def _count(self, client: Client, topic: str) -> int:
         """Among how many partitions the rows of the batch are divided; 0: the topic has none.
@@ -174,12 +181,11 @@ class _Routing:
         return len(logs)
 
     def _of_partitions(self, topic: str, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        name, count, keys = TopicName.parse(topic), self.counts[topic], keys_of(rows)
-        keyless = self._turn % count
+        name, router, keys = TopicName.parse(topic), self._routers[topic], keys_of(rows)
+        keyless, of_key = router.of_batch(lambda _: True), router.of_key
         chosen = pa.repeat(pa.scalar(keyless, pa.int32()), rows.num_rows)
         if keys is not None:
-            of_key = self._router.of_key
-            numbers = [keyless if key is None else of_key(key, count) for key in keys.to_pylist()]
+            numbers = [keyless if key is None else of_key[key] for key in keys.to_pylist()]
             chosen = pa.array(numbers, pa.int32())
         for number in pc.unique(chosen).to_pylist():
             yield str(name.partition_of(number)), rows.filter(pc.equal(chosen, number))
