@@ -351,6 +351,36 @@ async def test_everything_up_to_a_message_between_its_chunks(client: Client) -> 
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
 
 
+async def test_everything_up_to_a_message_that_shares_an_entry_with_chunks(client: Client) -> None:
+    """Only what stands up to the message is acknowledged, whatever of other messages stands behind it in its entry."""
+    producers = [await client.create_producer("t", chunking=True, name=f"p{number}") for number in range(3)]
+    consumer = await client.subscribe("t", "s", start="earliest")
+    more = asyncio.Event()
+
+    async def source(number: int) -> AsyncIterator[bytes]:
+        yield large(number)
+        await more.wait()
+        yield large(number + 10)
+
+    streaming = []
+    for number, producer in enumerate(producers):
+        streaming.append(asyncio.create_task(producer.send_stream(source(number))))
+        await until(lambda: producer.last_sequence_id >= 0)  # noqa: B023
+    small = await client.create_producer("t")
+    await small.send_many([b"1", b"2"])
+    more.set()
+    await asyncio.gather(*streaming, small.send(b"3"))
+    got = await take(consumer, 6)
+    for message in got:
+        if message.value == b"1":
+            await consumer.ack_cumulative(message, receipt=True)
+    await consumer.close()
+    consumer = await client.subscribe("t", "s")
+    assert [message.value for message in await take(consumer, 5)] == [
+        one.value for one in got if one.value != b"1"
+    ]
+
+
 async def test_everything_up_to_a_message_behind_one_that_was_given_back(client: Client) -> None:
     """What was crowded out has not been seen: it is not acknowledged with what came after it."""
     first, second = [await client.create_producer("t", chunking=True) for _ in range(2)]

@@ -418,6 +418,8 @@ class ChunkIntake:
             if (ledger, entry) == last[:2]:
                 last_index = min(last_index, last.index)
             if (ledger, entry) <= last[:2] and first_index <= last_index:
-                left = complement(sorted(held.get((ledger, entry), ())), first_index, last_index)
-                rows += [AckRow(ledger, entry, *one) for one in left]
+                chunks = [one for one in held.get((ledger, entry), ()) if first_index <= one[0] <= last_index]
+                rows += [
+                    AckRow(ledger, entry, *one) for one in complement(sorted(chunks), first_index, last_index)
+                ]
         return self._before, rows
