@@ -21,8 +21,10 @@ async def serving(
         url = f"magnetar://127.0.0.1:{port}"
         async with running_broker(ledgers, metadata, service_url=url, **settings) as broker:
             server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
-            yield server
-            await server.close(0.0)
+            try:
+                yield server
+            finally:  # a test that fails must not leave it: the run would not end
+                await server.close(0.0)
 
 
 def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:

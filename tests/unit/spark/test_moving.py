@@ -13,4 +13,5 @@ async def test_a_subscription_is_made_and_then_moved_while_somebody_consumes_it(
         await _move(client, topic, "s", Point(ids[1], 1))
         async with client.subscribe("t", "s") as consumer:
             await _move(client, topic, "s", Point(ids[2], 2))
-            assert (await consumer.receive(10.0)).id == ids[2]
+            while (await consumer.receive(10.0)).id != ids[2]:
+                pass  # it was on its way before the subscription was moved
