@@ -98,6 +98,7 @@ class Subscription:
         self.redeliveries = 0
         self.receipts: dict[MessageId, float] = {}  # id -> when its receipt came
         self.seeks = 0
+        self.chunks = False  # there are messages in chunks: a seek may go behind the first one of a message that is coming
         self.floor: MessageId | None = None  # where the last seek went
         self._keys_in_order = keys_in_order
         self._in_order = type in ("exclusive", "failover")
@@ -178,7 +179,7 @@ class Subscription:
                 one in where for where in (failed_sends, self._excused, self.delivered, self.acknowledged)
             )
         ]
-        if not missing:
+        if not missing or (self.chunks and self.seeks):
             return
         if self.max_redeliver_count is not None:
             # Given up by consumers that died before their applications saw it.

@@ -95,6 +95,8 @@ class OnceLoad(Load):
     def start(self) -> None:
         """See Load."""
         self._programs: dict[str, SimProcess] = {}
+        for subscription in self.history.subscriptions.values():
+            subscription.chunks = True
         super().start()
         self.producers.append(asyncio.create_task(self._end_programs()))
 
