@@ -214,7 +214,7 @@ class Place:
             start="earliest",
             name=self.name,
             # Whose program was ended in the middle of it: longer than any fault, and less than a minute.
-            expire_incomplete_chunked_messages=25.0,
+            expire_incomplete_chunked_messages=20.0,
             nack_delay=plan.nack_delay,
             ack_timeout=plan.ack_timeout,
             dead_letter=plan.policy,

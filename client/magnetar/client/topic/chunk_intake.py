@@ -43,7 +43,7 @@ MAX_REMEMBERED_ROWS = 100_000
 class ChunkedDelivery(Delivery):
     """A message in chunks, under the id of its first one. finished: all of them have come."""
 
-    __slots__ = ("finished", "id", "pieces")
+    __slots__ = ("finished", "id", "pieces", "stored_ms")
 
     message_type = ChunkedMessage
 
@@ -55,6 +55,7 @@ class ChunkedDelivery(Delivery):
         self.permits, self.bytes = 1, 0
         self.pieces: deque[bytes] = deque()
         self.finished = False
+        self.stored_ms = 0  # when the last chunk was that is here
 
     @property
     def first_id(self) -> ChunkedMessageId:
@@ -149,9 +150,11 @@ class ChunkIntake:
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
         may_receive: Callable[[], bool],
+        now_ms: Callable[[], int],
     ) -> None:
         """queue: to be handed out. on_taken: there may be room for more. may_receive: there is, and the broker knows."""
         self._may_receive = may_receive
+        self._now_ms = now_ms
         self._what = what
         self._acknowledger = acknowledger
         self._position = position
@@ -236,6 +239,7 @@ class ChunkIntake:
         delivery: ChunkedDelivery | None = message.sink
         if delivery is None:
             delivery = message.sink = self._begin(whole, part, message, now)
+        delivery.stored_ms = part.entry.append_time_ms
         if isinstance(delivery, StreamedDelivery):
             if self._settled(delivery):
                 self._pass_on(delivery, [place])
@@ -351,9 +355,15 @@ class ChunkIntake:
                 self._assembler.remove(message)
                 self._let_go(LetGo("nobody reads it, and others wait", message.places, False, message))
         for let_go in self._assembler.expire(now):
-            self._let_go(let_go)
+            # Other consumers may have given it back before: it comes to an end, however many there are.
+            old = let_go.message is not None and self._age_s(let_go.message.sink) >= 2 * self._expire_s
+            self._let_go(let_go._replace(dropped=True) if old else let_go)
         self._set_timer()
         self._on_taken()
+
+    def _age_s(self, delivery: ChunkedDelivery) -> float:
+        """Since its last chunk was stored, by the clocks of broker and client."""
+        return (self._now_ms() - delivery.stored_ms) / 1000
 
     def _in_the_way(self, now: float) -> bool:
         """True if the program waits for another message, for which what it does not read may leave no room."""

@@ -130,7 +130,14 @@ class TopicConsumer:
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: Failure | None = None  # the last one
         self._chunks = ChunkIntake(
-            what, options, self.acknowledger, self.position, self._enqueue, self._grant, self._may_receive
+            what,
+            options,
+            self.acknowledger,
+            self.position,
+            self._enqueue,
+            self._grant,
+            self._may_receive,
+            pool.clock.now_ms,
         )
         self.acknowledger.up_to = self._chunks.up_to
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
