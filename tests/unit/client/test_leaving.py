@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from magnetar.client import AlreadyClosed, Client, ConsumerBusy, connect
+from magnetar.client import AlreadyClosed, Client, ConsumerBusy, InvalidArgument, connect
 from magnetar.proto.commands import Ack, CloseConsumer, CloseProducer, CreateProducer, Subscribe
 from support.client_kit import until
 from support.fake_broker import FakeBroker
@@ -72,6 +72,26 @@ async def test_after_an_error_queued_acknowledgements_are_sent_all_the_same(brok
         assert broker.topic("t").acked["s"] == {(0, 0)}
         kinds = [type(c) for c in broker.commands if isinstance(c, Ack | CloseConsumer)]
         assert kinds == [Ack, CloseConsumer]
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+async def test_rule_40_who_leaves_after_a_refused_message_holds_no_place(
+    broker: FakeBroker, ending: str
+) -> None:
+    """The broker refused it on a connection that lives on, and holds the producer until it is closed or opened again."""
+    async with connect(broker.url, backoff_first=30.0, backoff_max=30.0) as client:
+        producer = await client.create_producer("t")
+        broker.fail_next_send = InvalidArgument("refused")
+        with pytest.raises(InvalidArgument):
+            await producer.send(b"0")
+        if ending == "close":
+            await producer.close()
+        else:
+            with pytest.raises(BodyFailed):
+                async with producer:
+                    raise BodyFailed
+        await until(lambda: broker.received(CloseProducer))
+        assert not broker.handlers[0].producers
 
 
 @pytest.mark.parametrize("turns", range(12))

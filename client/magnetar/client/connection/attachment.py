@@ -116,6 +116,7 @@ class Attachment(Port):
         self.id = id
         self.what = what
         self.connection: BrokerConnection | None = None
+        self._detached_from: BrokerConnection | None = None  # its broker may hold the place still
         self.attached = asyncio.Event()
         self.closed = False
         self.failure: MagnetarError | None = None
@@ -248,7 +249,7 @@ class Attachment(Port):
             return None
         self._owner.leaving()
         self.closed = True
-        connection = self.connection
+        connection = self.connection or self._detached_from
         self.pool.note_attached(self, True)
         task, self._task = self._task, None
         if task is not None:
@@ -328,6 +329,7 @@ class Attachment(Port):
         connection, self.connection = self.connection, None
         self.attached.clear()
         if connection is not None:
+            self._detached_from = connection
             connection.ports.pop(self.id, None)
             self._owner.detached(error)
 
@@ -371,7 +373,7 @@ class Attachment(Port):
                 # The broker may still complete what was given up here: nobody would hold that place.
                 connection.send(self._closing_command.encode())
             raise
-        self.connection = connection
+        self.connection, self._detached_from = connection, None
         self.attached.set()
         self._owner.attached()
 
