@@ -20,6 +20,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from magnetar.client.chunked_id import last_place
 from magnetar.proto.ids import MessageId
 
 Name = tuple[str, int]
@@ -147,7 +148,7 @@ class Subscription:
             self.delivered.setdefault(name, message_id)
             return  # from before the seek or from after it: `sought` will know
         receipt = self.receipts.get(message_id)
-        if self._cumulative is not None and message_id <= self._cumulative[0]:
+        if self._cumulative is not None and last_place(message_id) <= self._cumulative[0]:
             receipt = min(receipt or now, self._cumulative[1])
         arrived = now if arrived is None else arrived
         if receipt is not None and arrived > receipt + RECEIPT_GRACE_S:
@@ -163,7 +164,8 @@ class Subscription:
             self._first_in_order(message_id, name, failed_sends)
         if self._in_order:
             self._again_in_order(holder, message_id, name)
-        if message_id not in self._tried_by and (not self._tried_up_to or message_id > self._tried_up_to):
+        tried = self._tried_up_to is not None and last_place(message_id) <= self._tried_up_to
+        if message_id not in self._tried_by and not tried:
             self._open[message_id] = None
         holder.held[message_id] = Hold(now, holder.attachment, self.seeks)
 
@@ -192,11 +194,11 @@ class Subscription:
     def _again_in_order(self, holder: Holder, message_id: MessageId, name: Name) -> None:
         if holder.again_of != holder.attachment:
             holder.again_of = holder.attachment
-            holder.again = deque(sorted(self._open))
+            holder.again = deque(sorted(self._open, key=last_place))
         again = holder.again
         while again and (again[0] not in self._open or again[0] == message_id):
             again.popleft()
-        if again and again[0] < message_id:
+        if again and last_place(again[0]) < last_place(message_id):
             raise Violation(
                 f"{self.name}: {holder.name} got {name} ({message_id}) before {again[0]}, which is not acknowledged"
             )
@@ -245,15 +247,16 @@ class Subscription:
         return Attempt(holder, holder.attachment, self.seeks, now, messages, held)
 
     def acknowledging_up_to(self, holder: Holder, message_id: MessageId, now: float) -> Attempt:
-        """The same of everything up to a message."""
-        self._tried_up_to = max(self._tried_up_to or message_id, message_id)
-        for other in [other for other in self._open if other <= message_id]:
+        """The same of everything up to a message: a message in chunks stands where its last one does."""
+        last = last_place(message_id)
+        self._tried_up_to = max(self._tried_up_to or last, last)
+        for other in [other for other in self._open if last_place(other) <= last]:
             del self._open[other]
         if self._seeking:
-            since = [its for _, its, *_ in self._since_seek if its <= message_id]
+            since = [its for _, its, *_ in self._since_seek if last_place(its) <= last]
             self._tried_since_seek.update(dict.fromkeys(since))
         for name, its in self.delivered.items():
-            if its <= message_id:
+            if last_place(its) <= last:
                 self.acknowledged[name] = None
         return Attempt(holder, holder.attachment, self.seeks, now, [], {})
 
@@ -278,8 +281,9 @@ class Subscription:
         """The receipt of a cumulative acknowledgement came."""
         self.receipt(attempt, now)
         if attempt.seeks == self.seeks and not self._seeking:
-            if self._cumulative is None or message_id > self._cumulative[0]:
-                self._cumulative = (message_id, now)
+            last = last_place(message_id)
+            if self._cumulative is None or last > self._cumulative[0]:
+                self._cumulative = (last, now)
 
     def given_back(self, holder: Holder, message_id: MessageId) -> None:
         """Nacked, or left to its acknowledgement timeout: it is not known any more how long the consumer holds it."""

@@ -381,6 +381,44 @@ async def test_everything_up_to_a_message_that_shares_an_entry_with_chunks(clien
     ]
 
 
+async def test_everything_up_to_one_of_several_messages_in_chunks(client: Client) -> None:
+    """While the first one is unfinished: what was acknowledged with a receipt does not come again (rule 34)."""
+    first, second = [await client.create_producer("t", chunking=True) for _ in range(2)]
+    small = await client.create_producer("t")
+    consumer = await client.subscribe("t", "s", start="earliest")
+    more = [asyncio.Event(), asyncio.Event()]
+
+    async def source(number: int) -> AsyncIterator[bytes]:
+        yield large(number)
+        await more[number].wait()
+        yield large(number + 10)
+
+    streaming = []
+    for number, producer in enumerate((first, second)):
+        streaming.append(asyncio.create_task(producer.send_stream(source(number))))
+        await until(lambda: producer.last_sequence_id >= 0)  # noqa: B023
+        await producer.flush()
+    await small.send(b"1")
+    await consumer.ack_cumulative(await consumer.receive(5.0), receipt=True)
+    more[1].set()
+    await streaming[1]
+    await small.send(b"2")
+    got = await take(consumer, 2)
+    assert [message.value for message in got] == [large(1) + large(11), b"2"]
+    await consumer.ack_cumulative(got[1], receipt=True)
+    await consumer.close()
+    consumer = await client.subscribe("t", "s")
+    await small.send(b"3")
+    assert (await consumer.receive(5.0)).value == b"3"
+    more[0].set()
+    await streaming[0]
+    message = await consumer.receive(5.0)
+    assert message.value == large(0) + large(10)
+    await consumer.ack_cumulative(message, receipt=True)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
 async def test_everything_up_to_a_message_behind_one_that_was_given_back(client: Client) -> None:
     """What was crowded out has not been seen: it is not acknowledged with what came after it."""
     first, second = [await client.create_producer("t", chunking=True) for _ in range(2)]

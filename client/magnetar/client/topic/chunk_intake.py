@@ -424,12 +424,15 @@ class ChunkIntake:
             for ledger, entry, first_index, last_index in one.id.chunks:
                 held.setdefault((ledger, entry), []).append((first_index, last_index))
         rows: list[AckRow] = []
-        for ledger, entry, first_index, last_index in self._since:
+        since, self._since = self._since, []
+        for ledger, entry, first_index, last_index in since:
+            end = last_index if (ledger, entry) < last[:2] else -1
             if (ledger, entry) == last[:2]:
-                last_index = min(last_index, last.index)
-            if (ledger, entry) <= last[:2] and first_index <= last_index:
-                chunks = [one for one in held.get((ledger, entry), ()) if first_index <= one[0] <= last_index]
-                rows += [
-                    AckRow(ledger, entry, *one) for one in complement(sorted(chunks), first_index, last_index)
-                ]
+                end = min(last_index, last.index)
+            if end < last_index:
+                self._since.append(AckRow(ledger, entry, max(first_index, end + 1), last_index))
+            if first_index <= end:
+                chunks = [one for one in held.get((ledger, entry), ()) if first_index <= one[0] <= end]
+                rows += [AckRow(ledger, entry, *one) for one in complement(sorted(chunks), first_index, end)]
+                self._since += [AckRow(ledger, entry, *one) for one in chunks]  # until it has all come
         return self._before, rows
