@@ -214,7 +214,7 @@ class TopicsConsumer:
         later = self._discovery is not None
         new = [
             self._new_consumer(one, self._woken, later)
-            for one in self._expand(topics)
+            for one in dict.fromkeys(self._expand(topics))
             if one not in self.consumers
         ]
         for consumer in new:

@@ -70,6 +70,12 @@ async def test_send_many_names_the_message_that_is_wrong_and_sends_nothing(
     assert not broker.topic("t").entries
 
 
+async def test_one_time_for_all_of_send_many_is_a_column_of_it(client: Client) -> None:
+    producer = await client.create_producer("t")
+    with pytest.raises(InvalidArgument, match="deliver_at of send_many is a list"):
+        await producer.send_many([b"0", b"1"], deliver_at=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "options", "text"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import Client, InvalidArgument, MessageId, Producer
+from magnetar.client import Client, InvalidArgument, MessageId, Producer, SendTimeout
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving, take
@@ -142,3 +142,45 @@ async def test_messages_are_delivered_when_they_are_due(many: bool) -> None:
             assert 0 <= clock.now_ms() - max(due[number], now_ms) <= 120
             seen.add(number)
         assert len(seen) == 300
+
+
+async def test_what_is_stored_before_a_batch_that_is_refused_has_its_ids_and_is_not_sent_again() -> None:
+    """Of one group: its receipts come after the refusal, also when the producer has asked to be opened again meanwhile."""
+    ledgers, clock = FakeLedgers(), LoopClock()
+    async with (
+        serving(ledgers=ledgers, clock=clock, max_delivery_delay_ms=60_000) as server,
+        connect_to(server, clock=clock) as client,
+        client.create_producer("t") as producer,
+    ):
+        await producer.send(b"0")
+        ledgers.hold = True
+        now_ms = clock.now_ms()
+        columns = {"deliver_at": [None, now_ms + 50, now_ms + 100_000, None]}
+        sending = asyncio.create_task(producer.send_many([b"1", b"2", b"too late", b"3"], **columns))
+        await asyncio.sleep(0.1)  # so long does opening it again wait for what is queued
+        ledgers.hold = False
+        ledgers.confirm()
+        with pytest.raises(
+            InvalidArgument, match=r"max_delivery_delay_ms.*of 4 messages 2 are stored"
+        ) as failed:
+            await sending
+        ids = failed.value.details["ids"]
+        assert [one is None for one in ids] == [False, False, True, True]
+        await producer.send(b"4")
+        async with client.subscribe("t", "s", start="earliest") as consumer:
+            messages = await take(consumer, 4)
+            assert [one.value for one in messages] == [b"0", b"1", b"2", b"4"]
+            assert [one.id for one in messages[1:3]] == ids[:2]
+            assert await consumer.last_message_id() == messages[-1].id
+
+
+async def test_send_timeout_says_that_too_many_messages_are_delayed() -> None:
+    async with (
+        serving(max_delayed_messages=2) as server,
+        connect_to(server) as client,
+        client.create_producer("t", send_timeout=0.3) as producer,
+    ):
+        for _ in range(2):
+            await producer.send(b"", deliver_after=3600)
+        with pytest.raises(SendTimeout, match="cannot store messages for now: max_delayed_messages=2"):
+            await producer.send(b"", deliver_after=3600)

@@ -487,8 +487,9 @@ class Topic:
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
-            if session.state is not SessionState.CLOSED:
-                session.receipts(rows)
+            session.receipts(
+                rows
+            )  # when it is CLOSED, too: a producer that opens again does not send these again
             self.producers.finished(session, len(rows))
         self._release(released)
         self.readers.notify()

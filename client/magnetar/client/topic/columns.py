@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from datetime import datetime
 from itertools import accumulate, pairwise, repeat
 from operator import add, lt
@@ -64,6 +64,10 @@ def checked_columns(
         "deliver_at": deliver_at,
     }
     for name, column in columns.items():
+        if column is not None and not isinstance(column, Sized):
+            raise InvalidArgument(
+                f"{name} of send_many is a list with one for each value (or None), not {type(column).__name__}"
+            )
         if column is not None and len(column) != len(values):
             raise InvalidArgument(
                 f"{len(values)} values, but {len(column)} {name}: each value needs one (or None)"

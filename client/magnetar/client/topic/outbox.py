@@ -104,9 +104,15 @@ class Outbox:
         return f"; the broker cannot store messages for now: {self.delay_reason}" if self.delay_reason else ""
 
     def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:
-        """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept."""
+        """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept.
+
+        None if batches before it in the group are not confirmed yet: these are stored. Their receipts come before the next
+        epoch, in which the rest is written again, and refused again: then it fails, and its ids say what is stored.
+        """
         for position, group in enumerate(self.in_flight):
             if group.first_sequence_id <= sequence_id <= group.last_sequence_id:
+                if sequence_id > group.next_sequence_id:
+                    return None
                 del self.in_flight[position]
                 self._fail(group, error)
                 return group

@@ -793,6 +793,8 @@ class TopicProducer:
             group = self._outbox.fail_group_with(command.sequence_id, error)
             if group is not None:
                 self._note_failed(group)
+        else:
+            self._outbox.delay_reason = error.message
         # What came after it was not stored either: it goes again, under a new epoch.
         self._attachment.lost(error)
 
