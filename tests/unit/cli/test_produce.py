@@ -108,6 +108,8 @@ async def test_a_partition_a_name_and_an_access_mode_can_be_chosen(broker: FakeB
         1,
         "magnetar: persistent://public/default/t has no partition 4\n",
     )
+    twice = await produce(broker, "t-partition-2", "-m", "x", "--partition", "2")
+    assert (twice.exit_code, "leave out --partition" in twice.stderr) == (2, True)
     chosen = ("--partition", "3", "--name", "n", "--access-mode", "exclusive")
     answer = await produced(broker, "t", "-m", "x", *chosen)
     assert answer["topic"] == "persistent://public/default/t-partition-3"

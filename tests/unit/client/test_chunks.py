@@ -235,6 +235,8 @@ async def test_what_is_too_large_without_chunking_names_it(client: Client) -> No
         await chunking.send(large(), properties={"a": "b" * SIZE})
     with pytest.raises(InvalidArgument, match="rb"):
         await chunking.send_stream(io.StringIO("text"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="gives bytes, not int"):
+        await chunking.send_stream([1, 2])  # type: ignore[list-item]
     await chunking.send(b"x")
 
 

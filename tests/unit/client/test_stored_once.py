@@ -155,8 +155,8 @@ async def test_what_is_stored_before_a_batch_that_is_refused_has_its_ids_and_is_
         await producer.send(b"0")
         ledgers.hold = True
         now_ms = clock.now_ms()
-        columns = {"deliver_at": [None, now_ms + 50, now_ms + 100_000, None]}
-        sending = asyncio.create_task(producer.send_many([b"1", b"2", b"too late", b"3"], **columns))
+        due = [None, now_ms + 50, now_ms + 100_000, None]
+        sending = asyncio.create_task(producer.send_many([b"1", b"2", b"too late", b"3"], deliver_at=due))
         await asyncio.sleep(0.1)  # so long does opening it again wait for what is queued
         ledgers.hold = False
         ledgers.confirm()

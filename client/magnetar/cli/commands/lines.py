@@ -36,7 +36,8 @@ async def read_whole(descriptor: int, max_bytes: int) -> bytes:
         data += block
         if len(data) > max_bytes:
             raise MessageTooLarge(
-                f"the payload has more than {max_bytes} bytes, which is all that a message can have; send it in parts"
+                f"the payload has more than {max_bytes} bytes, which is all that a message can have here; send it in parts, "
+                "or from Python, by a producer with chunking=True"
             )
     return bytes(data)
 

@@ -14,7 +14,7 @@ import typer
 
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge, SequenceIdError, StorageFailed
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
 from magnetar.proto.message_rules import checked_sequence_id, checked_time_ms
 from magnetar.runtime.quantities import counted
 
@@ -272,7 +272,10 @@ async def produce(
     parsed("--access-mode", lambda mode: ProducerOptions(topic, access_mode=mode), cast(Any, access_mode))
     attributes = _attributes(key, properties or (), event_time, deliver_at, deliver_after)
     if partition is not None:
-        topic = str(TopicName.parse(topic).partition_of(partition))
+        parsed_name = TopicName.parse(topic)
+        if parsed_name.partition != NO_PARTITION:
+            fail(f"{topic} is a partition: leave out --partition, or name the topic as a whole", EXIT_USAGE)
+        topic = str(parsed_name.partition_of(partition))
     source, noun, total = await _groups(file, texts or [], payload)
     watch = ProgressMeter("producing", total=total)
     options: Any = {"name": name, "compression": compression, "access_mode": access_mode}

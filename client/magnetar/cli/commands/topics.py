@@ -49,13 +49,13 @@ async def topics_create(
     client: Client,
     topic: Topic,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=0, help="How many; none without it.", show_default=False)
-    ] = 0,
+        int | None, typer.Option("--partitions", min=1, help="How many; without it, it has none.")
+    ] = None,
 ) -> Answer:
     """Create a topic, with --partitions a partitioned one; fine if it is there as it is to be."""
-    await client.admin.create_topic(topic, partitions=partitions)
+    await client.admin.create_topic(topic, partitions=partitions or 0)
     made = f" with {counted(partitions, 'partition')}" if partitions else ""
-    return Answer({"topic": topic, "partitions": partitions}, [f"created topic {topic}{made}"])
+    return Answer({"topic": topic, "partitions": partitions or 0}, [f"created topic {topic}{made}"])
 
 
 @command(topics_app, "update-partitions")
@@ -152,7 +152,12 @@ async def topics_compact(
     )
 
 
-@command(topics_app, "terminate", question="Terminate {topic}? Nobody can ever publish to it again.")
+@command(
+    topics_app,
+    "terminate",
+    question="Terminate {topic}? Nobody can ever publish to it again.",
+    refusal="a topic that is terminated takes messages never again: say --yes",
+)
 async def topics_terminate(client: Client, topic: Topic) -> Answer:
     """Let a topic take no more messages, for good: consumers get what it has, and then its end."""
     ends = await client.admin.terminate_topic(topic)

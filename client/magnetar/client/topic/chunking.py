@@ -141,7 +141,7 @@ def _some_of(coming: Iterator[Any], size: int) -> list[Any]:
     found: list[Any] = []
     for some in coming:
         found.append(some)
-        size -= len(some)
+        size -= len(some) if hasattr(some, "__len__") else size  # what is no bytes is refused by `pieces_of`
         if size <= 0:
             break
     return found
