@@ -226,8 +226,9 @@ class Attachment(Port):
         """For good: tells the owner. `leave`: and the broker, which has not ended it."""
         if not self.ended:
             self.failure = error
-            if leave and self.connection is not None:
-                self.connection.send(self._closing_command.encode())
+            connection = self.connection or self._detached_from
+            if leave and connection is not None:
+                connection.send(self._closing_command.encode())
             self._detach(error)
             self.pool.note_attached(self, True)
             self.attached.set()
@@ -345,6 +346,7 @@ class Attachment(Port):
             if self.cluster != self.pool.cluster:
                 self.cluster = self.pool.cluster
                 self._owner.cluster_switched()
+                self.check_open()  # it may have failed for that
             try:
                 async with contextlib.nullcontext() if self._owner.may_wait else self._in_time():
                     await self._attach(connection)

@@ -119,7 +119,7 @@ async def _read(source: Any, size: int) -> AsyncIterator[Any]:
             some = await asyncio.to_thread(source.read, size)
             if inspect.isawaitable(some):
                 some = await some
-            if not some:
+            if not some and some is not None:  # None: a file that does not block has nothing yet
                 return
             yield some
     elif isinstance(source, AsyncIterable):

@@ -126,13 +126,23 @@ class Outbox:
             if group.encoded and group.encoded.largest > max_bytes
         ]
         for group in failed:
-            if group.settled:
-                continue  # with another chunk of its message
-            (self.in_flight if group in self.in_flight else self.unsent).remove(group)
-            self._fail(
+            self._take_out(
                 group, MessageTooLarge(f"a batch of {group.bytes} bytes exceeds what the broker takes now")
             )
         return failed
+
+    def fail_begun(self, error: MagnetarError) -> list[Group]:
+        """Fails what is left of the messages in chunks of which some are confirmed."""
+        groups = (*self.in_flight, *self.unsent)
+        failed = [group for group in groups if group.whole is not group and group.whole.runs]
+        for group in failed:
+            self._take_out(group, error)
+        return failed
+
+    def _take_out(self, group: Group, error: MagnetarError) -> None:
+        if not group.settled:  # with another chunk of its message
+            (self.in_flight if group in self.in_flight else self.unsent).remove(group)
+            self._fail(group, error)
 
     def fail_all(self, error: MagnetarError) -> list[Group]:
         """Fails everything in order; returns what failed."""
@@ -174,7 +184,8 @@ class Outbox:
             for groups in (self.in_flight, self.unsent):
                 for other in [one for one in groups if one.whole is group.whole]:
                     groups.remove(other)
-                    self._fail(other, error)
+                    self.bytes -= other.bytes
+                    other.fail(error)
 
     def check(self) -> None:
         """Asserts the invariants; for tests."""

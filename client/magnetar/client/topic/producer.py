@@ -52,6 +52,7 @@ from magnetar.proto.errors import (
     FrameTooLarge,
     InvalidArgument,
     MagnetarError,
+    MessageLost,
     ProducerFenced,
     ProducerQueueFull,
     SendTimeout,
@@ -113,7 +114,8 @@ class TopicProducer:
         self._compression = Compression.parse(options.compression)
         self._blocked = asyncio.Lock()  # who waits for room, first come first served
         self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
-        self._streaming = False  # who has the turn sends a message in chunks
+        self._streaming: asyncio.Timeout | None = None  # who has the turn sends a message in chunks; ends it
+        self._streamed: ChunkedMessage | None = None  # the message, once one was sent
         self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
         self._budget = pool.pending_budget
         self._held = 0  # of the budget
@@ -263,28 +265,49 @@ class TopicProducer:
         key, properties = checked_key(key), checked_properties(properties)
         event_time_ms = None if event_time is None else time_in_ms(event_time)
         due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
-        message: ChunkedMessage | None = None
         async with self._turn():
             self._check_open()
-            self._streaming = True
+            warning = self._loop.call_later(self.options.send_timeout, self._warn_of_stream)
             try:
-                sequence_id = self._checked_sequence_id(sequence_id)
-                size = self._piece_bytes(key, properties)
-                async with contextlib.aclosing(pieces_of(source, size)) as pieces:
-                    async for piece, last in pieces:
-                        await self._wait_for_room(message_bytes(piece, key, properties))
-                        self._check_open()
-                        if message is None and last:
-                            return self._send_slowly(
-                                piece, key, properties, event_time, sequence_id, due_ms, waited=True
-                            )
-                        if message is None:
-                            message = self._begin_message(key, properties, event_time_ms, sequence_id, due_ms)
-                        self._send_chunk(message, piece, last=last)
+                async with asyncio.timeout(None) as self._streaming:
+                    sequence_id = self._checked_sequence_id(sequence_id)
+                    size = self._piece_bytes(key, properties)
+                    async with contextlib.aclosing(pieces_of(source, size)) as pieces:
+                        async for piece, last in pieces:
+                            await self._wait_for_room(message_bytes(piece, key, properties))
+                            self._check_open()
+                            message = self._streamed
+                            if message is None and last:
+                                return self._send_slowly(
+                                    piece, key, properties, event_time, sequence_id, due_ms, waited=True
+                                )
+                            if message is None:
+                                message = self._streamed = self._begin_message(
+                                    key, properties, event_time_ms, sequence_id, due_ms
+                                )
+                            self._send_chunk(message, piece, last=last)
+            except TimeoutError:
+                self._check_open()
+                if self._streamed is not None and self._streamed.group.error is not None:
+                    raise self._streamed.group.raisable_error() from None
+                raise  # the source's
             finally:
-                self._streaming = False
+                warning.cancel()
+                message, self._streamed, self._streaming = self._streamed, None, None
         assert message is not None
         return Receipt(message.group, 0)
+
+    def _warn_of_stream(self) -> None:
+        if self._waiting > 1:
+            log.warning(
+                "producer of %s: %d calls wait until the source of a message in chunks ends",
+                self.topic, self._waiting - 1,
+            )  # fmt: skip
+
+    def _end_stream(self) -> None:
+        """What its source still has is of no use: whoever waits for that learns why."""
+        if self._streaming is not None:
+            self._streaming.reschedule(self._loop.time())
 
     def _is_cut(self, size: int) -> bool:
         """True if a message that counts so much is sent in chunks."""
@@ -404,6 +427,8 @@ class TopicProducer:
                 step = self._piece_bytes(key, properties)
                 if self.pending_bytes + size > self.options.max_pending_bytes or not self._budget.fits(size):
                     raise self._queue_full(size)
+                if self._budget.waiting:
+                    raise self._queue_full()
                 message = self._begin_message(key, properties, event_time_ms, sequence_id, due_ms)
                 return self._send_cut(message, value, step)
             if not self._copies:
@@ -736,6 +761,15 @@ class TopicProducer:
         """The name that the old cluster gave may belong to somebody else in the new one, and the topic has other epochs."""
         self.name = self.options.name or ""
         self.topic_epoch = -1
+        lost = MessageLost(
+            f"the first chunks of a message to {self.topic} were stored in the cluster that this client has left"
+        )
+        for group in self._outbox.fail_begun(lost):
+            self._note_failed(group)
+        message = self._streamed
+        if message is not None and message.group.runs and not message.group.settled:
+            message.group.fail(lost)
+            self._note_failed(message.group)
 
     def failed(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
@@ -816,6 +850,7 @@ class TopicProducer:
             self._expiry = None
         self._room_came_free()
         self._budget.wake()
+        self._end_stream()
 
     def _note_failed(self, group: Group) -> None:
         group = group.whole
@@ -828,6 +863,8 @@ class TopicProducer:
             self._failed.popleft()
         self._failed.append(group)
         self._room_came_free()
+        if self._streamed is not None and self._streamed.group is group:
+            self._end_stream()
         error = group.error
         if self._numbered and error is not None and error.action is not Action.FIX_CALL and not self.ended:
             # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
