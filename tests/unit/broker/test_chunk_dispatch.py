@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.dispatch.core.instructions import Stop
+from magnetar.broker.dispatch.core.selection import shared
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.batch_extensions import Chunk, entry_extensions
 from magnetar.proto.chunks import Assembler
@@ -158,3 +160,29 @@ def test_it_notices(plant: str, type: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         search()
+
+
+@pytest.mark.parametrize("how", ["seek", "skip"])
+def test_chunks_that_nobody_waits_for_any_more_stop_nobody(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "MAX_WAITING", 4)
+    world = ChunkWorld(BrokerSettings())
+    world.join("a", "shared")
+    world.grant("a", 1)
+    world.topic.publish([1], cached=True, chunks=[Chunk(b"A" * 8, 0, False)])
+    world.drain()
+    world.join("b", "shared")
+    world.grant("b", 100)
+    for index in range(1, 6):  # they are for a, which has no permits
+        world.topic.publish([1], cached=True, chunks=[Chunk(b"A" * 8, index, False)])
+        world.drain()
+    assert world.core.stop is Stop.LOOK_AHEAD
+    end = (world.topic.open, len(world.topic.ledgers[world.topic.open]), 0)
+    (world.seek if how == "seek" else world.skip)(end)
+    for _ in range(3):
+        world.topic.publish([1], cached=True, chunks=[None])
+        world.drain()
+    assert len(world.to_acknowledge["b"]) == 3
+    world.topic.publish([1], cached=True, chunks=[Chunk(b"A" * 8, 6, False)])
+    world.topic.publish([1], cached=True, chunks=[None])
+    world.drain()
+    assert len(world.to_acknowledge["b"]) == 4, "one entry waits, and not five"

@@ -11,6 +11,7 @@ import pytest
 from magnetar.broker import Broker, Topic
 from magnetar.broker.log.records import log_state_path
 from magnetar.broker.topics import delays
+from magnetar.broker.topics.log_state import StoredLogState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
@@ -186,6 +187,35 @@ async def test_nothing_that_may_be_delayed_is_dispatched_while_the_index_is_read
         assert not topic.subscriptions["billing"].trouble()
         await asyncio.sleep(300)
         assert heir.values[4:] == [b"late"]
+
+
+@in_virtual_time
+async def test_what_becomes_due_between_two_attempts_to_read_the_index_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(retry_initial_ms=4_000)
+    async with stage.served() as (_, client):
+        due_ms = stage.clock.now_ms() + 10_000
+        await client.publish_at(([b"late"], due_ms), ([b"later"], due_ms + 60_000))
+    replay, failing = StoredLogState._replay, [BookieUnavailable("away")]
+
+    async def replayed(self: StoredLogState[Any], place: Any) -> None:
+        if failing:
+            raise failing.pop()
+        await replay(self, place)
+
+    monkeypatch.setattr(StoredLogState, "_replay", replayed)
+    async with stage.served() as (topic, heir):
+        await heir.consumer(type="shared")
+        await settle()
+        assert topic.delays.index, "it is read in part"
+        assert not topic.delays.whole
+        stage.clock.ahead_ms += 10_000
+        await asyncio.sleep(5)
+        assert topic.delays.whole
+        assert heir.values == [b"late"]
+        await asyncio.sleep(60)
+        assert heir.values == [b"late", b"later"]
 
 
 @in_virtual_time

@@ -281,6 +281,8 @@ class DispatchCore:
         for failure in self.source.failures.values():
             failure.notified.clear()  # whoever comes to it once more is notified once more
         self.tracker.clear_replay()
+        if self._selector is not None:
+            self._selector.left_queue(self.tracker.replay)
         self.due.clear()
         self._missed_due = False
         self.source.forget_replays()
@@ -301,6 +303,8 @@ class DispatchCore:
         """Rule 30: the mark-delete position has moved on, and nobody has to acknowledge any more what lies before it."""
         for key in self.tracker.settle_before(self.consumers, self._state.mark_delete):
             self.source.replayed(key)
+        if self._selector is not None:
+            self._selector.left_queue(self.tracker.replay)
         self.message_counts.drop_below(self._state.mark_delete)
         for consumer in self.consumers:
             self._changed(consumer)
@@ -452,7 +456,8 @@ class DispatchCore:
     def _deliver_new(self, selector: Selector) -> bool:
         """One step at the read position, which is a delivery as a rule. False (and `stop`) if it cannot go on."""
         log, state = self._log, self._state
-        delays = self._delays.index if selector.individual_acks else None
+        # What is known only in part may be forgotten, and read again when its time has come: nothing is passed by it.
+        delays = self._delays.index if selector.individual_acks and self._delays.whole else None
         position = log.normalise(max(self.read_position, state.mark_delete))
         ledger, entry_id, index = position
         if not index:
@@ -473,7 +478,7 @@ class DispatchCore:
         if state.range_count >= self._settings.max_cursor_ranges:
             self.stop = Stop.TOO_MANY_RANGES
             return False
-        if self.tracker.replay_messages >= selector.look_ahead_messages:
+        if 0 < self.tracker.replay_messages >= selector.look_ahead_messages:
             self.stop = Stop.LOOK_AHEAD
             return False
         key = (ledger, entry_id)
@@ -521,7 +526,7 @@ class DispatchCore:
     def _deliver_due(self, selector: Selector) -> bool:
         """One step of what is due behind the read position: False if it waits for a read, or for what was set aside."""
         due, source = self.due, self.source
-        if self.tracker.replay_messages >= selector.look_ahead_messages:
+        if 0 < self.tracker.replay_messages >= selector.look_ahead_messages:
             return False
         key, ranges = due.first
         confirmed = self._log.is_confirmed(*key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from magnetar.proto.entry import Entry
@@ -96,6 +96,9 @@ class Selector(Protocol):
     def released(self) -> Iterable[EntryKey]:
         """Entries that were set aside and may have something to deliver now."""
         return ()
+
+    def left_queue(self, replay: Container[EntryKey]) -> None:
+        """Entries have left the replay queue undelivered: of those that were set aside the ones in `replay` still wait."""
 
     @property
     def draining(self) -> dict[str, int]:

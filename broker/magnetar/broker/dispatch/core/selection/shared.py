@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
@@ -188,6 +188,12 @@ class SharedSelector(Selector):
         self._released.clear()
         self._bound_look_ahead()
         return keys
+
+    def left_queue(self, replay: Container[EntryKey]) -> None:
+        """See `Selector`: they do not count as waiting any more."""
+        for consumer, keys in list(self._waiting.items()):
+            self._waiting[consumer] = {key: None for key in keys if key in replay}
+        self._bound_look_ahead()
 
     def _bound_look_ahead(self) -> None:
         waiting = sum(map(len, self._waiting.values()))
