@@ -595,3 +595,23 @@ async def test_policies_that_are_not_known_keep_producers_out_only_where_somethi
             except ServiceNotReady:
                 await asyncio.sleep(0.001)
         assert last_of(client) == 0
+
+
+async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner() -> None:
+    stage = Stage(deduplication=False)
+    async with stage.broker() as broker:
+        await connected(broker)
+        topic = broker.topics[str(TOPIC)]
+        close = topic.subscriptions.close
+
+        async def slow(*given: Any, **named: Any) -> Any:
+            other = FakeClient(broker)
+            await set_policy(other, True, -1, topic="", namespace="public/default")
+            await settle(50)
+            return await close(*given, **named)
+
+        topic.subscriptions.close = slow  # type: ignore[method-assign]
+        await broker.unload(TOPIC, TopicNotServed("it moves"))
+        await settle(50)
+        assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is None
+        assert not list(topic.states.holders())

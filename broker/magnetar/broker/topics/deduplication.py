@@ -64,6 +64,7 @@ class Deduplication:
         self._found = False  # something is stored by a former owner, and neither opened nor deleted
         self._left_over = False  # something is stored that has to be deleted, for it was switched off
         self._jobs = Jobs(f"topic {topic}")
+        self._stopped = False
         self.duplicates = 0  # messages, since the topic was loaded
 
     # --- the policy --------------------------------------------------------------------------------------------------
@@ -77,6 +78,8 @@ class Deduplication:
 
     def policies_changed(self) -> None:
         """Perhaps it is to be on now, or off."""
+        if self._stopped:  # what is stored is the next owner's
+            return
         if self._wanted() or self._opened is not None or self._found or self._left_over:
             self._jobs.begin("deduplication", self._follow_policy)
 
@@ -118,6 +121,7 @@ class Deduplication:
 
     async def stop(self) -> None:
         """The policy is not followed any more; to be called before the states are closed."""
+        self._stopped = True
         await self._jobs.cancel()
 
     # --- sessions ----------------------------------------------------------------------------------------------------

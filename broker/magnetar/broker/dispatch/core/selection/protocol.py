@@ -99,6 +99,7 @@ class Selector(Protocol):
 
     def left_queue(self, replay: Container[EntryKey]) -> None:
         """Entries have left the replay queue undelivered: of those that were set aside the ones in `replay` still wait."""
+        return
 
     @property
     def draining(self) -> dict[str, int]:
