@@ -429,3 +429,40 @@ async def test_a_piece_that_cannot_be_applied_is_damage(monkeypatch: pytest.Monk
     async with stage.served() as heir:
         assert heir.complete()
         assert heir.state.replayed == 2
+
+
+@pytest.mark.parametrize("every", [1, 6])
+async def test_pieces_are_made_one_at_a_time_so_that_a_large_state_stops_nobody(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+
+    def changes(self: Seen) -> Iterator[bytes]:
+        nonlocal made
+        new, self.new = self.new, {}
+        for place, messages in new.items():
+            made += 1
+            yield json.dumps({place: messages}).encode()
+
+    monkeypatch.setattr(Seen, "changes", changes)
+    stage = Stage(every=6)
+    async with stage.served() as served:
+        await served.publish(every)
+        await served.stored.flush()
+        assert made == 1, "a snapshot makes none of them but the first"
+        stage.ledgers.hold, before = True, made
+        for number in range(every, every + 6):
+            served.client.publish_batch([b"a", b"b"], first=2 * number)
+            stage.published += 1
+            await settle()
+            stage.ledgers.confirm(1)
+            await settle()
+        assert made - before == 2, "the one that is being written, and the next one"
+        while any(writer.waiting for writer in stage.ledgers.writers.values()):
+            stage.ledgers.confirm()
+            await settle()
+        stage.ledgers.hold = False
+        assert made - before == 6
+    async with stage.served() as heir:
+        assert heir.complete()
+        assert heir.state.replayed == 0

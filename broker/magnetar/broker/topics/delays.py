@@ -232,9 +232,8 @@ class TopicDelays:
         """Rows that came since the last call, and are not released."""
         if self.index is None:
             return ()
-        pieces = list(self.index.pieces(self._stored_until))
-        self._stored_until = max(self._stored_until, self.index.last)
-        return pieces
+        after, self._stored_until = self._stored_until, max(self._stored_until, self.index.last)
+        return self.index.pieces(after)
 
     def needed_since_ms(self) -> int:
         """All of the log."""

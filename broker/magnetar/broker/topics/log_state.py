@@ -100,7 +100,10 @@ class LogState(Protocol[T_contra]):
         """The whole state; each piece is made when it is asked for, as the state is then, and true without the others."""
 
     def changes(self) -> Iterable[bytes]:
-        """Pieces with what changed since the last call. Called before `pieces` too: what changes after that comes next."""
+        """Pieces with what changed since the last call, and what changes after that comes next; called before `pieces` too.
+
+        Each is made when it is asked for, and the first one says what has changed.
+        """
 
     def needed_since_ms(self) -> int:
         """What was appended before this time need not be replayed; 0: all is needed."""
@@ -116,6 +119,15 @@ class _Record(msgspec.Struct, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Record).decode
+
+
+def _marked(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Whether each is the last one; an empty one if there is none."""
+    piece: bytes | None = next(pieces, b"")
+    while piece is not None:
+        following = next(pieces, None)
+        yield piece, following is None
+        piece = following
 
 
 class StoredLogState(Generic[T]):
@@ -370,9 +382,8 @@ class StoredLogState(Generic[T]):
             await store.replace()
             place = self._snapshot_place
         else:
-            pieces = list(self._state.changes()) or [b""]
-            for at, piece in enumerate(pieces, 1):
-                await store.append(self._record(piece, place if at == len(pieces) else None), 1)
+            for piece, last in _marked(iter(self._state.changes())):
+                await store.append(self._record(piece, place if last else None), 1)
                 self._changed_bytes += len(piece)
         self._snapshot_due = False
         self._durable = place
@@ -393,15 +404,11 @@ class StoredLogState(Generic[T]):
         """As records. The last one has the position of the moment in which the first one was made."""
         self._snapshot_place = place = self._place
         self._number = self._snapshot_bytes = self._changed_bytes = 0
-        if list(self._state.changes()):  # what was taken out is in the pieces, and only there
+        if next(iter(self._state.changes()), None):  # what was taken out is in the pieces, and only there
             self._snapshot_due = True
-        pieces = self._state.pieces()
-        piece: bytes | None = next(pieces, b"")
-        while piece is not None:
-            following = next(pieces, None)
+        for piece, last in _marked(self._state.pieces()):
             self._snapshot_bytes += len(piece)
-            yield self._record(piece, place if following is None else None)
-            piece = following
+            yield self._record(piece, place if last else None)
 
     def summary(self) -> bytes:
         """Nothing: then the ledger alone says what the state is."""

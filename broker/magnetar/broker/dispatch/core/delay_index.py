@@ -492,8 +492,12 @@ class DelayIndex:
         return (self._order[-1].ledger, self._order[-1].numbers[-1]) if self._order else _NOWHERE
 
     def pieces(self, after: tuple[int, int] = _NOWHERE) -> Iterator[bytes]:
-        """Rows behind a place as they are when their piece is asked for: FORMATS.md draws them."""
-        while True:
+        """Rows behind a place as they are when their piece is asked for, but none behind those that there are at the first.
+
+        FORMATS.md draws them.
+        """
+        until = self.last
+        while after < until:
             at, place = self._find(after[0], after[1] + 1)
             if at == len(self._order):
                 return
