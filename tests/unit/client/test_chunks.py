@@ -844,3 +844,43 @@ async def test_chunks_that_come_before_the_answer_to_a_seek_are_not_from_before_
 
 async def _read(consumer: Any, message: Any) -> bytes:
     return b"".join([piece async for piece in consumer.stream(message)])
+
+
+@pytest.mark.parametrize("type", ["shared", "failover"])
+async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_and_comes_again(
+    client: Client, type: SubscriptionType
+) -> None:
+    """Who reads it takes nothing from the queue, so that its chunks would never come."""
+    chunking = await client.create_producer("t", chunking=True)
+    other = await client.create_producer("t", chunking=True)
+    more = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        yield large(1)
+        await more.wait()
+        yield large(2)
+
+    streaming = asyncio.create_task(chunking.send_stream(source()))
+    await until(lambda: chunking.last_sequence_id >= 0)
+    await chunking.flush()
+    for number in (3, 4):
+        await other.send(large(number))
+    more.set()
+    await streaming
+    consumer = await client.subscribe(
+        "t", "s", type=type, start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE,
+        expire_incomplete_chunked_messages=0.3, nack_delay=0.0,
+    )  # fmt: skip
+    seen, lost = dict[bytes, int](), 0
+    async with asyncio.timeout(20):
+        while len(seen) < 3:
+            message = await consumer.receive()
+            try:
+                value = b"".join([piece async for piece in consumer.stream(message)])
+            except MessageLost:
+                lost += 1
+            else:
+                seen[value] = message.redelivery_count
+                await consumer.ack(message)
+    assert set(seen) == {large(1) + large(2), large(3), large(4)}
+    assert lost >= 1

@@ -77,9 +77,12 @@ class ChunkedDelivery(Delivery):
 
 
 class StreamedDelivery(ChunkedDelivery):
-    """The same while it is coming: an iterator over its value. `taken_at`: when somebody took a piece, or it was begun."""
+    """The same while it is coming: an iterator over its value. `taken_at`: when somebody took a piece, or it was begun.
 
-    __slots__ = ("_arrived", "_error", "_on_taken", "taken_at")
+    `awaited`: somebody waits for its next piece.
+    """
+
+    __slots__ = ("_arrived", "_error", "_on_taken", "awaited", "taken_at")
 
     message_type = StreamedMessage
 
@@ -91,6 +94,7 @@ class StreamedDelivery(ChunkedDelivery):
         self._on_taken = on_taken
         self._arrived = asyncio.Event()
         self._error: MagnetarError | None = None
+        self.awaited = False
         self.taken_at = now
 
     def values(self) -> list[bytes | None]:
@@ -131,7 +135,11 @@ class StreamedDelivery(ChunkedDelivery):
             if self.finished:
                 raise StopAsyncIteration
             self._arrived.clear()
-            await self._arrived.wait()
+            self.awaited = True
+            try:
+                await self._arrived.wait()
+            finally:
+                self.awaited = False
         self.taken_at = asyncio.get_running_loop().time()
         piece = self.pieces.popleft()
         self._on_taken()
@@ -150,10 +158,15 @@ class ChunkIntake:
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
         may_receive: Callable[[], bool],
+        is_full: Callable[[], bool],
         now_ms: Callable[[], int],
     ) -> None:
-        """queue: to be handed out. on_taken: there may be room for more. may_receive: there is, and the broker knows."""
+        """queue: to be handed out. on_taken: there may be room for more. may_receive: there is, and the broker knows.
+
+        is_full: there is none, because of what nobody has taken.
+        """
         self._may_receive = may_receive
+        self._is_full = is_full
         self._now_ms = now_ms
         self._what = what
         self._acknowledger = acknowledger
@@ -354,6 +367,11 @@ class ChunkIntake:
             elif delivery.pieces and self._in_the_way(now):
                 self._assembler.remove(message)
                 self._let_go(LetGo("nobody reads it, and others wait", message.places, False, message))
+            elif delivery.awaited and self._is_full():
+                # Whoever waits for its rest does not take what is in the way of it, and would wait for ever.
+                self._assembler.remove(message)
+                why = "its chunks wait behind messages that fill the receiver queue"
+                self._let_go(LetGo(why, message.places, False, message))
         for let_go in self._assembler.expire(now):
             # Other consumers may have given it back before: it comes to an end, however many there are.
             old = let_go.message is not None and self._age_s(let_go.message.sink) >= 2 * self._expire_s

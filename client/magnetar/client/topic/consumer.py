@@ -137,6 +137,7 @@ class TopicConsumer:
             self._enqueue,
             self._grant,
             self._may_receive,
+            lambda: not (self._paused or self._may_receive()),
             pool.clock.now_ms,
         )
         self.acknowledger.up_to = self._chunks.up_to
