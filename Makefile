@@ -116,6 +116,10 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster and in the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner once --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --seeds $(SEEDS) --failed-once $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of the control run: the same storm stores some messages twice without deduplication"
+	@PYTHONPATH=tests $(PY) -m sim.runner once_control --seeds $(SEEDS) $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of delayed messages in the standalone service"
+	@PYTHONPATH=tests $(PY) -m sim.runner delayed --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with exclusive producers, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --seeds $(SEEDS) --failed-once $(ARGS)
 
@@ -126,6 +130,7 @@ teeth: $(STAMP) ## plant each known defect in the simulations; a table of the se
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner cluster --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner delayed --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'

@@ -10,7 +10,8 @@ for it, hands out in order what is not acknowledged, without a gap. Of key_share
 consumer certainly holds a message from its handing out until it acknowledges it, if the receipt comes in this attachment.
 
 What clients see is all that is known here, so each rule says what must be excused: an acknowledgement without a receipt may
-be lost or not, and after a seek nobody knows which acknowledgements of others it overtook.
+be lost or not, and after a seek nobody knows which acknowledgements of others it overtook. Behind a seek a message may be
+missing that began before the seek's target: with messages in chunks, where each began is looked up in the end.
 """
 
 from __future__ import annotations
@@ -100,7 +101,11 @@ class Subscription:
         self.receipts: dict[MessageId, float] = {}  # id -> when its receipt came
         self.seeks = 0
         self.chunks = False  # there are messages in chunks: a seek may go behind the first one of a message that is coming
+        self._passed_over: dict[
+            Name, MessageId
+        ] = {}  # did not come in order: they began before this, where a seek went
         self.floor: MessageId | None = None  # where the last seek went
+        self.delayed: Container[Name] = ()  # which come in no order
         self._keys_in_order = keys_in_order
         self._in_order = type in ("exclusive", "failover")
         self._last_number: dict[Name, int] = {}  # highest number delivered, by producer and key
@@ -160,7 +165,7 @@ class Subscription:
             self.redeliveries += 1
         else:
             self.delivered[name] = message_id
-        if self._keys_in_order:
+        if self._keys_in_order and name not in self.delayed:
             self._first_in_order(message_id, name, failed_sends)
         if self._in_order:
             self._again_in_order(holder, message_id, name)
@@ -178,10 +183,16 @@ class Subscription:
             one
             for one in gap
             if not any(
-                one in where for where in (failed_sends, self._excused, self.delivered, self.acknowledged)
+                one in where
+                for where in (failed_sends, self.delayed, self._excused, self.delivered, self.acknowledged)
             )
         ]
-        if not missing or (self.chunks and self.seeks):
+        if not missing:
+            return
+        if self.chunks and self.floor is not None:
+            # Where those began that nobody has confirmed or been handed yet will be known in the end: `check_passed_over`.
+            for one in missing:
+                self._passed_over[one] = min(self._passed_over.get(one, self.floor), self.floor)
             return
         if self.max_redeliver_count is not None:
             # Given up by consumers that died before their applications saw it.
@@ -331,7 +342,7 @@ class Subscription:
         self.acknowledged.clear()
         self._last_number.clear()
         for name, message_id in {**known, **self.delivered}.items():
-            if message_id < position:
+            if message_id < position and not message_id.is_duplicate:
                 self.acknowledged[name] = None
                 if self._in_order:
                     self._last_number[name[0], 0] = max(self._last_number.get((name[0], 0), -1), name[1])
@@ -379,6 +390,22 @@ class Subscription:
             if name not in self.acknowledged and name not in self._excused:
                 if self.floor is None or message_id >= self.floor:
                     yield name
+
+    def check_passed_over(self, places: dict[Name, MessageId]) -> None:
+        """Only what began before a seek's target may be missing behind the seek. `places`: of all that is stored."""
+        wrong = [
+            name for name, floor in self._passed_over.items() if name in places and places[name] >= floor
+        ]
+        if self.max_redeliver_count is not None:
+            self._unseen.update(
+                dict.fromkeys(wrong)
+            )  # given up before anybody saw them: they are among the letters
+        elif wrong:
+            name = wrong[0]
+            raise Violation(
+                f"{self.name}: {name} at {places[name]} and {len(wrong) - 1} others did not come in order behind a seek, "
+                f"the last one to {self._passed_over[name]}"
+            )
 
     def check_letters(self, letters: Container[Name], confirmed: dict[Name, MessageId]) -> None:
         """Nothing is left in any backlog: what nobody acknowledged is a dead letter."""

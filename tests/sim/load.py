@@ -44,6 +44,7 @@ class Load:
     bursts_per_s = 10.0  # of producers that are not paced
     bursts: Sequence[int] = (1, 1, 5, 40)  # messages, one of these each
     paced_per_s = 40.0
+    subscription: type[Subscription] = Subscription  # what knows what one has handed out
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Load:
         self.plans = plan_of_subscriptions(loop.rng, trimming=history.trimming) if plans is None else plans
         self.places: list[Place] = []
         for plan in self.plans:
-            history.subscriptions[plan.name] = Subscription(
+            history.subscriptions[plan.name] = self.subscription(
                 plan.name,
                 plan.type,
                 plan.keys_in_order,
@@ -175,12 +176,18 @@ class Load:
             for _ in range(burst):
                 message = self.history.send(name)
                 key = f"{name}-{message[1] % KEYS}"
-                receipt = producers[0].send_nowait(value_of(message, rng.choice(self.paddings)), key)
+                receipt = producers[0].send_nowait(
+                    value_of(message, rng.choice(self.paddings)), key, deliver_at=self._deliver_at(message)
+                )
                 waiting.append(asyncio.create_task(self._confirm(message, receipt)))
             waiting = [task for task in waiting if not task.done() or task.exception() is not None]
             await asyncio.sleep(rng.expovariate(self.bursts_per_s if burst > 1 else self.paced_per_s))
         await asyncio.gather(*waiting)
         await client.close()
+
+    def _deliver_at(self, message: Name) -> int | None:
+        """When a message is to be delivered, by the clock of its producer; None: at once."""
+        return None
 
     async def _confirm(self, message: Name, receipt: Awaitable[MessageId]) -> None:
         try:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from magnetar.broker import BrokerSettings
 from magnetar.client import Producer
+from magnetar.client.chunked_id import ChunkedMessageId
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 from sim.consuming import KEYS
@@ -72,6 +73,8 @@ class OnceHistory(History):
             places[name] = message_id
         if self.trimming:
             return
+        for subscription in self.subscriptions.values():
+            subscription.check_passed_over(places)
         lost = [name for name in self.confirmed if name not in places]
         if lost:
             raise Violation(f"acknowledged as duplicates or otherwise, and not stored: {lost[:5]}")
@@ -87,10 +90,21 @@ class OnceHistory(History):
         return {**super().counts(), "duplicate_receipts": self.duplicate_receipts}
 
 
+class ControlHistory(History):
+    """Without deduplication: the receipt of a message in chunks may name the second copy of its first chunk."""
+
+    def check_reread(self, entries: list[tuple[MessageId, bytes]]) -> None:
+        """See History."""
+        for message_id, value in entries:
+            confirmed = self.confirmed.get(name_of(value))
+            if confirmed is not None and isinstance(message_id, ChunkedMessageId):
+                if any(chunk[:3] == confirmed[:3] for chunk in message_id.chunks):
+                    self.confirmed[name_of(value)] = message_id
+        super().check_reread(entries)
+
+
 class OnceLoad(Load):
     """Its producers are programs, one or another of which is ended and started again, now and then."""
-
-    history: OnceHistory
 
     def start(self) -> None:
         """See Load."""
@@ -159,10 +173,7 @@ class OnceLoad(Load):
         await self.until_done(open_producer)
         (producer,) = producers
         waiting: list[asyncio.Task[None]] = []
-        number = producer.last_sequence_id + 1
-        known = [one for producer, one in self.history.confirmed if producer == name]
-        if known and number <= max(known):
-            raise Violation(f"{name} goes on at {number}, and {max(known)} is acknowledged")
+        number = self._next_number(name, producer)
         while self.producing or number < self.history.sent.get(name, 0):
             burst = 1 if name == "paced" else rng.choice(self.bursts)
             for _ in range(burst):
@@ -178,6 +189,17 @@ class OnceLoad(Load):
         await asyncio.gather(*waiting)
         await client.close()
 
+    def _acknowledged(self, name: str) -> int:
+        """The last number of a program that has a receipt; -1: none."""
+        return max((one for producer, one in self.history.confirmed if producer == name), default=-1)
+
+    def _next_number(self, name: str, producer: Producer) -> int:
+        """Where a program goes on."""
+        number, acknowledged = producer.last_sequence_id + 1, self._acknowledged(name)
+        if number <= acknowledged:
+            raise Violation(f"{name} goes on at {number}, and {acknowledged} is acknowledged")
+        return number
+
     async def _confirm(self, message: Name, receipt: Awaitable[MessageId]) -> None:
         try:
             message_id = await receipt
@@ -189,4 +211,11 @@ class OnceLoad(Load):
         self.history.confirm(message, message_id)
 
 
-__all__ = ["OnceHistory", "OnceLoad", "deduplicated"]
+class ControlLoad(OnceLoad):
+    """The same programs where nothing is deduplicated: each goes on behind the last receipt that it has."""
+
+    def _next_number(self, name: str, producer: Producer) -> int:
+        return self._acknowledged(name) + 1
+
+
+__all__ = ["ControlHistory", "ControlLoad", "OnceHistory", "OnceLoad", "deduplicated"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from sim.defects import CLUSTER_DEFECTS, DEFECTS
-from sim.runner import catches
+from sim.runner import catches, play_all
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,6 +47,9 @@ ONCE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "failed_persist_leaves_pushed_ahead": (0, "as first occurrence", "not converged", "a gap"),
     "snapshot_without_its_position": (1, "stored twice", "is acknowledged", "as first occurrence"),
 }
+DELAYED_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "early_after_a_restart": (0, "early"),
+}
 EXCLUSIVE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "epoch_is_not_durable": (0, "two exclusive producers"),
 }
@@ -56,10 +59,12 @@ SCENARIO_PLANTS = {
     "standalone": STANDALONE_PLANTS,
     "cluster": CLUSTER_PLANTS,
     "once": ONCE_PLANTS,
+    "delayed": DELAYED_PLANTS,
     "exclusive": EXCLUSIVE_PLANTS,
 }
 SEEDS = 40
 SOON = 3
+CONTROL_SEED = 1
 
 
 @pytest.mark.real
@@ -76,6 +81,16 @@ def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(
     assert any(rule in caught[0].error for rule in rules), caught[0].error
     if played > SOON:
         record_property("pin", f"{scenario} {defect}: {caught[0].seed}")
+
+
+@pytest.mark.real
+def test_without_deduplication_the_storm_of_once_stores_messages_twice() -> None:
+    for seed in range(CONTROL_SEED, CONTROL_SEED + SEEDS):
+        ((report,),) = play_all("once_control", [seed])
+        assert not report.error, report.error
+        if report.counts["duplicates"]:
+            return
+    raise AssertionError("no seed shows any")
 
 
 def test_there_are_plants_enough() -> None:

@@ -13,6 +13,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     cluster,
     consuming,
     deduplication,
+    delayed,
     exclusive,
     recovery,
     repair,

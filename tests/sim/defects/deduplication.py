@@ -12,11 +12,13 @@ from magnetar.broker.topics import deduplication as module
 from magnetar.broker.topics.core.deduplication import KnownProducers, Pushed
 from magnetar.broker.topics.deduplication import Deduplication
 from magnetar.broker.topics.log_state import StoredLogState
+from magnetar.client.topic.consumer import TopicConsumer
 from sim.defects.registry import once_defect
 
 stored: Any = StoredLogState
 deduplication: Any = Deduplication
 known: Any = KnownProducers
+consumer: Any = TopicConsumer
 
 
 @once_defect
@@ -103,6 +105,26 @@ def changes_of_a_failed_write_are_lost() -> None:
             raise
 
     stored._write = careless
+
+
+@once_defect
+def entries_behind_a_seek_change_places() -> None:
+    """What is put into the queue of a key_shared consumer after a seek goes before the last one that waits there."""
+    seek, enqueue = consumer.seek, consumer._enqueue
+    sought: set[int] = set()
+
+    async def noted(self: Any, *given: Any, **named: Any) -> Any:
+        if self._options.type == "key_shared":  # of the ordered types other rules notice it
+            sought.add(id(self))
+        return await seek(self, *given, **named)
+
+    def careless(self: Any, delivery: Any) -> None:
+        before = len(self._queue)
+        enqueue(self, delivery)
+        if id(self) in sought and 0 < before < len(self._queue):
+            self._queue.insert(before - 1, self._queue.pop())
+
+    consumer.seek, consumer._enqueue = noted, careless
 
 
 @once_defect

@@ -10,6 +10,7 @@ STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standa
 CLUSTER_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario cluster
 ONCE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenarios once and once_standalone
 EXCLUSIVE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario exclusive
+DELAYED_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario delayed
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
@@ -17,6 +18,7 @@ _OF_SCENARIO = {
     "once": ONCE_DEFECTS,
     "once_standalone": ONCE_DEFECTS,
     "exclusive": EXCLUSIVE_DEFECTS,
+    "delayed": DELAYED_DEFECTS,
 }
 
 
@@ -56,6 +58,12 @@ def exclusive_defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def delayed_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenario delayed."""
+    DELAYED_DEFECTS[function.__name__] = function
+    return function
+
+
 def defects_of(scenario: str) -> list[str]:
     """Names of the defects that a scenario is to notice."""
     return list(_OF_SCENARIO.get(scenario, DEFECTS))
@@ -63,6 +71,4 @@ def defects_of(scenario: str) -> list[str]:
 
 def plant(name: str) -> None:
     """Plants one of them in this process."""
-    (EXCLUSIVE_DEFECTS | ONCE_DEFECTS | CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[
-        name
-    ]()
+    next(defects[name] for defects in (*_OF_SCENARIO.values(), DEFECTS) if name in defects)()
