@@ -21,6 +21,7 @@ from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
+from unit.broker.test_terminate import ends
 
 PATH = log_state_path(TOPIC, delays.KIND)
 LATE_MS = 20
@@ -334,6 +335,20 @@ async def test_what_is_skipped_expired_or_acknowledged_does_not_come() -> None:
         await asyncio.sleep(100)
         assert client.values == [b"in time"]
         assert billing.cursor.state.mark_delete == topic.ledger.list.end
+
+
+@in_virtual_time
+async def test_a_terminated_topic_ends_for_who_has_skipped_what_is_withheld() -> None:
+    stage = Stage()
+    async with stage.served() as (topic, client):
+        await client.consumer(type="shared")
+        await client.publish_at(([b"in a year"], stage.clock.now_ms() + 1_000_000_000))
+        await client.ask(c.TerminateTopic, str(TOPIC))
+        await settle()
+        assert ends(client) == []
+        await topic.subscriptions["billing"].skip_to(topic_end(topic))
+        await settle()
+        assert ends(client) == [(0, 0)]
 
 
 @in_virtual_time

@@ -466,3 +466,22 @@ async def test_pieces_are_made_one_at_a_time_so_that_a_large_state_stops_nobody(
     async with stage.served() as heir:
         assert heir.complete()
         assert heir.state.replayed == 0
+
+
+async def test_rule_48_a_state_that_cannot_be_closed_costs_itself_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(every=100)
+    async with stage.served(crashes=False) as served:
+        await served.publish(2)
+
+        def pieces(self: Seen) -> Iterator[bytes]:
+            raise ValueError("a defect")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Seen, "pieces", pieces)
+            await served.broker.unload(TOPIC, TopicNotServed("it moves"))
+        assert "was not closed cleanly: a defect" in caplog.text
+        assert served.topic.ledger.list.ledgers[-1].closed, "as everything else is"
+    async with stage.served() as heir:
+        assert heir.complete()

@@ -440,8 +440,9 @@ class StoredLogState(Generic[T]):
             if self._unwritten and not small:
                 await self._write()
             await self._store.close(changed=self._unwritten > 0, small=small)
-        except MagnetarError as error:  # the next owner recovers what is stored, and replays the rest
-            _log.warning("the %s was not closed cleanly: %s", self._name, error)
+        except Exception as error:  # the next owner recovers what is stored, and replays the rest
+            defect = not isinstance(error, MagnetarError)
+            _log.warning("the %s was not closed cleanly: %s", self._name, error, exc_info=defect)
 
     async def delete(self) -> None:
         """Nothing is stored any more. Raises VersionConflict, and deletes nothing, if there is another owner."""

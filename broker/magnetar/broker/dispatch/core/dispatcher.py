@@ -558,11 +558,15 @@ class DispatchCore:
         tracker = self.tracker
         if tracker.replay:
             return
+        mark, index = self._log.normalise(self._state.mark_delete), self._delays.index
         if tracker.individual_acks and (
-            self._delays.index or not self._delays.whole or self.due or self.due.next_due_ms is not None
+            (index and index.messages_from(mark[0], number_of(mark)))
+            or not self._delays.whole
+            or self.due
+            or self.due.next_due_ms is not None
         ):
             return  # something comes later
-        all_acknowledged = self._log.normalise(self._state.mark_delete) >= end
+        all_acknowledged = mark >= end
         for consumer in self.consumers:
             state = (consumer.epoch, consumer.redelivers)
             if consumer.told_end == state:
