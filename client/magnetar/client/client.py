@@ -510,6 +510,7 @@ class Client:
             self._members[member_id] = member
             try:
                 await member._open()
+                self._check_open()  # what it began after that nobody would end
             except BaseException:
                 member.abort()
                 raise

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from magnetar.client import AlreadyClosed, Client, ConsumerBusy, InvalidArgument, connect
-from magnetar.proto.commands import Ack, CloseConsumer, CloseProducer, CreateProducer, Subscribe
+from magnetar.client import AlreadyClosed, Client, ConsumerBusy, InvalidArgument, MagnetarError, connect
+from magnetar.proto.commands import Ack, CloseConsumer, CloseProducer, CreateProducer, Subscribe, WatchPartitions
 from support.client_kit import until
 from support.fake_broker import FakeBroker
 
@@ -163,3 +163,21 @@ async def test_closing_while_another_error_is_handled_flushes(broker: FakeBroker
     except BodyFailed:
         await producer.close()
     assert (await receipt).entry == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_a_client_that_is_closed_while_something_opens_leaves_no_task(
+    broker: FakeBroker, partitions: int
+) -> None:
+    broker.grow("t", partitions)
+    broker.unanswered.append(WatchPartitions)
+    client = await connect(broker.url, backoff_first=0.01)
+    openings = [
+        asyncio.ensure_future(one) for one in (client.create_producer("t"), client.subscribe("t", "s"))
+    ]
+    await until(lambda: len(broker.received(WatchPartitions)) == 2)
+    await client.close()
+    for one in openings:
+        with pytest.raises(MagnetarError):
+            await one
+    await until(lambda: len(asyncio.all_tasks()) == 1)
