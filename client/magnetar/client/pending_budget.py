@@ -10,7 +10,6 @@ Nobody holds bytes that only a turn here would free: who waits has closed its ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 UNLIMITED = 1 << 62
 
@@ -42,16 +41,12 @@ class PendingBudget:
         if by < 0:
             self._changed.set()
 
-    def wake(self) -> None:
-        """Whoever waits looks whether that has become pointless."""
-        self._changed.set()
-
-    async def wait(self, size: int, pointless: Callable[[], bool]) -> None:
-        """Returns when it fits, or is pointless. The caller takes the room in the same step, before anybody else can."""
+    async def wait(self, size: int) -> None:
+        """Returns when it fits. The caller takes the room in the same step, before anybody else can."""
         self.waiting += 1
         try:
             async with self._turn:
-                while not self.fits(size) and not pointless():
+                while not self.fits(size):
                     self._changed.clear()
                     await self._changed.wait()
         finally:

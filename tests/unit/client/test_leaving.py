@@ -6,7 +6,14 @@ from itertools import pairwise
 import pytest
 
 from magnetar.client import AlreadyClosed, Client, ConsumerBusy, InvalidArgument, MagnetarError, connect
-from magnetar.proto.commands import Ack, CloseConsumer, CloseProducer, CreateProducer, Subscribe, WatchPartitions
+from magnetar.proto.commands import (
+    Ack,
+    CloseConsumer,
+    CloseProducer,
+    CreateProducer,
+    Subscribe,
+    WatchPartitions,
+)
 from support.client_kit import until
 from support.fake_broker import FakeBroker
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from magnetar.client import Client, InvalidArgument, ProducerQueueFull, SendTimeout, connect
+from magnetar.client import AlreadyClosed, Client, InvalidArgument, ProducerQueueFull, SendTimeout, connect
 from magnetar.client.pending_budget import PendingBudget
 from support.client_kit import until
 from support.fake_broker import FakeBroker
@@ -137,3 +137,20 @@ async def test_the_bound_can_be_left_out(broker: FakeBroker) -> None:
         producer = await client.create_producer("t", max_pending_bytes=1 << 40)
         await producer.send_many([b"x" * 1000] * 10)
         assert budget_of(client).used == 0
+
+
+async def test_who_waits_for_a_turn_learns_that_its_producer_was_closed(broker: FakeBroker) -> None:
+    async with connect(broker.url, backoff_first=0.01, max_pending_bytes=4000) as client:
+        producers = [await client.create_producer(f"t{n}") for n in range(4)]
+        budget = client._pool.pending_budget
+        broker.hold_receipts = True
+        filling = producers[0].send_nowait(b"x" * 3900)
+        waiting = [asyncio.create_task(one.send(b"x" * 1000)) for one in producers[1:]]
+        await until(lambda: budget.waiting == 3)
+        for one in (2, 1):
+            await producers[one + 1].close()
+            with pytest.raises(AlreadyClosed):
+                await asyncio.wait_for(waiting[one], 1.0)
+        broker.release_receipts()
+        await asyncio.gather(filling, waiting[0])
+        assert (budget.used, budget.waiting) == (0, 0)

@@ -70,7 +70,7 @@ from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..durations import Duration
 from ..options import ProducerOptions, time_in_ms
-from ..receipts import Group, Receipt
+from ..receipts import Group, Receipt, copy_of
 from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
@@ -114,7 +114,9 @@ class TopicProducer:
         self._compression = Compression.parse(options.compression)
         self._blocked = asyncio.Lock()  # who waits for room, first come first served
         self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
-        self._streaming: asyncio.Timeout | None = None  # who has the turn sends a message in chunks; ends it
+        self._turn_limit: asyncio.Timeout | None = None  # of who has the turn; see `_end_turn`
+        self._turn_ended: MagnetarError | None = None
+        self._streaming = False  # who has the turn sends a message in chunks
         self._streamed: ChunkedMessage | None = None  # the message, once one was sent
         self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
         self._budget = pool.pending_budget
@@ -266,34 +268,28 @@ class TopicProducer:
         event_time_ms = None if event_time is None else time_in_ms(event_time)
         due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
         async with self._turn():
-            self._check_open()
+            self._streaming = True
             warning = self._loop.call_later(self.options.send_timeout, self._warn_of_stream)
             try:
-                async with asyncio.timeout(None) as self._streaming:
-                    sequence_id = self._checked_sequence_id(sequence_id)
-                    size = self._piece_bytes(key, properties)
-                    async with contextlib.aclosing(pieces_of(source, size)) as pieces:
-                        async for piece, last in pieces:
-                            await self._wait_for_room(message_bytes(piece, key, properties))
-                            self._check_open()
-                            message = self._streamed
-                            if message is None and last:
-                                return self._send_slowly(
-                                    piece, key, properties, event_time, sequence_id, due_ms, waited=True
-                                )
-                            if message is None:
-                                message = self._streamed = self._begin_message(
-                                    key, properties, event_time_ms, sequence_id, due_ms
-                                )
-                            self._send_chunk(message, piece, last=last)
-            except TimeoutError:
-                self._check_open()
-                if self._streamed is not None and self._streamed.group.error is not None:
-                    raise self._streamed.group.raisable_error() from None
-                raise  # the source's
+                sequence_id = self._checked_sequence_id(sequence_id)
+                size = self._piece_bytes(key, properties)
+                async with contextlib.aclosing(pieces_of(source, size)) as pieces:
+                    async for piece, last in pieces:
+                        await self._wait_for_room(message_bytes(piece, key, properties))
+                        self._check_open()
+                        message = self._streamed
+                        if message is None and last:
+                            return self._send_slowly(
+                                piece, key, properties, event_time, sequence_id, due_ms, waited=True
+                            )
+                        if message is None:
+                            message = self._streamed = self._begin_message(
+                                key, properties, event_time_ms, sequence_id, due_ms
+                            )
+                        self._send_chunk(message, piece, last=last)
             finally:
                 warning.cancel()
-                message, self._streamed, self._streaming = self._streamed, None, None
+                message, self._streamed, self._streaming = self._streamed, None, False
         assert message is not None
         return Receipt(message.group, 0)
 
@@ -303,11 +299,6 @@ class TopicProducer:
                 "producer of %s: %d calls wait until the source of a message in chunks ends",
                 self.topic, self._waiting - 1,
             )  # fmt: skip
-
-    def _end_stream(self) -> None:
-        """What its source still has is of no use: whoever waits for that learns why."""
-        if self._streaming is not None:
-            self._streaming.reschedule(self._loop.time())
 
     def _is_cut(self, size: int) -> bool:
         """True if a message that counts so much is sent in chunks."""
@@ -637,9 +628,25 @@ class TopicProducer:
         self._plain_room = self._keyed_room = -1
         try:
             async with self._blocked:
-                yield
+                self._check_open()
+                limit = self._turn_limit = asyncio.timeout(None)
+                try:
+                    async with limit:
+                        yield
+                except TimeoutError:
+                    if self._turn_ended is not None and limit.expired():
+                        raise copy_of(self._turn_ended) from None
+                    raise
+                finally:
+                    self._turn_limit = self._turn_ended = None
         finally:
             self._waiting -= 1
+
+    def _end_turn(self, error: MagnetarError) -> None:
+        """Whoever has the turn waits for nothing more, be it room or the rest of a source."""
+        if self._turn_limit is not None:
+            self._turn_ended = error
+            self._turn_limit.reschedule(self._loop.time())
 
     async def _wait_for_room(self, size: int) -> None:
         """In the caller's turn."""
@@ -649,10 +656,10 @@ class TopicProducer:
             return SendTimeout(f"{no_room}: {self._queue_full(size).message}{self._outbox.why_delayed}")
 
         async with TimeLimit(self.options.send_timeout, late):
-            while not self._fits_here(size) and not self.ended:
+            while not self._fits_here(size):
                 self._room.clear()
                 await self._room.wait()
-            await self._budget.wait(size, lambda: self.ended)
+            await self._budget.wait(size)
 
     @property
     def ended(self) -> bool:
@@ -849,8 +856,7 @@ class TopicProducer:
             self._expiry.cancel()
             self._expiry = None
         self._room_came_free()
-        self._budget.wake()
-        self._end_stream()
+        self._end_turn(error)
 
     def _note_failed(self, group: Group) -> None:
         group = group.whole
@@ -863,8 +869,9 @@ class TopicProducer:
             self._failed.popleft()
         self._failed.append(group)
         self._room_came_free()
-        if self._streamed is not None and self._streamed.group is group:
-            self._end_stream()
+        if self._streamed is not None and self._streamed.group is group and group.error is not None:
+            group.error_seen = True
+            self._end_turn(group.error)
         error = group.error
         if self._numbered and error is not None and error.action is not Action.FIX_CALL and not self.ended:
             # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
