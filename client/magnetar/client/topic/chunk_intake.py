@@ -193,15 +193,18 @@ class ChunkIntake:
         self._open: list[ChunkedDelivery] = []
         self._since: list[AckRow] = []
         self._before: MessageId | None = None
-        # The last delivery: its epoch, its last message, and that of the delivery before.
-        self._last: tuple[int, MessageId, MessageId | None] | None = None
+        # The last delivery, and the one before: its epoch, and where its last message is. Of each delivery, so no ids.
+        self._last: tuple[int, int, int, int] | None = None
+        self._last_but_one: tuple[int, int, int, int] | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def delivered(self, delivery: Delivery) -> None:
         """Of every delivery, before `take`."""
         if self._in_order:
-            self._last = delivery.epoch, delivery.last_id, self._last and self._last[1]
+            self._last_but_one = self._last
+            end = delivery.base_index + delivery.count
+            self._last = delivery.epoch, delivery.ledger, delivery.entry_id, end - 1
             if self._open:
                 self._forget_done()
             if self._open and self._durable:
@@ -211,7 +214,7 @@ class ChunkIntake:
 
     def has_had(self, last: MessageId) -> bool:
         """True if the message with this id was delivered, or one behind it; only of types in order."""
-        return self._last is not None and self._last[1] >= last
+        return self._last is not None and self._last[1:] >= last[:3]
 
     def take(self, delivery: Delivery) -> None:
         """Queues what a delivery with chunks has, in its order."""
@@ -283,7 +286,8 @@ class ChunkIntake:
                 first = part.first_id
                 self._before = first._replace(index=first.index - 1)
                 if part.base_index == whole.base_index:
-                    self._before = self._last and self._last[2]
+                    before = self._last_but_one
+                    self._before = None if before is None else MessageId(*before[1:], first.partition)
                 if self._before is not None and self._before > first:
                     self._before = None  # it comes again, behind others
                 self._since = [AckRow(part.ledger, part.entry_id, first.index, whole.last_id.index)]
@@ -301,6 +305,8 @@ class ChunkIntake:
 
     def held(self) -> tuple[int, int]:
         """Pieces and bytes that wait to be read; what is acknowledged or nacked by now is not kept for that."""
+        if not self._reading:
+            return 0, 0
         messages = size = 0
         for delivery in list(self._reading):
             if self._settled(delivery):
@@ -405,7 +411,7 @@ class ChunkIntake:
         if not self._open:
             self._since.clear()
         if self._last is not None and self._last[0] < before_epoch:
-            self._last = None
+            self._last = self._last_but_one = None
         if self._timer is not None and not self._reading and self._assembler.next_due is None:
             self._timer.cancel()
             self._timer = None

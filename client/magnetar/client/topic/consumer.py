@@ -555,7 +555,7 @@ class TopicConsumer:
 
     def _enqueue(self, delivery: Delivery | Failure) -> None:
         """It is to be handed out, unless the filter takes it."""
-        if isinstance(delivery, Delivery):
+        if self.position.again is not None and isinstance(delivery, Delivery):
             self.position.hide_handed_out(delivery)
         if (
             self._delivery_filter is not None

@@ -22,29 +22,29 @@ class ResumePoint:
         # It gets this next: behind all that was handed out, or where the broker says that it begins. None: at `_start`.
         self._next: MessageId | None = None
         # A message in chunks begins here that was not handed out: it goes on there, and passes over what was.
-        self._again: MessageId | None = None
+        self.again: MessageId | None = None
         self._last_time_ms: int | None = None  # when the last message that was handed out was stored
 
     def start(self) -> WireStart:
         """Where the subscription begins if the broker has none of this name (any more)."""
         if self._durable or self._next is None:
             return self._start
-        return ("id", min(self._again or self._next, self._next).to_bytes())
+        return ("id", min(self.again or self._next, self._next).to_bytes())
 
     def goes_back_to(self, first: MessageId | None) -> None:
         """Of a message that begins here not all chunks have come, or nobody has seen it. None: there is none."""
         if not self._durable and first is not None and self._next is not None and first < self._next:
-            self._again = first if self._again is None else min(self._again, first)
+            self.again = first if self.again is None else min(self.again, first)
 
     def was_handed_out(self, last: MessageId) -> bool:
         """True of what comes once more because of `goes_back_to`."""
-        if self._again is not None and self._next is not None and last >= self._next:
-            self._again = None
-        return self._again is not None
+        if self.again is not None and self._next is not None and last >= self._next:
+            self.again = None
+        return self.again is not None
 
     def hide_handed_out(self, delivery: Delivery) -> None:
         """Marks what was handed out before as acknowledged; of messages in chunks their consumer knows."""
-        if self._again is None or self._next is None or delivery.message_type is not Message:
+        if self.again is None or self._next is None or delivery.message_type is not Message:
             return
         if self.was_handed_out(delivery.first_id):
             seen = delivery.count
@@ -72,12 +72,12 @@ class ResumePoint:
 
     def moved_to(self, position: MessageId) -> None:
         """The subscription was moved to this message, by somebody else perhaps."""
-        self._next, self._again = position, None
+        self._next, self.again = position, None
 
     def sought_to(self, start: WireStart, position: MessageId) -> None:
         """A seek succeeded."""
         if not self._durable:
-            self._start, self._next, self._again = start, None, None
+            self._start, self._next, self.again = start, None, None
             self.begins_at(position)
 
     def cluster_switched(self) -> None:
@@ -86,7 +86,7 @@ class ResumePoint:
             self._start = ("time", self._last_time_ms)
         elif self._start[0] == "id":
             self._start = ("earliest", None)
-        self._next = self._again = None
+        self._next = self.again = None
 
     def is_behind(self, last: MessageId) -> bool:
         """True if a message up to `last`, the topic's last one, was not handed out."""
