@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from magnetar.client import Client, DeadLetterPolicy, InvalidArgument, MessageId
 from magnetar.client.administration import ask
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
+from magnetar.proto.commands import Deliver
 from magnetar.proto.errors import (
     AlreadyClosed,
     MessageLost,
@@ -590,6 +592,34 @@ async def test_a_dead_letter_is_a_message_in_chunks_too(client: Client, stream_c
         await consumer.receive(0.3)
     message = await letter
     assert (message.value, message.key, message.properties["a"]) == (large(), "k", "b")
+
+
+async def test_a_chunk_that_comes_while_its_consumer_leaves_is_no_dead_letter(client: Client) -> None:
+    """Regression, found by the simulation: nobody put them together, and each became a letter by itself."""
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type="shared", start="earliest", nack_delay=0.0, dead_letter=DeadLetterPolicy(max_redeliver_count=1)
+    )  # fmt: skip
+    member: Any = next(iter(consumer._consumer.consumers.values()))
+    came: list[tuple[Any, bytes]] = []
+    received = member.received
+
+    def note(command: Any, payload: bytes) -> None:
+        came.append((command, payload))
+        received(command, payload)
+
+    member.received = note
+    await producer.send(large())
+    await consumer.receive(5.0)
+    closing = asyncio.create_task(consumer.close())
+    await until(lambda: member.stopped)
+    for command, payload in list(came):
+        if isinstance(command, Deliver):
+            received(replace(command, redelivery_count=2), payload)
+    await closing
+    consumer = await client.subscribe("t", "s", type="shared")
+    assert (await consumer.receive(5.0)).value == large()
+    assert await client.admin.list_topics() == ["persistent://public/default/t"]
 
 
 async def test_partitions(client: Client) -> None:

@@ -547,9 +547,10 @@ class TopicConsumer:
                 self.position.moved_to(delivery.first_id)
         if isinstance(delivery, Delivery):
             self._chunks.delivered(delivery)
-            if delivery.entry.flags & ENTRY_CHUNKED and not self.stopped:
-                self._chunks.take(delivery)
-                self._grant()
+            if delivery.entry.flags & ENTRY_CHUNKED:
+                if not self.stopped:  # else nobody puts them together, and a single chunk is no message
+                    self._chunks.take(delivery)
+                    self._grant()
                 return
         self._enqueue(delivery)
 
