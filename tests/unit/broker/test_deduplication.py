@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.log.records import log_state_path, namespace_path
+from magnetar.broker.topics.coalescer import GatheredEntry, ReceiptRun
 from magnetar.broker.topics.core.producers import SessionState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
@@ -615,3 +616,23 @@ async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner(
         await settle(50)
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is None
         assert not list(topic.states.holders())
+
+
+async def test_ids_that_began_anew_while_it_was_off_keep_no_producer_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(deduplication=False)
+    async with stage.broker() as broker:
+        client = await connected(broker)
+        entries = []
+        for first, messages in ((0, 3), (0, 5), (7, 1)):
+            entry = GatheredEntry()
+            entry.runs.append(
+                ReceiptRun(broker.topics[str(TOPIC)].producers._by_name["p"], first, messages, 0)
+            )
+            entries.append(entry)
+        await set_policy(client, True, 0)
+        client.handler.connection_closed(None)
+        appending = broker.topics[str(TOPIC)].ledger.appending
+        monkeypatch.setattr(appending, "unconfirmed", lambda: iter(entries))
+        assert last_of(await connected(broker)) == 7

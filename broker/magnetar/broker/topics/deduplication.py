@@ -143,11 +143,15 @@ class Deduplication:
         """
         if self._opened is None:
             return None
-        pushed = self._known.begin(name)
-        for run in (run for entry in unconfirmed for run in entry.runs):
-            if run.session.name == name and not run.is_duplicate:
-                pushed.take(run.sequence_id, *_last_and_chunk(run.sequence_id, run.messages, run.extensions))
-        return pushed
+        runs = (run for entry in unconfirmed for run in entry.runs)
+        return self._known.begin(
+            name,
+            (
+                _last_and_chunk(run.sequence_id, run.messages, run.extensions)
+                for run in runs
+                if run.session.name == name and not run.is_duplicate
+            ),
+        )
 
     def forget(self) -> None:
         """The regular round."""

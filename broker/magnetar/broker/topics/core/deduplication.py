@@ -25,7 +25,7 @@ For example, with pushed 7: 6-7 is a duplicate, 7-8 an error, 8-9 is stored, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from typing import NamedTuple
 
@@ -104,6 +104,14 @@ class _Known:
         self.used_ms = used_ms  # when something of it was appended last
         self.partial = partial
 
+    def stored(self, last: int, chunk: Chunk | None) -> None:
+        """A group is there, whatever its ids: those of a time without deduplication may have begun anew."""
+        if last > self.last:
+            if chunk is None or chunk.last:
+                self.last, self.partial = last, None
+            elif chunk.index >= _following(self.partial, last, chunk):
+                self.partial = Partial(last, chunk.chunk_id, chunk.index + 1)
+
 
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[str, int, int, Partial | None]]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -126,10 +134,13 @@ class KnownProducers:
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
 
-    def begin(self, name: str) -> Pushed:
-        """Of a new session of that name."""
+    def begin(self, name: str, unconfirmed: Iterable[tuple[int, Chunk | None]] = ()) -> Pushed:
+        """Of a new session of that name, of which these groups are on their way."""
         known = self._known.get(name)
-        return Pushed(-1, None) if known is None else Pushed(known.last, known.partial)
+        found = _Known(-1, 0, None) if known is None else _Known(known.last, 0, known.partial)
+        for last, chunk in unconfirmed:
+            found.stored(last, chunk)
+        return Pushed(found.last, found.partial)
 
     def stored(self, name: str, last: int, chunk: Chunk | None, appended_ms: int) -> None:
         """A group is durable, or was found in the log; groups of a name come in order. Again, it changes nothing."""
@@ -139,11 +150,7 @@ class KnownProducers:
                 self._forget_oldest()
             known = self._known[name] = _Known(-1, appended_ms, None)
         known.used_ms = max(known.used_ms, appended_ms)
-        if last > known.last:
-            if chunk is None or chunk.last:
-                known.last, known.partial = last, None
-            elif chunk.index >= _following(known.partial, last, chunk):
-                known.partial = Partial(last, chunk.chunk_id, chunk.index + 1)
+        known.stored(last, chunk)
         self._changed[name] = None
 
     def forget(self, now_ms: int) -> None:
