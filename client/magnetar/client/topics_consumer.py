@@ -37,6 +37,7 @@ from .connection.calls import TOPICS_AT_ONCE, all_of
 from .connection.pool import ConnectionPool
 from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget
+from .options import start_on_wire
 from .receipts import copy_of
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
@@ -313,6 +314,8 @@ class TopicsConsumer:
         if isinstance(start, Message | MessageId):
             await self.acknowledger.consumer_of(start).seek(start)
             return
+        if not callable(start):
+            start_on_wire(start)  # one error for what is no position, instead of one for each topic
         await self._all(lambda consumer: consumer.seek(start))
 
     async def skip(self, error: EntryUnreadable) -> None:

@@ -508,6 +508,8 @@ async def test_seeks(broker: FakeBroker, client: Client) -> None:
     for everything in ("earliest", broker.now_ms):
         await consumer.seek(everything)
         assert len(await take(consumer, 24)) == 24
+    with pytest.raises(InvalidArgument, match=r"^not a start position: 'begin'"):
+        await consumer.seek("begin")  # type: ignore[arg-type]
     await consumer.seek("latest")
     with pytest.raises(ReceiveTimeout):
         await consumer.receive(0.05)
