@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from magnetar.client import Client, DeadLetterPolicy, InvalidArgument, MessageId
 from magnetar.client.administration import ask
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
+from magnetar.client.topic import chunk_intake
 from magnetar.proto.commands import Deliver
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -421,6 +422,22 @@ async def test_everything_up_to_one_of_several_messages_in_chunks(client: Client
     await consumer.ack_cumulative(message, receipt=True)
     stats = await client.admin.topic_stats("t")
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_a_message_that_is_too_long_in_coming_for_what_is_remembered_is_named(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chunk_intake, "MAX_REMEMBERED_ROWS", 5)
+    chunking, other = [await client.create_producer("t", chunking=True) for _ in range(2)]
+    consumer = await client.subscribe("t", "s", start="earliest")
+    streaming = asyncio.create_task(chunking.send_stream(_unfinished()))
+    await until(lambda: chunking.last_sequence_id >= 0)
+    await chunking.flush()
+    for number in range(10):
+        await other.send(b"%d" % number)
+        await consumer.receive(5.0)
+    assert caplog.text.count("what is acknowledged behind it now acknowledges it as well") == 1
+    streaming.cancel()
 
 
 async def test_everything_up_to_a_message_behind_one_that_was_given_back(client: Client) -> None:

@@ -54,6 +54,17 @@ async def test_a_producer_that_is_closed_ends_a_stream_and_those_who_wait_behind
             await asyncio.wait_for(one, 5.0)
 
 
+async def test_rule_45_who_waits_behind_a_stream_for_long_is_told_so(
+    small: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = await small.create_producer("t", chunking=True, send_timeout=0.1)
+    streaming = await begun(producer)
+    behind = [asyncio.create_task(producer.send(b"%d" % number)) for number in range(2)]
+    await until(lambda: "2 calls wait until the source of a message in chunks ends" in caplog.text)
+    streaming.cancel()
+    await asyncio.gather(*behind)
+
+
 @pytest.mark.parametrize("rest", [b"", b"x" * 3 * SIZE])
 async def test_what_one_cluster_has_the_beginning_of_is_not_finished_in_another(
     broker: FakeBroker, small: Client, rest: bytes

@@ -210,6 +210,11 @@ class ChunkIntake:
             if self._open and self._durable:
                 self._since += delivery.rows(0, delivery.count)
                 if len(self._since) > MAX_REMEMBERED_ROWS:
+                    _log.warning(
+                        "%s: %d deliveries have come since message %s began, of which not all has come or is acknowledged: "
+                        "what is acknowledged behind it now acknowledges it as well",
+                        self._what, len(self._since), self._open[0].id,
+                    )  # fmt: skip
                     self._open.clear()
 
     def has_had(self, last: MessageId) -> bool:
