@@ -184,3 +184,24 @@ async def test_send_timeout_says_that_too_many_messages_are_delayed() -> None:
             await producer.send(b"", deliver_after=3600)
         with pytest.raises(SendTimeout, match="cannot store messages for now: max_delayed_messages=2"):
             await producer.send(b"", deliver_after=3600)
+
+
+async def test_what_fails_with_a_message_that_is_refused_is_not_left_out_by_who_resumes() -> None:
+    clock = LoopClock()
+    async with (
+        serving(clock=clock, deduplication=True, max_delivery_delay_ms=60_000) as server,
+        connect_to(server, clock=clock) as client,
+    ):
+        async with client.create_producer("t", name="p") as producer:
+            due = [None, clock.now_ms() + 100_000, None]
+            with pytest.raises(InvalidArgument, match="max_delivery_delay_ms"):
+                await producer.send_many([b"1", b"too late", b"3"], sequence_ids=[1, 2, 3], deliver_at=due)
+            with pytest.raises(InvalidArgument, match="open it anew"):
+                await producer.send(b"4", sequence_id=4)
+        async with client.create_producer("t", name="p") as producer:
+            assert producer.last_sequence_id == 1
+            ids = await producer.send_many([b"2", b"3", b"4"], sequence_ids=[2, 3, 4])
+            assert not any(one.is_duplicate for one in ids)
+            with pytest.raises(InvalidArgument, match="max_delivery_delay_ms"):
+                await producer.send(b"too late", sequence_id=5, deliver_after=100)
+            await producer.send(b"6", sequence_id=6)  # what is wrong itself fails alone

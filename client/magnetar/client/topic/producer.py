@@ -873,7 +873,10 @@ class TopicProducer:
             group.error_seen = True
             self._end_turn(group.error)
         error = group.error
-        if self._numbered and error is not None and error.action is not Action.FIX_CALL and not self.ended:
+        alone = (
+            error is not None and error.action is Action.FIX_CALL and count == 1
+        )  # wrong itself: it never is stored
+        if self._numbered and error is not None and not alone and not self.ended:
             # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
             text = "the producer ends here, so that nothing is stored behind it: open it anew, and go on behind its last id"
             self._attachment.fail(type(error)(f"{error.message}; {text}", **error.details), leave=True)
