@@ -80,7 +80,7 @@ class GatheredEntry:
         self.counts: list[int] = []
         self.producers: list[int] = []
         self.runs: list[ReceiptRun] = []
-        self.appended_s = 0.0  # loop time
+        self.appended_s = 0.0  # loop time; 0: no producer sent it
         self.receipted = False  # its producers have their receipts
         self.messages = 0
         self.size = 0  # bytes of batches and their rows

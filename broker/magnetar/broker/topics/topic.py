@@ -465,8 +465,9 @@ class Topic:
         for ledger_id, entry_id, data, entry, confirmed in answered:
             if not entry.receipted:
                 entry.receipted = True
-                self.receipted_entries += 1
-                self.publish_s += now_s - entry.appended_s
+                if entry.appended_s:  # it is of producers
+                    self.receipted_entries += 1
+                    self.publish_s += now_s - entry.appended_s
                 for run in entry.runs:
                     session = run.session
                     if not session.rows:

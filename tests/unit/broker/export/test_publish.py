@@ -69,6 +69,9 @@ async def test_a_small_batch_is_one_entry_of_the_open_ledger_in_task_order(
         assert await staged_nodes(bookies) == []
         assert await stored_ledgers(bookies) == [opened]
         assert broker.figures()["published_batches_total"] == 1
+        topic = broker.topics[str(TOPIC)]
+        assert topic.receipted_entries == 2, "the entries of producers, whose times are summed"
+        assert 0 <= topic.publish_s < 60
         assert broker.figures()["attached_ledgers_total"] == 0
         assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": 0}
         again = await job.stage([b"b"])
