@@ -20,7 +20,10 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         310: "a part that was found before the answer to a split was divided, and then held as a whole again",
         449: "topics that had not arrived were unloaded one after another; a receipt waited for a deletion",
     },
-    "once": {24: "chunks that came while their consumer left became dead letters, each by itself"},
+    "once": {
+        24: "chunks that came while their consumer left became dead letters, each by itself",
+        47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",
+    },
     "standalone": {
         112: "bytes written after a cut of the network arrived behind those that the cut took",
         120: "the checker held a consumer to what a seek had taken back from it",

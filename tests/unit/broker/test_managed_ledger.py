@@ -14,10 +14,12 @@ from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     LedgerFenced,
+    LedgerNotFound,
     MagnetarError,
     MessageTooLarge,
     NotEnoughBookies,
     RequestTimeout,
+    TopicBusy,
     TopicNotFound,
     TopicNotServed,
 )
@@ -102,6 +104,34 @@ async def test_rule_23_taking_over_recovers_the_last_ledger_and_fences_the_forme
         (info,) = (await record_of(metadata)).ledgers
         assert (info.entries, info.messages, info.closed) == (1, 2, True)
         assert info.first_append_ms == info.last_append_ms == 1_000_000
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+async def test_rule_23_the_last_ledger_is_deleted_while_a_topic_is_taken_over(trimmed: bool) -> None:
+    """Regression, found by the simulation: the owner lives, and trims it; nothing is wrong with the topic."""
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as old, running_broker(ledgers, metadata) as new:
+        client = FakeClient(old)
+        await client.producer()
+        client.publish(b"a")
+        await client.confirmed(1)
+        opened = ledgers.open
+
+        async def late(ledger_id: int, *, recover: bool) -> Any:
+            ledgers.open = opened  # type: ignore[method-assign]
+            stored = await metadata.get(topic_path(TOPIC))
+            assert stored is not None
+            record = TopicRecord.decode(stored.value, "")
+            if trimmed:
+                record.ledgers.clear()
+                await metadata.put(topic_path(TOPIC), record.encode(), version=stored.version)
+            del ledgers.ledgers[ledger_id]
+            return await opened(ledger_id, recover=recover)
+
+        ledgers.open = late  # type: ignore[method-assign]
+        with pytest.raises(TopicBusy if trimmed else LedgerNotFound):
+            await new.topic(TOPIC, create=False)
+        await crash(old)
 
 
 async def test_rule_23_a_version_conflict_fences_for_good() -> None:

@@ -20,7 +20,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from magnetar.proto.errors import LedgerFenced, MagnetarError, TopicBusy, TopicNotServed, VersionConflict
+from magnetar.proto.errors import (
+    LedgerFenced,
+    LedgerNotFound,
+    MagnetarError,
+    TopicBusy,
+    TopicNotServed,
+    VersionConflict,
+)
 from magnetar.runtime.tasks import finish
 
 from ..cursors.core.acks import Position
@@ -111,7 +118,14 @@ class ListChanges:
             return existed
         if ledgers.ledgers and not ledgers.ledgers[-1].closed:
             info = ledgers.ledgers[-1]
-            reader = await self._ledgers.open(info.stored_id, recover=True)
+            try:
+                reader = await self._ledgers.open(info.stored_id, recover=True)
+            except LedgerNotFound as missing:
+                await ledgers.load(create_ms=None)
+                if ledgers.ledgers and ledgers.ledgers[-1].stored_id == info.stored_id:
+                    raise
+                # Its owner closed, trimmed and deleted it since the list was read.
+                raise TopicBusy(f"topic {ledgers.name} is still served by another broker") from missing
             await measure(info, reader, reader.last_add_confirmed)
             ledgers.end_last(reader.last_add_confirmed + 1)
         record = ledgers.record
