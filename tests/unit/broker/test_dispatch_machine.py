@@ -506,7 +506,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def time_passes(self) -> None:
         world = self.world
         assert world.timer_ms is not None
-        if world.takeover_ms is not None and world.timer_ms >= world.takeover_ms:
+        if world.takeover_ms is not None and max(world.timer_ms, world.now_ms) >= world.takeover_ms:
             world.takeover_ms = None
             world.begin_again()
         world.fire_timer()
