@@ -1,6 +1,7 @@
 """Messages in chunks, from a producer through a whole broker to consumers of each type, and what may happen to them."""
 
 import asyncio
+import contextlib
 import io
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -438,6 +439,48 @@ async def test_a_message_that_is_too_long_in_coming_for_what_is_remembered_is_na
         await consumer.receive(5.0)
     assert caplog.text.count("what is acknowledged behind it now acknowledges it as well") == 1
     streaming.cancel()
+
+
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_streams_that_nobody_reads_do_not_keep_out_the_rest_of_one_that_is_read(
+    client: Client, type: SubscriptionType
+) -> None:
+    """Rule 45: they fill the receiver queue, and who waits for the rest of a message asks for no other one."""
+    consumer = await client.subscribe(
+        "t",
+        "s",
+        type=type,
+        start="earliest",
+        stream_chunks=True,
+        receiver_queue_messages=3,
+        nack_delay=0.1,
+        expire_incomplete_chunked_messages=0.3,
+    )
+    go_on = asyncio.Event()
+
+    async def source(number: int) -> AsyncIterator[bytes]:
+        yield large(number, 2)
+        if number == 0:
+            await go_on.wait()
+        yield large(number, 4)
+
+    producers = [await client.create_producer("t", chunking=True) for _ in range(4)]
+    first = asyncio.create_task(producers[0].send_stream(source(0)))
+    message = await consumer.receive(5.0)
+    for number in range(1, 4):
+        await producers[number].send_stream(source(number))
+    go_on.set()
+    await first
+    got = []
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(MessageLost):
+                got.append(b"".join([piece async for piece in consumer.stream(message)]))
+                await consumer.ack(message)
+            if len(got) == 4:
+                break
+            message = await consumer.receive()
+    assert set(got) == {large(number, 2) + large(number, 4) for number in range(4)}
 
 
 async def test_everything_up_to_a_message_behind_one_that_was_given_back(client: Client) -> None:
