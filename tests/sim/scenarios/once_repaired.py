@@ -8,7 +8,7 @@ from sim.cluster.repairs import RepairedCluster
 from sim.scenarios import cluster, once
 from support.sim import Trace
 
-EXPECTED_FAULTS = (*once.EXPECTED_FAULTS, "machine_away", "repair_kill", "replaced", "fenced_by_a_repair")
+EXPECTED_FAULTS = (*once.EXPECTED_FAULTS, "machine_away", "repair_kill", "replaced")
 
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
