@@ -24,6 +24,9 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         24: "chunks that came while their consumer left became dead letters, each by itself",
         47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",
     },
+    "once_repaired": {
+        16: "chunks that were given back before the answer to a seek were never asked for again"
+    },
     "standalone": {
         112: "bytes written after a cut of the network arrived behind those that the cut took",
         120: "the checker held a consumer to what a seek had taken back from it",

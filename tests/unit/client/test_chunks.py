@@ -932,6 +932,29 @@ async def test_chunks_that_come_before_the_answer_to_a_seek_are_not_from_before_
     assert (await consumer.receive(5.0)).value == large(1, 3) + large(2, 3)
 
 
+async def test_chunks_that_are_given_back_before_the_answer_to_a_seek_come_to_an_end(client: Client) -> None:
+    """Regression, found by the simulation: they were never asked for again, and stayed in the backlog."""
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe(
+        "t", "s", type="shared", start="earliest", expire_incomplete_chunked_messages=0.2
+    )
+    await producer.send(large())
+    ledger, entry, _, index = (await consumer.receive(5.0)).id.chunks[1]  # type: ignore[attr-defined]
+    member: Any = next(iter(consumer._consumer.consumers.values()))
+    call = member._attachment.call
+
+    async def late(command: Any, *arguments: Any) -> Any:
+        answer = await call(command, *arguments)
+        await until(lambda: member._chunks._assembler._given_back)
+        return answer
+
+    member._attachment.call = late
+    await consumer.seek(MessageId(ledger, entry, index))
+    async with asyncio.timeout(10.0):
+        while (await client.admin.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"]:
+            await asyncio.sleep(0.05)
+
+
 async def _read(consumer: Any, message: Any) -> bytes:
     return b"".join([piece async for piece in consumer.stream(message)])
 

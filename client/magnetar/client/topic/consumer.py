@@ -337,9 +337,10 @@ class TopicConsumer:
         self.open_delivery.held += 1
         try:
             result = await self._attachment.call(command)
-            self._epoch = max(self._epoch, int(result["epoch"]))
             self.open_delivery.close()
-            self.acknowledger.forget_nacks()
+            if (epoch := int(result["epoch"])) > self._epoch:
+                self._epoch = epoch  # else a delivery told of it, and chunks were given back since
+                self.acknowledger.forget_nacks()
             moved(result)
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
