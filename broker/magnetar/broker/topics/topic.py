@@ -488,9 +488,8 @@ class Topic:
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
-            session.receipts(
-                rows
-            )  # when it is CLOSED, too: a producer that opens again does not send these again
+            # Of a CLOSED session, too: its producer, which opens again on the same connection, need not send these again.
+            session.receipts(rows)
             self.producers.finished(session, len(rows))
         self._release(released)
         self.readers.notify()
