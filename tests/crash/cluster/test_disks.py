@@ -51,6 +51,7 @@ async def repaired(cluster: ClusterProcesses) -> Replicas:
         await asyncio.sleep(0.5)
 
 
+@pytest.mark.real
 @long_form
 async def test_row_17_a_bookie_that_lost_its_disk_is_refused_and_then_repaired(
     one_server: Ensemble, directory: Path, scorecard: Recorder
@@ -89,6 +90,7 @@ async def test_row_17_a_bookie_that_lost_its_disk_is_refused_and_then_repaired(
         played.check()
 
 
+@pytest.mark.real
 @long_form
 async def test_row_16_the_disk_of_a_bookie_is_full(
     one_server: Ensemble, directory: Path, tmp_path: Path, scorecard: Recorder

@@ -60,6 +60,7 @@ async def test_row_09_kill_9_of_a_random_daemon_every_two_seconds(
             played.check()
 
 
+@pytest.mark.real
 @long_form
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_row_10_topics_are_served_again_after_a_broker_is_gone(
@@ -108,6 +109,7 @@ async def test_row_10_topics_are_served_again_after_a_broker_is_gone(
         assert highest <= goal + BUSY_S
 
 
+@pytest.mark.real
 @long_form
 async def test_row_11_the_loss_of_a_bookie_stalls_producers_for_a_moment(
     one_server: Ensemble, directory: Path, scorecard: Recorder

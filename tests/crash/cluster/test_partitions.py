@@ -60,6 +60,7 @@ async def test_row_12_an_owner_that_is_paused_past_its_session_confirms_nothing(
     assert moved, "no owner was replaced, so nothing is proved"
 
 
+@pytest.mark.real
 @long_form
 @pytest.mark.parametrize("kind", PARTITIONS)
 async def test_row_12_a_partition_of_each_kind(
@@ -75,6 +76,7 @@ async def test_row_12_a_partition_of_each_kind(
             played.check()
 
 
+@pytest.mark.real
 @long_form
 @needs_clocks
 async def test_clocks_jump_by_an_hour(one_server: Ensemble, directory: Path, scorecard: Recorder) -> None:
@@ -101,6 +103,7 @@ async def test_clocks_jump_by_an_hour(one_server: Ensemble, directory: Path, sco
             assert stall <= 1.0 + BUSY_S
 
 
+@pytest.mark.real
 @long_form
 async def test_a_storm_of_everything(three_servers: Ensemble, directory: Path, scorecard: Recorder) -> None:
     """Every kind of fault but clocks, in an order that the seed decides; each of them at least once in a round."""
