@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -50,7 +51,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies, PolicyInForce
 
-from .connection.calls import TOPICS_AT_ONCE, all_of
+from .connection.calls import side_by_side
 from .connection.pool import ConnectionPool
 from .figures import compactions, together
 from .messages import Message, peeked_messages
@@ -413,13 +414,11 @@ async def _side_by_side(names: Iterable[str], call: Callable[[str], Awaitable[T]
     names, found = list(names), dict[str, T]()
     if len(names) == 1:
         return {names[0]: await call(names[0])}
-    slots = asyncio.Semaphore(TOPICS_AT_ONCE)
 
     async def one(name: str) -> None:
-        async with slots:
-            found[name] = await call(name)
+        found[name] = await call(name)
 
-    await all_of({name: one(name) for name in names})
+    await side_by_side({name: partial(one, name) for name in names})
     return {name: found[name] for name in names}
 
 

@@ -32,7 +32,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
-from .connection.calls import TOPICS_AT_ONCE, all_of
+from .connection.calls import all_of, side_by_side
 from .connection.pool import ConnectionPool
 from .core.routing import OutgoingMessage, Router
 from .options import ProducerOptions
@@ -216,15 +216,9 @@ class PartitionedProducer:
         self._growth = LongTask(f"the partitions of {self.topic}", self._follow)
 
     async def _open(self, producers: list[TopicProducer]) -> None:
-        slots = asyncio.Semaphore(TOPICS_AT_ONCE)
-
-        async def open_one(producer: TopicProducer) -> None:
-            async with slots:
-                await producer.open()
-
         for producer in producers:
             producer.name = producer.name or self.name  # one for all partitions
-        await all_of({producer.topic: open_one(producer) for producer in producers})
+        await side_by_side({producer.topic: producer.open for producer in producers})
 
     async def _follow(self) -> None:
         """When it could not open what is new, it begins again after a pause."""

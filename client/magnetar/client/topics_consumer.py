@@ -33,7 +33,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 from magnetar.runtime.tasks import LongTask
 
-from .connection.calls import TOPICS_AT_ONCE, all_of
+from .connection.calls import all_of, side_by_side
 from .connection.pool import ConnectionPool
 from .durations import Duration
 from .messages import Message, MessageBatch, SeekTarget
@@ -200,17 +200,14 @@ class TopicsConsumer:
         self._discovery = LongTask(f"the topics of {self.what}", partial(self._discover, changing))
 
     async def _open_topics(self, topics: list[str]) -> None:
-        slots = asyncio.Semaphore(TOPICS_AT_ONCE)
-
         async def open_one(consumer: TopicConsumer) -> None:
-            async with slots:
-                try:
-                    await consumer.open()
-                except BaseException as error:
-                    self._remove(consumer)
-                    may_go = self._changing is not None and self._changing.endless
-                    if not (may_go and isinstance(error, _GONE)):
-                        raise
+            try:
+                await consumer.open()
+            except BaseException as error:
+                self._remove(consumer)
+                may_go = self._changing is not None and self._changing.endless
+                if not (may_go and isinstance(error, _GONE)):
+                    raise
 
         later = self._discovery is not None
         new = [
@@ -223,7 +220,7 @@ class TopicsConsumer:
             if self._paused:
                 consumer.pause()
         self._share_queue()
-        await all_of({consumer.topic: open_one(consumer) for consumer in new})
+        await side_by_side({consumer.topic: partial(open_one, consumer) for consumer in new})
 
     def _remove(self, consumer: TopicConsumer) -> None:
         self.consumers.pop(consumer.topic, None)

@@ -19,6 +19,7 @@ from magnetar.client import (
     connect,
 )
 from magnetar.client import administration as administration_module
+from magnetar.client.connection import calls
 from magnetar.proto import commands as c
 from magnetar.proto.ids import TopicName
 from support.cluster_kit import brokers
@@ -141,7 +142,7 @@ async def test_partitions_that_come_during_a_call_are_asked_as_well(monkeypatch:
 
 
 async def test_at_most_so_many_partitions_are_asked_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration_module, "TOPICS_AT_ONCE", 4)
+    monkeypatch.setattr(calls, "TOPICS_AT_ONCE", 4)
     async with serving() as server, connect_to(server) as client:
         await client.admin.create_topic("orders", partitions=30)
         at_once = most = 0

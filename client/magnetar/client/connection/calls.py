@@ -194,3 +194,14 @@ async def all_of(calls: Mapping[str, Awaitable[None]]) -> None:
         text = named if len(calls) == 1 else f"{len(failed)} of {len(calls)} topics failed: {named}"
         more = "; and so on" if len(failed) > MAX_NAMED else ""
         raise type(first)(text + more, **{**first.details, "failed": dict(failed)}) from first
+
+
+async def side_by_side(calls: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+    """Does as `all_of` with calls of which TOPICS_AT_ONCE are under way at a time."""
+    slots = asyncio.Semaphore(TOPICS_AT_ONCE)
+
+    async def in_turn(call: Callable[[], Awaitable[None]]) -> None:
+        async with slots:
+            await call()
+
+    await all_of({topic: in_turn(call) for topic, call in calls.items()})
