@@ -50,10 +50,9 @@ from magnetar.proto.errors import (
     UnknownCommand,
 )
 from magnetar.proto.frames import Run
-from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.ids import DUPLICATE_ID, MessageId, TopicName
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
-NO_LEDGER = (1 << 64) - 1
 Position = tuple[int, int]  # entry, index
 
 HELD = object()
@@ -267,7 +266,7 @@ class FakeBroker:
         while fresh < len(groups.batches) and groups.last_sequence_id(fresh) <= last:
             fresh += 1
         stored = groups.part(fresh, len(groups.batches))
-        place: tuple[int, int] = (NO_LEDGER, NO_LEDGER)
+        place: tuple[int, int] = DUPLICATE_ID[:2]
         rows: list[tuple[int, ...]] = []
         index = 0
         for position, (sequence_id, count) in enumerate(zip(groups.sequence_ids, groups.counts)):

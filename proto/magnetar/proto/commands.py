@@ -528,7 +528,8 @@ class AckRow(NamedTuple):
     last_index: int
 
 
-RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, entry, first index
+# Sequence id, message count, and the place of the first message: of DUPLICATE_ID if these were stored before.
+RECEIPT_ROW = struct.Struct(">QIqqI")
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
 ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted), else an error

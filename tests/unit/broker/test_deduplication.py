@@ -27,7 +27,7 @@ from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, set
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 
-NOWHERE = ((1 << 64) - 1, (1 << 64) - 1, 0)
+NOWHERE = (-1, -1, 0)  # in bytes 2**64 - 1: see test_commands
 
 
 class Stage:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from magnetar.client.receipts import Group
-from magnetar.client.topic.outbox import NO_LEDGER, Outbox
+from magnetar.client.topic.outbox import Outbox
 from magnetar.proto.errors import MalformedFrame, StorageFailed
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import DUPLICATE_ID, MessageId
 
 Row = tuple[int, int, int, int, int]
 
@@ -89,7 +89,7 @@ class OutboxAndBroker(RuleBasedStateMachine):
     def store(self, ids: list[int], entry: list[int]) -> Row:
         if self.deduplicates:
             if ids[-1] <= self.last:
-                return (ids[0], len(ids), NO_LEDGER, NO_LEDGER, 0)
+                return (ids[0], len(ids), *DUPLICATE_ID[:3])
             assert ids[0] > self.last
             self.last = ids[-1]
         row = (ids[0], len(ids), 7, len(self.log), len(entry))

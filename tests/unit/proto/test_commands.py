@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import re
+import struct
 from pathlib import Path
 
 import msgpack
@@ -23,6 +24,7 @@ from magnetar.proto.errors import (
     UnknownCommand,
     error_from_wire,
 )
+from magnetar.proto.ids import DUPLICATE_ID
 
 
 def test_headers_are_arrays_that_start_with_number_and_request_id() -> None:
@@ -111,3 +113,9 @@ def test_rows_are_whole() -> None:
     assert list(c.decode_rows(c.ACK_ROW, c.encode_rows(c.ACK_ROW, rows))) == rows
     with pytest.raises(MalformedFrame):
         c.decode_rows(c.ACK_ROW, b"x" * 25)
+
+
+def test_the_place_of_a_duplicate_is_no_place_in_bytes_either() -> None:
+    row = c.encode_rows(c.RECEIPT_ROW, [(7, 2, *DUPLICATE_ID[:3])])
+    assert row == struct.pack(">QIQQI", 7, 2, 2**64 - 1, 2**64 - 1, 0)
+    assert list(c.decode_rows(c.RECEIPT_ROW, row)) == [(7, 2, *DUPLICATE_ID[:3])]

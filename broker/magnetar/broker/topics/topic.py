@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
     TopicInUse,
     TopicNotFound,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH, MessageId, TopicName
+from magnetar.proto.ids import DUPLICATE_ID, MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
@@ -70,8 +70,6 @@ _log = logging.getLogger(__name__)
 DUPLICATE_BYTES = (
     100  # of the publish budget, for a run of them that waits: somebody may send one again and again
 )
-# Ledger, entry and index in a receipt of duplicates: the place of none of them.
-DUPLICATE_PLACE = ((1 << 64) - 1, (1 << 64) - 1, 0)
 
 
 class Topic:
@@ -475,7 +473,7 @@ class Topic:
                     if run.index >= 0:
                         session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
                     else:
-                        session.rows.append((run.sequence_id, run.messages, *DUPLICATE_PLACE))
+                        session.rows.append((run.sequence_id, run.messages, *DUPLICATE_ID[:3]))
             if confirmed:
                 released += entry.size
             if cached and data is not None:
@@ -483,7 +481,7 @@ class Topic:
         owed, self._owed = self._owed, []
         for run in owed:
             sessions[id(run.session)] = run.session
-            run.session.rows.append((run.sequence_id, run.messages, *DUPLICATE_PLACE))
+            run.session.rows.append((run.sequence_id, run.messages, *DUPLICATE_ID[:3]))
         released += DUPLICATE_BYTES * len(owed)
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():

@@ -17,8 +17,6 @@ from magnetar.proto.errors import MagnetarError, MalformedFrame, MessageTooLarge
 
 from ..receipts import Group
 
-NO_LEDGER = (1 << 64) - 1  # in a receipt row: these messages were stored before
-
 
 class Outbox:
     """in_flight: written in the current epoch, unsent: not yet; each oldest first."""
@@ -74,8 +72,6 @@ class Outbox:
         settled = 0
         groups = self.in_flight
         for sequence_id, count, ledger, entry, index in rows:
-            if ledger == NO_LEDGER:
-                ledger = entry = -1  # stored before
             while count and groups:
                 group = groups[0]
                 expected = group.next_sequence_id
