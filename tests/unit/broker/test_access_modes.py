@@ -324,13 +324,13 @@ async def test_planted_an_epoch_that_is_forgotten_at_a_hand_over(monkeypatch: py
 
 
 async def test_planted_a_fenced_producer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def impatient(producers: Any, claim: Any, new_port: Any, store_epoch: Any) -> Any:
+    async def impatient(producers: Any, *given: Any) -> Any:
         for session in producers:
             session.outstanding, queued = 0, session.outstanding
-            opened = await let_in(producers, claim, new_port, store_epoch)
+            opened = await let_in(producers, *given)
             session.outstanding = queued
             return opened
-        return await let_in(producers, claim, new_port, store_epoch)
+        return await let_in(producers, *given)
 
     monkeypatch.setattr("magnetar.broker.topics.topic.let_in", impatient)
     with pytest.raises(AssertionError):

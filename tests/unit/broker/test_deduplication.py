@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from magnetar.broker import Broker
 from magnetar.broker.log.records import log_state_path, namespace_path
 from magnetar.broker.topics.coalescer import GatheredEntry, ReceiptRun
 from magnetar.broker.topics.core.producers import SessionState
+from magnetar.broker.topics.log_state import StoredLogState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID
@@ -56,6 +58,15 @@ async def connected(broker: Broker, name: str = "p", **named: Any) -> FakeClient
     client = FakeClient(broker)
     client.opened = await client.producer(name=name, **named)  # type: ignore[attr-defined]
     return client
+
+
+async def connected_at_last(broker: Broker, **named: Any) -> FakeClient:
+    """Tries again until the broker is ready."""
+    while True:
+        try:
+            return await connected(broker, **named)
+        except ServiceNotReady:
+            await asyncio.sleep(0.001)
 
 
 def last_of(client: FakeClient) -> int:
@@ -379,8 +390,7 @@ async def test_the_policy_of_the_namespace_counts_too_and_what_is_left_over_goes
         await set_policy(FakeClient(broker), None, version, topic="", namespace="public/default")
         # Off before the topic was loaded: what was stored of it may not count when it is on again.
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is not None
-        assert last_of(await connected(broker)) == -1
-        await settle(100)
+        assert last_of(await connected_at_last(broker)) == -1
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is None
 
 
@@ -405,19 +415,56 @@ async def test_what_cannot_be_deleted_yet_may_not_count_when_it_is_on_again(
 
         monkeypatch.setattr(states, "drop", failing)
         version = await set_policy(client, False, 0)
-        client.handler.connection_closed(None)
-        client = await connected(broker)
         await set_policy(client, True, version)
         while failures:
             await asyncio.sleep(0.001)
         client.handler.connection_closed(None)
-        while True:
-            try:
-                client = await connected(broker, epoch=3)
-                break
-            except ServiceNotReady:
-                await asyncio.sleep(0.001)
-        assert last_of(client) == -1
+        assert last_of(await connected_at_last(broker, epoch=3)) == -1
+
+
+async def test_nobody_begins_anew_while_what_was_known_may_become_the_next_owners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is switched off, what it knew cannot be deleted, and the next owner finds it switched on again."""
+    stage = Stage(retry_initial_ms=1, retry_max_ms=1)
+    async with stage.producer() as client:
+        client.publish(*numbered(0, 4))
+        await client.confirmed(5)
+    async with stage.broker(crashes=True) as broker:
+        client = FakeClient(broker)
+        await client.consumer()
+        away = AsyncMock(side_effect=BookieUnavailable("away"))
+        monkeypatch.setattr(broker.topics[str(TOPIC)].states, "drop", away)
+        version = await set_policy(client, False, 0)
+        with pytest.raises(ServiceNotReady, match="read or deleted first"):
+            await connected(broker)  # it would begin with 0, which the next owner takes for a duplicate
+        await set_policy(client, True, version)
+    async with stage.broker() as broker:
+        assert last_of(await connected(broker)) == 4
+
+
+async def test_who_waits_for_a_place_is_let_in_once_it_is_known_what_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is switched on while an older session's groups are waited for, and its state cannot be opened at once."""
+    stage = Stage(deduplication=False, retry_initial_ms=1, retry_max_ms=1)
+    async with stage.broker() as broker:
+        old = await connected(broker)
+        stage.ledgers.hold = True
+        old.publish(b"0")
+        await settle()
+        old.handler.connection_closed(None)
+        opening = asyncio.create_task(connected(broker, epoch=1))
+        await settle()
+        away = AsyncMock(side_effect=BookieUnavailable("away"))
+        with monkeypatch.context() as patched:
+            patched.setattr(StoredLogState, "_begin", away)
+            await set_policy(FakeClient(broker), True, 0)
+            assert away.await_count
+            stage.ledgers.hold = False
+            stage.ledgers.confirm()
+            with pytest.raises(ServiceNotReady, match="away"):
+                await opening
 
 
 async def test_no_producer_is_let_in_while_it_is_not_known_what_it_has_stored() -> None:
@@ -445,13 +492,7 @@ async def test_no_producer_is_let_in_while_it_is_not_known_what_it_has_stored() 
         await consumer.consumer()
         assert await consumer.received(3) == numbered(0, 2)  # nobody else waits for it
         stage.ledgers.unopened.clear()
-        while True:
-            try:
-                client = await connected(broker)
-                break
-            except ServiceNotReady:
-                await asyncio.sleep(0.001)
-        assert last_of(client) == 2
+        assert last_of(await connected_at_last(broker)) == 2
 
 
 async def test_off_it_costs_nothing() -> None:
@@ -585,17 +626,11 @@ async def test_policies_that_are_not_known_keep_producers_out_only_where_somethi
 
     stage.metadata.get = failing  # type: ignore[method-assign]
     async with stage.broker() as broker:
-        with pytest.raises(ServiceNotReady, match="is known, and not read yet"):
+        with pytest.raises(ServiceNotReady, match="is known, and is read or deleted first"):
             await connected(broker)
         await FakeClient(broker).producer(topic="another")
         away.clear()
-        while True:
-            try:
-                client = await connected(broker)
-                break
-            except ServiceNotReady:
-                await asyncio.sleep(0.001)
-        assert last_of(client) == 0
+        assert last_of(await connected_at_last(broker)) == 0
 
 
 async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner() -> None:

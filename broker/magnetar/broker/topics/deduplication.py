@@ -5,8 +5,8 @@
     ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
 
 Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
-stores is known when its name is opened again. While the policies of the namespace are not known, no producer is opened of a
-topic of which something is stored.
+stores is known when its name is opened again. While the policies of the namespace are not known, or what was known is not
+deleted yet, no producer is opened of a topic of which something is stored.
 """
 
 from __future__ import annotations
@@ -127,12 +127,15 @@ class Deduplication:
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises ServiceNotReady while it is not known what a session would begin with."""
+        """Raises ServiceNotReady while it is not known what a session would begin with.
+
+        What is left over might become the next owner's: nobody begins anew before it is deleted.
+        """
         if self._opened is not None:
             self._opened.check()
-        elif self._found and self._wanted() is not False:
+        elif self._found or self._left_over:
             raise ServiceNotReady(
-                f"what producers of topic {self._topic} have stored is known, and not read yet; try again"
+                f"what producers of topic {self._topic} have stored is known, and is read or deleted first; try again"
             )
 
     def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:

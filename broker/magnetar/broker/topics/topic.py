@@ -295,8 +295,7 @@ class Topic:
         producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        self.deduplication.check()
-        session = await let_in(self.producers, claim, new_port, self._store_epoch)
+        session = await let_in(self.producers, claim, new_port, self._store_epoch, self.deduplication.check)
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
 
