@@ -31,8 +31,8 @@ async def let_in(
 ) -> ProducerSession:
     """The claim's session. Nothing of the claim is left if this is cancelled, or raises as `Producers.open`.
 
-    `store_epoch` makes the topic's next epoch durable and returns it; `check` raises while nobody may be let in. A claim that
-    waits is told for whom, each time when that is somebody else.
+    `store_epoch` makes the topic's next epoch durable and returns it; `check` raises while nobody may be let in. A claim
+    that waits is told for whom, each time when that is somebody else.
     """
     loop, told = asyncio.get_running_loop(), ""
     try:
