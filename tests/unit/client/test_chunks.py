@@ -959,9 +959,10 @@ async def _read(consumer: Any, message: Any) -> bytes:
     return b"".join([piece async for piece in consumer.stream(message)])
 
 
+@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("type", ["shared", "failover"])
-async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_and_comes_again(
-    client: Client, type: SubscriptionType
+async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_only_for_what_is_no_stream(
+    client: Client, type: SubscriptionType, small: bool
 ) -> None:
     """Who reads it takes nothing from the queue, so that its chunks would never come."""
     chunking = await client.create_producer("t", chunking=True)
@@ -976,12 +977,13 @@ async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_and_come
     streaming = asyncio.create_task(chunking.send_stream(source()))
     await until(lambda: chunking.last_sequence_id >= 0)
     await chunking.flush()
-    for number in (3, 4):
-        await other.send(large(number))
+    between = [b"3", b"4"] if small else [large(3), large(4)]
+    for value in between:
+        await other.send(value)
     more.set()
     await streaming
     consumer = await client.subscribe(
-        "t", "s", type=type, start="earliest", stream_chunks=True, receiver_queue_bytes=2 * SIZE,
+        "t", "s", type=type, start="earliest", stream_chunks=True, receiver_queue_messages=2,
         expire_incomplete_chunked_messages=0.3, nack_delay=0.0,
     )  # fmt: skip
     seen, lost = dict[bytes, int](), 0
@@ -995,5 +997,74 @@ async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_and_come
             else:
                 seen[value] = message.redelivery_count
                 await consumer.ack(message)
-    assert set(seen) == {large(1) + large(2), large(3), large(4)}
-    assert lost >= 1
+    assert set(seen) == {large(1) + large(2), *between}
+    assert (lost > 0) == small
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("type", SUBSCRIPTION_TYPES)
+async def test_streams_are_read_one_after_another_however_many_are_sent_at_a_time(
+    client: Client, type: SubscriptionType, stored: bool
+) -> None:
+    """The chunks of those that are not read yet leave no room for the one that is, and each broke off again and again."""
+    producers = [await client.create_producer("t", chunking=True) for _ in range(4)]
+    values = [b"".join(large(10 * number + piece, 1) * 2 for piece in range(5)) for number in range(4)]
+    turns = [asyncio.Event() for _ in range(21)]
+    turns[0].set()
+
+    async def source(number: int) -> AsyncIterator[bytes]:
+        """Its pieces come in turn with those of the others."""
+        for piece in range(5):
+            turn = 4 * piece + number
+            await turns[turn].wait()
+            yield large(10 * number + piece, 1) * 2
+            turns[turn + 1].set()
+
+    sending = asyncio.gather(*(producers[number].send_stream(source(number)) for number in range(4)))
+    if stored:
+        await sending
+    consumer = await client.subscribe(
+        "t", "s", type=type, start="earliest", stream_chunks=True, receiver_queue_messages=3
+    )
+    got = dict[bytes, int]()
+    async with asyncio.timeout(20):
+        while len(got) < 4:
+            message = await consumer.receive()
+            got[await _read(consumer, message)] = message.redelivery_count
+            await consumer.ack(message, receipt=True)
+    await sending
+    assert got == dict.fromkeys(values, 0)
+    stats = await client.admin.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+
+
+async def test_streams_that_are_in_hand_and_not_read_break_off_for_the_one_that_is_read(
+    client: Client,
+) -> None:
+    """Each of them has one chunk that nobody takes, and together these fill the queue."""
+    values = [large(number, 3) for number in range(3)]
+    more = [asyncio.Event() for _ in values]
+
+    async def source(number: int) -> AsyncIterator[bytes]:
+        yield values[number][: SIZE * 3 // 2]
+        await more[number].wait()
+        yield values[number][SIZE * 3 // 2 :]
+
+    producers = [await client.create_producer("t", chunking=True) for _ in values]
+    sending = [asyncio.create_task(producers[number].send_stream(source(number))) for number in range(3)]
+    consumer = await client.subscribe(
+        "t", "s", start="earliest", stream_chunks=True, receiver_queue_messages=3, nack_delay=0.1,
+        expire_incomplete_chunked_messages=1.0,
+    )  # fmt: skip
+    in_hand = await take(consumer, 3)
+    for event in more:
+        event.set()
+    await asyncio.gather(*sending)
+    assert await _read(consumer, in_hand[0]) in values
+    await consumer.ack(in_hand[0])
+    for message in in_hand[1:]:
+        with pytest.raises(MessageLost, match="nobody reads it"):
+            await _read(consumer, message)
+    again = [await consumer.receive(5.0) for _ in range(2)]
+    got = [await _read(consumer, message) for message in again]
+    assert len({*got, *values}) == 3

@@ -9,7 +9,12 @@ message with more chunks than the receiver queue holds can be finished; the byte
 max_pending_chunked_messages * max_chunked_message_bytes.
 
 *Streamed* (stream_chunks): it is queued with its first chunk, and what nobody has read of it fills the receiver queue, which
-holds the rest back at the broker. Once it is acknowledged or nacked nobody reads the rest: it is not kept.
+holds the rest back at the broker. Once it is acknowledged or nacked nobody reads the rest: it is not kept. Where the chunks
+of several messages alternate, those of messages that are still queued may leave no room for one that is read:
+
+    queue of 3 chunks, A is read:  B0 C0 D0 | A1 B1 C1 D1 ...    A1 waits at the broker: B, C and D are put off
+                                            | A2 ... A4          is read to its end; B1, C1 ... are not kept
+    the next message is taken:     B is given back as a whole, C and D as well: they come again, as if for the first time
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ from .resume_point import ResumePoint
 
 _log = logging.getLogger(__name__)
 
+# A chunk that came before the one in front of it is asked for again after that time, in seconds.
+AHEAD_S = 0.1
 # How many deliveries that came since the first chunk of an unfinished message are remembered, for cumulative acks.
 MAX_REMEMBERED_ROWS = 100_000
 
@@ -79,32 +86,33 @@ class ChunkedDelivery(Delivery):
 class StreamedDelivery(ChunkedDelivery):
     """The same while it is coming: an iterator over its value. `taken_at`: when somebody took a piece, or it was begun.
 
-    `awaited`: somebody waits for its next piece.
+    `opened`: it is not queued any more. `put_off`: it never will be; when its turn has come it is given back.
     """
 
-    __slots__ = ("_arrived", "_error", "_on_taken", "awaited", "taken_at")
+    __slots__ = ("_arrived", "_error", "_intake", "opened", "put_off", "taken_at")
 
     message_type = StreamedMessage
 
-    def __init__(
-        self, first: Delivery, message: Unfinished[AckRow], on_taken: Callable[[], object], now: float
-    ) -> None:
+    def __init__(self, first: Delivery, message: Unfinished[AckRow], intake: ChunkIntake, now: float) -> None:
         super().__init__(first, message)
         self.permits = 0  # what waits in `pieces` counts
-        self._on_taken = on_taken
+        self._intake = intake
         self._arrived = asyncio.Event()
         self._error: MagnetarError | None = None
-        self.awaited = False
+        self.opened = self.put_off = False
         self.taken_at = now
 
     def values(self) -> list[bytes | None]:
         """See Delivery: it has to be read."""
+        self.opened = True
+        if self.put_off:
+            self._intake.give_back(self)
         return [None]
 
     def feed(self, piece: bytes, *, last: bool) -> None:
         """The next piece."""
         self.finished = last
-        if not self.ended:
+        if not self.ended and not self.put_off:
             self.pieces.append(piece)
             self._arrived.set()
 
@@ -122,7 +130,7 @@ class StreamedDelivery(ChunkedDelivery):
     def close(self) -> None:
         """The rest is not wanted. What has not come yet is not kept either."""
         self.end(AlreadyClosed(f"the stream of message {self.id} was closed"))
-        self._on_taken()
+        self._intake.on_taken()
 
     def __aiter__(self) -> StreamedDelivery:
         return self
@@ -135,14 +143,15 @@ class StreamedDelivery(ChunkedDelivery):
             if self.finished:
                 raise StopAsyncIteration
             self._arrived.clear()
-            self.awaited = True
+            self._intake.awaited.add(self)
+            self._intake.make_room()
             try:
                 await self._arrived.wait()
             finally:
-                self.awaited = False
+                self._intake.awaited.discard(self)
         self.taken_at = asyncio.get_running_loop().time()
         piece = self.pieces.popleft()
-        self._on_taken()
+        self._intake.on_taken()
         return piece
 
 
@@ -172,7 +181,7 @@ class ChunkIntake:
         self._acknowledger = acknowledger
         self._position = position
         self._queue = queue
-        self._on_taken = on_taken
+        self.on_taken = on_taken
         self._loop = asyncio.get_running_loop()
         self._streams = options.stream_chunks
         self._durable = options.durable
@@ -185,6 +194,7 @@ class ChunkIntake:
             options.max_pending_chunked_messages, self._max_bytes, self._expire_s, holds=not self._streams
         )
         self._reading: dict[StreamedDelivery, Unfinished[AckRow]] = {}  # coming, or with something to be read
+        self.awaited = set[StreamedDelivery]()  # somebody waits for their next pieces
         self.waits_since: float | None = None  # when the program began to wait for a message, if it does
         self._timer: asyncio.TimerHandle | None = None
         # Where acknowledgements may be cumulative: messages whose last chunk may lie behind what is acknowledged, what was
@@ -247,10 +257,17 @@ class ChunkIntake:
             self._queue(Failure(part.epoch, error))
             return
         now, piece, producer = self._loop.time(), value or b"", part.producer_name(0)
-        known = self._assembler.find(producer, chunk.chunk_id)
-        if known is not None and known.sink.flags[0] == GIVEN_BACK:
-            self._assembler.remove(known)  # it comes again, and begins anew
         (place,) = part.rows(0, 1)
+        known = self._assembler.find(producer, chunk.chunk_id)
+        if known is not None:
+            comes_again = known.sink.flags[0] == GIVEN_BACK  # and begins anew
+            if chunk.index > (0 if comes_again else known.next_index):
+                self._acknowledger.give_back_rows(
+                    [place], AHEAD_S
+                )  # the one in front of it is on its way again
+                return
+            if comes_again:
+                self._assembler.remove(known)
         added = self._assembler.add(producer, chunk, place, piece, now)
         for let_go in added.let_go:
             self._let_go(let_go)
@@ -282,7 +299,7 @@ class ChunkIntake:
     ) -> ChunkedDelivery:
         delivery = ChunkedDelivery(part, message)
         if self._streams:
-            delivery = StreamedDelivery(part, message, self._on_taken, now)
+            delivery = StreamedDelivery(part, message, self, now)
             self._reading[delivery] = message
             self._queue(delivery)
         if self._in_order:
@@ -307,6 +324,21 @@ class ChunkIntake:
         )
 
     # --- streams -----------------------------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Puts off what is queued if it leaves no room for a stream that is awaited."""
+        if self.awaited and self._is_full():
+            for delivery in [one for one in self._reading if not one.opened]:
+                del self._reading[delivery]
+                delivery.put_off = True
+                delivery.pieces.clear()
+            self.on_taken()
+
+    def give_back(self, delivery: StreamedDelivery) -> None:
+        """What was put off comes again, from its first chunk on."""
+        if delivery.flags[0] == UNACKED:
+            delivery.flags[0] = GIVEN_BACK
+            self._acknowledger.redeliver(delivery.id.chunks, counted=False)
 
     def held(self) -> tuple[int, int]:
         """Pieces and bytes that wait to be read; what is acknowledged or nacked by now is not kept for that."""
@@ -372,31 +404,33 @@ class ChunkIntake:
         if not self._may_receive():
             for message in self._assembler.unfinished:
                 self._assembler.touch(message, now)  # its chunks wait at the broker
-        for delivery, message in list(self._reading.items()):
-            if now - delivery.taken_at < self._expire_s:
+        idle = dict[StreamedDelivery, Unfinished[AckRow]]()
+        for delivery, message in self._reading.items():
+            if now - delivery.taken_at >= self._expire_s:
+                idle[delivery] = message
+            else:
                 self._assembler.touch(message, now)
-            elif delivery.pieces and self._in_the_way(now):
-                self._assembler.remove(message)
-                self._let_go(LetGo("nobody reads it, and others wait", message.places, False, message))
-            elif delivery.awaited and self._is_full():
-                # Whoever waits for its rest does not take what is in the way of it, and would wait for ever.
-                self._assembler.remove(message)
+        # Whoever waits for the rest of one does not take what is in the way of it, and would wait for ever.
+        stuck = [one for one in idle if one in self.awaited] if self._is_full() else []
+        if stuck or (self.waits_since is not None and now - self.waits_since >= self._expire_s):
+            unread = [one for one in idle if one.pieces]
+            why = "nobody reads it, and others wait"
+            if not unread:
                 why = "its chunks wait behind messages that fill the receiver queue"
+            for delivery in unread or stuck:
+                message = idle[delivery]
+                self._assembler.remove(message)
                 self._let_go(LetGo(why, message.places, False, message))
         for let_go in self._assembler.expire(now):
             # Other consumers may have given it back before: it comes to an end, however many there are.
             old = let_go.message is not None and self._age_s(let_go.message.sink) >= 2 * self._expire_s
             self._let_go(let_go._replace(dropped=True) if old else let_go)
         self._set_timer()
-        self._on_taken()
+        self.on_taken()
 
     def _age_s(self, delivery: ChunkedDelivery) -> float:
         """Since its last chunk was stored, by the clocks of broker and client."""
         return (self._now_ms() - delivery.stored_ms) / 1000
-
-    def _in_the_way(self, now: float) -> bool:
-        """True if the program waits for another message, for which what it does not read may leave no room."""
-        return self.waits_since is not None and now - self.waits_since >= self._expire_s
 
     def first_open(self) -> MessageId | None:
         """Where the first message begins that was not handed out as a whole."""
@@ -429,7 +463,8 @@ class ChunkIntake:
     def _is_done(self, delivery: ChunkedDelivery) -> bool:
         if self._durable:
             return delivery.flags[0] in (QUEUED, ACKED)
-        return delivery.finished and not self._position.is_behind(last_place(delivery.id))
+        handed_out = delivery.finished and not self._position.is_behind(last_place(delivery.id))
+        return handed_out and delivery.flags[0] != GIVEN_BACK
 
     def up_to(self, message_id: MessageId) -> tuple[MessageId | None, list[AckRow]]:
         """What is acknowledged by acknowledging everything up to a message: everything up to another one, and some rows.

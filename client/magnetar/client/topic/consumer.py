@@ -552,8 +552,11 @@ class TopicConsumer:
                 if not self.stopped:  # else nobody puts them together, and a single chunk is no message
                     self._chunks.take(delivery)
                     self._grant()
+                    self._chunks.make_room()
                 return
         self._enqueue(delivery)
+        if self._chunks.awaited:
+            self._chunks.make_room()
 
     def _enqueue(self, delivery: Delivery | Failure) -> None:
         """It is to be handed out, unless the filter takes it."""
