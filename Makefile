@@ -113,10 +113,11 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster of brokers and bookies"
 	@PYTHONPATH=tests $(PY) -m sim.runner cluster --seeds $(SEEDS) --failed-once $(ARGS)
-	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster, in the standalone service, and while ledgers are repaired"
+	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster, in the standalone service, while ledgers are repaired, and with delivery times"
 	@PYTHONPATH=tests $(PY) -m sim.runner once --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_repaired --seeds $(SEEDS) --failed-once $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner once_delayed --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the control run: the same storm stores some messages twice without deduplication"
 	@PYTHONPATH=tests $(PY) -m sim.runner once_control --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of delayed messages in the standalone service"

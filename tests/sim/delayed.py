@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
+from magnetar.broker.topics import delays
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto.ids import MessageId
 from sim.consuming import INDIVIDUAL, KEYS, plan_of
@@ -28,42 +31,61 @@ MEASURED_PRODUCER = "measured"
 AT_REST_WITHIN_S = 35.0
 
 
+_set_now_and_then = SimClock.set_now_and_then
+
+
+@contextmanager
+def noted_clocks() -> Iterator[None]:
+    """For a run, which makes `DelayedHistory.clocks`; states are stored so often that crashes come at every step of that."""
+    with (
+        patch.object(
+            SimClock,
+            "set_now_and_then",
+            lambda clock, process: DelayedHistory.clocks.set_now_and_then(clock, process),
+        ),
+        patch.object(delays, "EVERY_ENTRIES", 6),
+        patch.object(delays, "INTERVAL_MS", 400),
+    ):
+        yield
+
+
 class Clocks:
-    """What the clock of the service shows, for `SimClock.set_now_and_then`: until `hold`, somebody sets it."""
+    """What the clocks of the service show: until `hold`, somebody sets them."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, names: str) -> None:
+        """`names`: how those of processes begin that serve topics."""
         self._loop = loop
-        self._set = SimClock.set_now_and_then
+        self._names = names
         self._held = False
-        self._clock: SimClock | None = None  # of the present daemon
-        self._skews: list[tuple[float, int]] = []  # since when, ms
+        self._clocks: dict[str, SimClock] = {}  # of the present process of each name
+        self._skews: dict[str, list[tuple[float, int]]] = {}  # of these: since when, ms
 
-    def patch(self) -> Callable[[SimClock, SimProcess], None]:
-        """The replacement of the method."""
-
-        def set_now_and_then(clock: SimClock, process: SimProcess) -> None:
-            if not process.alive:
-                return
-            self._clock = clock
-            if not self._held:
-                self._set(clock, process)
-            self._skews.append((self._loop.now, clock.skew_ms))
-
-        return set_now_and_then
+    def set_now_and_then(self, clock: SimClock, process: SimProcess) -> None:
+        """In place of that of SimClock."""
+        if not process.alive:
+            return
+        if not self._held:
+            _set_now_and_then(clock, process)
+        if process.name.startswith(self._names):
+            self._clocks[process.name] = clock
+            self._note(process.name)
 
     def hold(self) -> None:
-        """From here on it shows the time."""
+        """From here on they show the time."""
         self._held = True
-        if self._clock is not None:
-            self._clock.skew_ms = 0
-        self._skews.append((self._loop.now, 0))
+        for name, clock in self._clocks.items():
+            clock.skew_ms = 0
+            self._note(name)
+
+    def _note(self, name: str) -> None:
+        self._skews.setdefault(name, []).append((self._loop.now, self._clocks[name].skew_ms))
 
     def highest_ms(self, since: float, until: float) -> int:
-        """The latest time that it showed in a span."""
-        ends = [at for at, _ in self._skews[1:]] + [until]
+        """The latest time that one of them showed in a span."""
         return max(
             EPOCH_MS + skew_ms + int(min(end, until) * 1000)
-            for (at, skew_ms), end in zip(self._skews, ends, strict=True)
+            for skews in self._skews.values()
+            for (at, skew_ms), end in zip(skews, [*(at for at, _ in skews[1:]), until], strict=True)
             if end >= since and at <= until
         )
 
@@ -131,11 +153,39 @@ class DelayedHistory(History):
         }
 
 
-class DelayedLoad(Load):
-    """A part of the messages has a delivery time; when the storm is over, others follow, which are not to be late."""
+class DueLoad(Load):
+    """A part of the messages has a delivery time."""
 
     history: DelayedHistory
     subscription = DelayedSubscription
+
+    def start(self) -> None:
+        """See Load."""
+        for subscription in self.history.subscriptions.values():
+            if subscription.type in INDIVIDUAL:
+                assert isinstance(subscription, DelayedSubscription)
+                subscription.history, subscription.delayed = self.history, self.history.due_ms
+        super().start()
+
+    def _deliver_at(self, message: Name) -> int | None:
+        """See Load. Of a message that is sent once more the first time counts, as that may be stored."""
+        rng = random.Random(f"{self._loop.seed} {message}")
+        if rng.random() >= DELAYED and message[0] != MEASURED_PRODUCER:
+            return None
+        self.history.sent_at.setdefault(message, self._loop.now)
+        due_ms = EPOCH_MS + int((self._loop.now + rng.uniform(*DELAYS_S)) * 1000)
+        self.history.due_ms.setdefault(message, due_ms)
+        return due_ms
+
+    def stop_disturbing(self) -> None:
+        """See Load."""
+        super().stop_disturbing()
+        self.history.clocks.hold()
+
+
+class DelayedLoad(DueLoad):
+    """When the storm is over, others follow, which are not to be late."""
+
     paddings = (0, 10, 100, 1000)
     bursts_per_s = 4.0
     paced_per_s = 20.0
@@ -149,25 +199,10 @@ class DelayedLoad(Load):
             url,
             [plan_of(loop.rng, type, trimming=history.trimming) for type in (first, second)],
         )
-        for subscription in history.subscriptions.values():
-            if subscription.type in INDIVIDUAL:
-                assert isinstance(subscription, DelayedSubscription)
-                subscription.history, subscription.delayed = history, history.due_ms
-
-    def _deliver_at(self, message: Name) -> int | None:
-        """See Load."""
-        rng = random.Random(f"{self._loop.seed} {message}")
-        if rng.random() >= DELAYED and message[0] != MEASURED_PRODUCER:
-            return None
-        self.history.sent_at[message] = self._loop.now
-        due_ms = EPOCH_MS + int((self._loop.now + rng.uniform(*DELAYS_S)) * 1000)
-        self.history.due_ms[message] = due_ms
-        return due_ms
 
     def stop_disturbing(self) -> None:
         """See Load."""
         super().stop_disturbing()
-        self.history.clocks.hold()
         self.producers.append(self._spawn(MEASURED_PRODUCER, self._measure()))
 
     async def _measure(self) -> None:
@@ -190,4 +225,4 @@ class DelayedLoad(Load):
         await client.close()
 
 
-__all__ = ["Clocks", "DelayedHistory", "DelayedLoad"]
+__all__ = ["Clocks", "DelayedHistory", "DelayedLoad", "DueLoad", "noted_clocks"]

@@ -182,7 +182,9 @@ class OnceLoad(Load):
                 self.history.sent[name] = max(self.history.sent.get(name, 0), number)
                 key = f"{name}-{message[1] % KEYS}"
                 padding = min(rng.choice(self.paddings), LARGEST[name == "paced"])
-                receipt = producer.send_nowait(value_of(message, padding), key)
+                receipt = producer.send_nowait(
+                    value_of(message, padding), key, deliver_at=self._deliver_at(message)
+                )
                 waiting.append(asyncio.create_task(self._confirm(message, receipt)))
             waiting = [task for task in waiting if not task.done() or task.exception() is not None]
             await asyncio.sleep(rng.expovariate(self.bursts_per_s if burst > 1 else self.paced_per_s))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from unittest.mock import patch
 
-from magnetar.broker.topics import delays
 from sim import storm
-from sim.delayed import Clocks, DelayedHistory, DelayedLoad
+from sim.delayed import Clocks, DelayedHistory, DelayedLoad, noted_clocks
 from sim.scenarios.standalone import EXPECTED_FAULTS, StandaloneBackend
-from support.sim import SimClock, SimLoop, Trace
+from support.sim import SimLoop, Trace
 
 __all__ = ["EXPECTED_FAULTS", "play"]
 
@@ -18,16 +16,12 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
     """See sim.runner."""
 
     def backend(loop: SimLoop) -> StandaloneBackend:
-        clocks = DelayedHistory.clocks = Clocks(loop)
-        patching.enter_context(patch.object(SimClock, "set_now_and_then", clocks.patch()))
+        DelayedHistory.clocks = Clocks(loop, "daemon")
         return StandaloneBackend(loop)
 
-    with ExitStack() as patching:
-        for where, name, value in (
-            (storm, "History", DelayedHistory),
-            (storm, "Load", DelayedLoad),
-            (delays, "EVERY_ENTRIES", 6),  # so often that crashes come before, during and after them
-            (delays, "INTERVAL_MS", 400),
-        ):
-            patching.enter_context(patch.object(where, name, value))
+    with (
+        noted_clocks(),
+        patch.object(storm, "History", DelayedHistory),
+        patch.object(storm, "Load", DelayedLoad),
+    ):
         return storm.play_storm(seed, trace, backend)
