@@ -20,6 +20,7 @@ from magnetar.proto.errors import (
     InvalidTopicName,
     MagnetarError,
     PartitionNotFound,
+    SubscriptionNotFound,
     TooManyRequests,
     TopicBusy,
     TopicInUse,
@@ -442,6 +443,51 @@ async def test_whatever_write_a_crash_meets_the_same_call_again_completes_it(
             await check(client)
         at += 1
     assert at > 3
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_subscriptions_that_went_since_a_growth_was_interrupted_come_back_with_no_partition(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.topics.partitions._CREATED_AT_ONCE", 2)
+    at, done = 0, False
+    while not done:
+        disk = ModelKeyValue()
+        store = Crashing(disk)
+        async with running_broker(metadata=store) as broker:
+            client = FakeClient(broker)
+            await client.ask(c.CreateTopic, "orders", 2)
+            for name in ("billing", "audit"):
+                await client.ask(c.CreateSubscription, "orders-partition-0", name)
+            store.writes, store.at, store.after = 0, at, after
+            try:
+                await client.ask(c.UpdatePartitions, "orders", 5)
+                done = store.writes <= at
+            except MagnetarError:
+                pass
+            store.at = -1
+        heir = MemoryMetadataStore(disk)
+        async with running_broker(metadata=heir) as broker:
+            client = FakeClient(broker)
+            for number in range(await partitions(client)):
+                partition = f"orders-partition-{number}"
+                with suppress(SubscriptionNotFound):
+                    await client.ask(c.DeleteSubscription, partition, "billing")
+                await client.ask(c.CreateSubscription, partition, "new")
+            await client.ask(c.UpdatePartitions, "orders", 5)
+            for number in (0, *range(2, 5)):
+                stats = await client.ask(c.TopicStats, f"orders-partition-{number}")
+                assert sorted(stats["subscriptions"]) == ["audit", "new"], (at, number)
+            await delete(client)
+            assert await topics(client) == []
+            assert await everything(heir, TOPICS_ROOT) == []
+        at += 1
+    assert at > 5
+
+
+async def everything(store: MemoryMetadataStore, path: str) -> list[str]:
+    found = [f"{path.rstrip('/')}/{name}" for name in await store.children(path)]
+    return found + [one for child in found for one in await everything(store, child)]
 
 
 async def test_growth_and_deletion_at_a_time_leave_nothing_behind() -> None:

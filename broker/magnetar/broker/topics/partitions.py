@@ -9,7 +9,8 @@
 A crash anywhere leaves one of these states, and the same call again goes on from there. Heads are written under a check of
 the record's version, so none is made once a topic is DELETING, and whoever deletes finds all of them. A partition is never
 made by its use: if its head is missing it does not exist. Subscriptions of new partitions begin at their first message, so
-nobody who reads the whole topic misses what is stored there before he learns of them.
+nobody who reads the whole topic misses what is stored there before he learns of them. Those that an interrupted growth left
+hold nothing, for nobody can use a partition beyond the count; the next growth deletes those of which the topic has no more.
 
 Any broker answers for the record; whoever has to do with a topic follows it (`followed`), and so learns of its growth and
 its policies. "Partitioned or not" is decided by the store: each kind is made under the check that the other is absent.
@@ -17,13 +18,14 @@ its policies. "Partitioned or not" is decided by the store: each kind is made un
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Check, Create
+from magnetar.metadata.store import Check, Create, Delete
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -246,16 +248,28 @@ class PartitionedTopics:
         nodes = [Create(topic_path(one), head) for one in names]
         nodes += [Create(cursor_path(one, name), pointer) for one in names for name in subscriptions]
         check = Check(partitioned_path(name), found.version)
+        if found.record.partitions:
+            await self._delete_leftovers(name, found, subscriptions)
         for at in range(0, len(nodes), _CREATED_AT_ONCE):
             part = nodes[at : at + _CREATED_AT_ONCE]
             try:
                 await self._metadata.commit([check, *part])
             except AlreadyExists:  # a call that was interrupted made some of them
                 for node in part:
-                    try:
+                    with contextlib.suppress(AlreadyExists):
                         await self._metadata.commit([check, node])
-                    except AlreadyExists:
-                        continue
+
+    async def _delete_leftovers(
+        self, name: TopicName, found: PartitionedTopic, subscriptions: list[str]
+    ) -> None:
+        """Of an interrupted growth: subscriptions that the topic does not have any more."""
+        check = Check(partitioned_path(name), found.version)
+        for number in await self._partitions_left(name):
+            if number >= found.record.partitions:
+                partition = name.partition_of(number)
+                stored = await self._metadata.children(cursors_path(partition))
+                for subscription in set(stored).difference(subscriptions):
+                    await self._metadata.commit([check, Delete(cursor_path(partition, subscription))])
 
     async def _subscriptions(self, first: TopicName) -> list[str]:
         """The durable subscriptions of a partition."""
