@@ -394,8 +394,9 @@ async def test_the_policy_of_the_namespace_counts_too_and_what_is_left_over_goes
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is None
 
 
+@pytest.mark.parametrize("error", [BookieUnavailable("away"), ValueError("a defect")])
 async def test_what_cannot_be_deleted_yet_may_not_count_when_it_is_on_again(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(retry_initial_ms=1, retry_max_ms=1, deduplication_snapshot_entries=1)
     async with stage.broker() as broker:
@@ -410,7 +411,7 @@ async def test_what_cannot_be_deleted_yet_may_not_count_when_it_is_on_again(
             nonlocal failures
             if failures:
                 failures -= 1
-                raise BookieUnavailable("away")
+                raise error
             await drop(kind)
 
         monkeypatch.setattr(states, "drop", failing)
@@ -465,6 +466,33 @@ async def test_who_waits_for_a_place_is_let_in_once_it_is_known_what_is_stored(
             stage.ledgers.confirm()
             with pytest.raises(ServiceNotReady, match="away"):
                 await opening
+
+
+async def test_a_defect_while_it_is_switched_on_leaves_nobody_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(deduplication=False, retry_initial_ms=1, retry_max_ms=1)
+    async with stage.broker() as broker:
+        client = await connected(broker)
+        states = broker.topics[str(TOPIC)].states
+        with monkeypatch.context() as patch:
+
+            async def failing(*given: Any, **named: Any) -> None:
+                raise ValueError("a defect")
+
+            patch.setattr(states, "open", failing)
+            await set_policy(client, True, 0)
+            assert "deduplication is not switched on yet: a defect" in caplog.text
+            client.handler.connection_closed(None)
+            with pytest.raises(ServiceNotReady, match="is read or deleted first"):
+                await connected(broker)
+        while broker.topics[str(TOPIC)].deduplication._opened is None:
+            await asyncio.sleep(0.001)
+        client = await connected(broker)
+        client.publish(b"0")
+        client.publish(b"0")
+        await client.confirmed(2)
+        assert await stored(broker, 1) == [b"0"]
 
 
 async def test_no_producer_is_let_in_while_it_is_not_known_what_it_has_stored() -> None:
@@ -626,7 +654,7 @@ async def test_policies_that_are_not_known_keep_producers_out_only_where_somethi
 
     stage.metadata.get = failing  # type: ignore[method-assign]
     async with stage.broker() as broker:
-        with pytest.raises(ServiceNotReady, match="is known, and is read or deleted first"):
+        with pytest.raises(ServiceNotReady, match="is read or deleted first"):
             await connected(broker)
         await FakeClient(broker).producer(topic="another")
         away.clear()

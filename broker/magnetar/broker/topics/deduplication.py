@@ -5,8 +5,9 @@
     ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
 
 Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
-stores is known when its name is opened again. While the policies of the namespace are not known, or what was known is not
-deleted yet, no producer is opened of a topic of which something is stored.
+stores is known when its name is opened again. No producer is opened while it is to be ON and is not yet, nor, of a topic of
+which something is stored, while the policies of the namespace are not known or what was known is not deleted yet. What fails
+on the way, by a defect too, is tried again.
 """
 
 from __future__ import annotations
@@ -114,8 +115,11 @@ class Deduplication:
                     self._found = False
                 else:
                     return
-            except MagnetarError as error:
-                _log.warning("topic %s: what deduplication knew is not deleted yet: %s", self._topic, error)
+            except Exception as error:
+                _log.warning(
+                    "topic %s: deduplication is not switched %s yet: %s",
+                    self._topic, "on" if wanted else "off", error, exc_info=not isinstance(error, MagnetarError),
+                )  # fmt: skip
                 await asyncio.sleep(pause_ms / 1000)
                 pause_ms = min(pause_ms * 2, settings.retry_max_ms)
 
@@ -133,9 +137,9 @@ class Deduplication:
         """
         if self._opened is not None:
             self._opened.check()
-        elif self._found or self._left_over:
+        elif self._found or self._left_over or self._wanted():
             raise ServiceNotReady(
-                f"what producers of topic {self._topic} have stored is known, and is read or deleted first; try again"
+                f"what producers of topic {self._topic} have stored is read or deleted first; try again"
             )
 
     def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:
