@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from magnetar.broker.topics import deduplication as module
+from magnetar.broker.topics import log_state
 from magnetar.broker.topics.core.deduplication import KnownProducers, Pushed
 from magnetar.broker.topics.deduplication import Deduplication
 from magnetar.broker.topics.log_state import StoredLogState
@@ -42,11 +43,10 @@ def position_taken_after_awaiting() -> None:
         if self._snapshot_due or not store.has_room:
             self._snapshot_due = True
             await store.replace()
-        pieces = list(self._state.changes()) or [b""]
-        for piece in pieces:
-            await store.append(self._record(piece, None), 1)
+        for piece in list(self._state.changes()):
+            await store.append(log_state._encode(log_state._Record(None, piece)), 1)
         place = self._place
-        await store.append(self._record(b"", place), 1)
+        await store.append(log_state._encode(log_state._Record(place, b"")), 1)
         self._snapshot_due = False
         self._durable = place
         self._unwritten -= unwritten

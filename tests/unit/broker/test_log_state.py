@@ -122,6 +122,12 @@ class Served:
             self.stage.published += 1
             await self.client.until(lambda before=before: len(self.client.receipts) > before)
 
+    async def write(self) -> None:
+        """What was confirmed before is stored when this returns."""
+        self.stored._begin_write()
+        while self.stored._task is not None:
+            await asyncio.wait([self.stored._task])
+
     def complete(self) -> bool:
         return list(self.state.entries.values()) == [2] * self.stage.published
 
@@ -300,7 +306,7 @@ async def test_the_log_is_kept_from_the_stored_position_on_and_freely_once_all_i
         await FakeClient(served.broker).consumer(1, "billing", start=("latest", None))
         lowest = served.topic.retention.lowest()
         assert lowest == ((0, 0, 0), "the seen state is not stored beyond it yet")
-        await served.stored.flush()
+        await served.write()
         assert served.topic.retention.lowest().position > (0, 0, 0)
 
 
@@ -327,7 +333,7 @@ async def test_a_failed_write_is_said_once_and_tried_again(caplog: pytest.LogCap
 
         stage.metadata.put = failing  # type: ignore[method-assign]
         await served.publish(2)
-        await served.stored.flush()
+        await served.write()
         assert served.stored.needed_from[:2] == (0, 4)
         assert [record.message for record in caplog.records].count(
             f"the seen state of topic {TOPIC} cannot be written yet: the bookie has failed"
@@ -383,6 +389,42 @@ async def test_it_is_switched_on_and_off_and_deleted_with_its_topic() -> None:
         await served.broker.delete_topic(TOPIC, force=True)
     assert not stage.ledgers.ledgers
     assert await stage.metadata.get(PATH) is None
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "found"])
+async def test_a_former_owner_that_drops_a_state_again_leaves_the_next_owners_alone(opened: bool) -> None:
+    """Its first try fails, the next owner takes over, and then it tries again before it has learned of that."""
+    stage = Stage(every=1)
+    async with stage.served() as old:
+        await old.publish(2)
+        await settle()
+        states = old.topic.states
+        if not opened:
+            await states._by_kind.pop("seen").close(fenced=True)
+        get = stage.metadata.get
+
+        async def away(path: str) -> Any:
+            stage.metadata.get = get  # type: ignore[method-assign]
+            raise BookieUnavailable("the store is away")
+
+        stage.metadata.get = away  # type: ignore[method-assign]
+        with pytest.raises(BookieUnavailable):
+            await states.drop("seen")
+        async with stage.served(crashes=False) as new:
+            assert new.complete()
+            await new.publish(2)
+            await settle()
+            ledger_id = (await stage.pointer()).ledger_id
+            with pytest.raises(MagnetarError):
+                await states.drop("seen")
+            assert (await stage.pointer()).ledger_id == ledger_id
+            assert ledger_id in stage.ledgers.ledgers
+            assert old.topic.not_served is not None
+            await new.publish(2)
+            await settle()
+            assert new.topic.not_served is None
+    async with stage.served() as heir:
+        assert heir.complete()
 
 
 async def test_a_state_that_was_being_deleted_begins_anew_at_the_end() -> None:
@@ -448,7 +490,7 @@ async def test_pieces_are_made_one_at_a_time_so_that_a_large_state_stops_nobody(
     stage = Stage(every=6)
     async with stage.served() as served:
         await served.publish(every)
-        await served.stored.flush()
+        await served.write()
         assert made == 1, "a snapshot makes none of them but the first"
         stage.ledgers.hold, before = True, made
         for number in range(every, every + 6):

@@ -102,7 +102,7 @@ class SnapshotLedger:
         self._writer: Writer | None = None
         self._former: Writer | None = None  # of the ledger that the pointer named before
         self._entries = 0  # in the ledger
-        self.damage = ""  # that `recover` has met
+        self.damage = ""  # that `recover` has met so far
         self.changed_rows = 0  # that reading the ledger replays beside the snapshot
 
     @property
@@ -146,6 +146,13 @@ class SnapshotLedger:
         rows = 0  # replayed in this turn of the loop
         reader: Reader | None = None
         damage: list[MagnetarError] = []
+
+        def note(error: MagnetarError) -> None:
+            damage.append(error)
+            self.damage = (
+                f"{len(damage)} of {last + 1} entries of its ledger {ledger_id} cannot be read ({damage[0]})"
+            )
+
         while first <= last:
             try:
                 if reader is None:
@@ -155,7 +162,7 @@ class SnapshotLedger:
             except MagnetarError as error:
                 if not is_damage(error):
                     raise
-                damage.append(error)
+                note(error)
                 first += 1
                 continue
             for entry in entries:
@@ -165,12 +172,8 @@ class SnapshotLedger:
                 try:
                     rows += 1 + apply(entry[LEDGER_ENTRY_HEADER_BYTES:])
                 except DataDirectoryError as error:
-                    damage.append(error)
+                    note(error)
             first += len(entries)
-        if damage:
-            self.damage = (
-                f"{len(damage)} of {last + 1} entries of its ledger {ledger_id} cannot be read ({damage[0]})"
-            )
 
     @contextlib.contextmanager
     def _noticing_another_owner(self) -> Iterator[None]:
@@ -316,8 +319,9 @@ class SnapshotLedger:
 
     def detach(self) -> None:
         """Nothing is written any more: the ledger is another owner's, or is about to be deleted."""
-        if self._writer is not None:
-            self._writer.detach()
+        for writer in (self._writer, self._former):
+            if writer is not None:
+                writer.detach()
 
     async def delete(self) -> None:
         """The state does not exist from the first write on; its ledgers and pointer are deleted when this returns.
@@ -328,22 +332,30 @@ class SnapshotLedger:
         if not pointer.known:
             with contextlib.suppress(DataDirectoryError), self._noticing_another_owner():
                 await pointer.read()
-        if pointer.damaged:
-            _log.warning(
-                "%s: deleted; nothing of it can be read, so that its ledger, if it has one, stays: the ledger whose "
-                "property `%s` is this path", self._name, self._kind,
-            )  # fmt: skip
-            await pointer.delete()
-            return
-        self._leave_ledger()
+        self.detach()
         with self._noticing_another_owner():
-            await pointer.move(NO_LEDGER, [], deleting=True)
-        await self.delete_former()
-        if pointer.record.trimmed:
-            raise TopicBusy(
-                f"the ledgers of the {self._kind} at {self.path} could not be deleted yet; delete it again"
-            )
+            await delete_stored(pointer, self._ledgers, self._kind)
+
+
+async def delete_stored(pointer: Pointer, ledgers: Ledgers, kind: str) -> None:
+    """What a pointer that was read names, and the pointer. Raises TopicBusy if a ledger cannot be deleted yet.
+
+    VersionConflict: another owner has changed the pointer since then; nothing of his is deleted.
+    """
+    if pointer.damaged:
+        _log.warning(
+            "%s %s: deleted; nothing of it can be read, so that its ledger, if it has one, stays: the ledger whose "
+            "property `%s` is this path", kind, pointer.path, kind,
+        )  # fmt: skip
         await pointer.delete()
+        return
+    await pointer.move(NO_LEDGER, [], deleting=True)
+    await delete_ledgers(ledgers, pointer.record.trimmed, f"{kind} {pointer.path}")
+    if pointer.record.trimmed:
+        raise TopicBusy(
+            f"the ledgers of the {kind} at {pointer.path} could not be deleted yet; delete it again"
+        )
+    await pointer.delete()
 
 
 def resolve(future: asyncio.Future[None], error: MagnetarError | None) -> None:

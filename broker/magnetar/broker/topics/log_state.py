@@ -14,25 +14,26 @@ the next owner may not find it. The position that is stored is that of the momen
 state goes on changing while it is written. So some entries may be replayed that later pieces have already: `replay` of what
 a state has changes nothing.
 
-**Cadence**: every `every_entries` entries, or `interval_ms` after the first entry that is not stored yet; `flush` at once.
-Changes are appended to a `snapshot_ledger`; all is written anew when its ledger is full or its changes outweigh the state.
-A write that failed is tried again after a pause that doubles, and said once. Nothing waits for it but `flush` and `close`.
+**Cadence**: every `every_entries` entries, or `interval_ms` after the first entry that is not stored yet. Changes are
+appended to a `snapshot_ledger`; all is written anew when its ledger is full or its changes outweigh the state. A write that
+failed is tried again after a pause that doubles, and said once. Nothing waits for it but `close`.
 
 **Replay** reads through `log/reading`, 256 KB in each turn of the loop, and leaves the tail cache alone. Ledgers that were
 attached are passed over: none of their messages came from a producer of this topic. So is what was trimmed, and what was
 appended before the state's `needed_since_ms`. An entry that is damaged is left out, and said.
 
-**Damage** in the state's own ledger: records are numbered, and the last position before a gap counts. What stands behind is
-applied all the same (each piece is true by itself), and the log is replayed from that position on. A damaged node goes, and
-all of the log is replayed.
+**Damage** in the state's own ledger: the last position before it counts. What stands behind is applied all the same (each
+piece is true by itself), and the log is replayed from that position on. A damaged node goes, and all of the log is replayed.
 
 **Retention**: the log keeps all from the stored position on, as long as there are entries behind it.
 
 **Owners** (rule 52): opening fences the state's ledger and writes its node. A former owner meets that at its next write, and
 its topic fences itself; what it wrote before is true in any case, since it describes entries that are in the log.
 
-**On and off**: `LogStates.open` begins with what is stored, or with an empty state at the end of the log; `drop` deletes it.
-When a topic is deleted, so is all that is below `log_states_path`.
+**On and off**: `LogStates.open` begins with what is stored, or with an empty state at the end of the log. `drop` deletes
+what it finds, by the version that it finds, and writes the topic's head in between: an owner takes over the head first and
+states after that, so a former one that comes too late meets a conflict, and deletes nothing. When a topic is deleted, so is
+all that is below `log_states_path`.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ from magnetar.proto.errors import (
     MessageLost,
     ServiceNotReady,
     TopicNotServed,
+    VersionConflict,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.runtime.tasks import begin
+from magnetar.runtime.tasks import begin, wait_at_most
 
-from ..cursors.snapshot_ledger import SnapshotLedger, is_damage
+from ..cursors.pointer import Pointer
+from ..cursors.snapshot_ledger import SnapshotLedger, delete_stored, is_damage
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import log_state_path, log_states_path
 from .components import Components
@@ -112,21 +115,20 @@ class LogState(Protocol[T_contra]):
 class _Record(msgspec.Struct, array_like=True):
     """How a piece is stored."""
 
-    number: int  # rises by 1 from the snapshot's first piece on; -1: a summary, which says nothing
     place: Place | None  # of the snapshot or the change that ends with this piece
-    piece: bytes
+    piece: bytes  # empty: nothing but a position, or not even that
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Record).decode
 
 
-def _marked(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Whether each is the last one; an empty one if there is none."""
+def _records(pieces: Iterator[bytes], place: Place) -> Iterator[bytes]:
+    """The last one has the position; an empty one if there are no pieces."""
     piece: bytes | None = next(pieces, b"")
     while piece is not None:
         following = next(pieces, None)
-        yield piece, following is None
+        yield _encode(_Record(place if following is None else None, piece))
         piece = following
 
 
@@ -157,36 +159,30 @@ class StoredLogState(Generic[T]):
         self._place: Place = (0, 0)  # of the state in memory
         self._durable: Place | None = None  # of what is stored; None: not known yet
         self._unwritten = 0  # entries between the two
-        self._number = 0  # of the next record
         self._snapshot_due = False  # changes were taken out of the state, or a better ledger can be made
         self._snapshot_place: Place = (0, 0)
         self._snapshot_bytes = self._changed_bytes = 0  # of the ledger
         self._task: asyncio.Task[None] | None = None  # that opens or writes
         self._timer: asyncio.TimerHandle | None = None
+        self._tried = asyncio.Event()  # to open it
         self._closing = asyncio.Event()
-        self._fenced = False
 
     def _new_store(self) -> SnapshotLedger:
         ledger, components = self._ledger, self._components
         settings, path = components.settings, log_state_path(ledger.name, self.kind)
         return SnapshotLedger(
             self.kind, path, self, components.metadata, components.ledgers, lambda: ledger.durability().of_ledger(),
-            self._taken_over,
+            ledger.fence,
             max_entries=settings.max_cursor_ledger_entries, max_inline_bytes=settings.max_inline_cursor_bytes,
             pause_s=_PAUSE_S,
         )  # fmt: skip
-
-    def _taken_over(self, error: MagnetarError) -> None:
-        self._fenced = True
-        self._ledger.fence(error)
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Returns when the state follows the log, or when the first attempt failed; others come by themselves."""
-        tried: asyncio.Future[None] = self._loop.create_future()
-        self._task = begin(self._open(tried), f"opening the {self._name}")
-        await asyncio.wait([tried], timeout=_FIRST_TRY_S)
+        self._task = begin(self._open(), f"opening the {self._name}")
+        await wait_at_most(self._tried, _FIRST_TRY_S)
 
     async def opened(self) -> bool:
         """Returns when the state follows the log; False if it is closed before that."""
@@ -199,7 +195,7 @@ class StoredLogState(Generic[T]):
         if not self.following:
             raise ServiceNotReady(self._trouble)
 
-    async def _open(self, tried: asyncio.Future[None]) -> None:
+    async def _open(self) -> None:
         pause_ms = self._components.settings.retry_initial_ms
         try:
             while not self._closing.is_set() and not self.following:
@@ -208,25 +204,22 @@ class StoredLogState(Generic[T]):
                 except Exception as error:
                     self._trouble = f"the {self._name} cannot be read yet, and is tried again: {error}"
                     _log.warning("%s", self._trouble, exc_info=not isinstance(error, MagnetarError))
-                    if not tried.done():
-                        tried.set_result(None)
+                    self._tried.set()
                     pause_ms = await self._pause(pause_ms)
         finally:
-            if not tried.done():
-                tried.set_result(None)
+            self._tried.set()
             self._idle()
 
     async def _pause(self, pause_ms: int) -> int:
         """Returns how long the next one is to be; ends early when the state is closed."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), pause_ms / 1000)
+        await wait_at_most(self._closing, pause_ms / 1000)
         return min(pause_ms * 2, self._components.settings.retry_max_ms)
 
     async def _recover(self) -> Place:
         """Takes over what is stored, or begins a state; returns from where on the log is to be replayed."""
         self._store, self._durable = self._new_store(), None
         self._place = (0, 0)
-        self._number = self._unwritten = self._snapshot_bytes = self._changed_bytes = 0
+        self._unwritten = self._snapshot_bytes = self._changed_bytes = 0
         self._state.clear()
         end = self._ledger.list.end[:2]
         if await self._components.metadata.get(self._store.path) is None:
@@ -258,12 +251,9 @@ class StoredLogState(Generic[T]):
             record = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DataDirectoryError(f"a record is damaged: {error}") from error
-        if record.number < 0:
-            return 0
-        rows = self._state.apply(record.piece) if record.piece else 0  # empty: a position alone
+        rows = self._state.apply(record.piece) if record.piece else 0
         self._snapshot_bytes += len(record.piece)
-        if record.number <= self._number:  # no record before it is missing
-            self._number = max(self._number, record.number + 1)
+        if not self._store.damage:
             self._place = record.place or self._place
         return rows
 
@@ -342,23 +332,14 @@ class StoredLogState(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is None and self.following and not self._fenced:
+        if self._task is None and self.following:
             self._task = begin(self._write_until_stored(), f"writing the {self._name}")
-
-    async def flush(self) -> None:
-        """Returns once all entries that were confirmed before are stored, or the topic has ended."""
-        place = self._place
-        while self._durable is not None and self._durable < place:
-            self._begin_write()
-            if self._task is None:
-                return
-            await asyncio.wait([self._task])
 
     async def _write_until_stored(self) -> None:
         pause_ms = self._components.settings.retry_initial_ms
         failed = False
         try:
-            while not self._closing.is_set() and not self._fenced:
+            while not self._closing.is_set() and self._ledger.changes.not_served is None:
                 try:
                     await self._write()
                     await self._store.delete_former()
@@ -382,16 +363,12 @@ class StoredLogState(Generic[T]):
             await store.replace()
             place = self._snapshot_place
         else:
-            for piece, last in _marked(iter(self._state.changes())):
-                await store.append(self._record(piece, place if last else None), 1)
-                self._changed_bytes += len(piece)
+            for record in _records(iter(self._state.changes()), place):
+                await store.append(record, 1)
+                self._changed_bytes += len(record)
         self._snapshot_due = False
         self._durable = place
         self._unwritten -= unwritten
-
-    def _record(self, piece: bytes, place: Place | None) -> bytes:
-        self._number += 1
-        return _encode(_Record(self._number - 1, place, piece))
 
     # --- StoredState -------------------------------------------------------------------------------------------------
 
@@ -402,17 +379,17 @@ class StoredLogState(Generic[T]):
 
     def pieces(self) -> Iterator[bytes]:
         """As records. The last one has the position of the moment in which the first one was made."""
-        self._snapshot_place = place = self._place
-        self._number = self._snapshot_bytes = self._changed_bytes = 0
+        self._snapshot_place = self._place
+        self._snapshot_bytes = self._changed_bytes = 0
         if next(iter(self._state.changes()), None):  # what was taken out is in the pieces, and only there
             self._snapshot_due = True
-        for piece, last in _marked(self._state.pieces()):
-            self._snapshot_bytes += len(piece)
-            yield self._record(piece, place if last else None)
+        for record in _records(self._state.pieces(), self._snapshot_place):
+            self._snapshot_bytes += len(record)
+            yield record
 
     def summary(self) -> bytes:
         """Nothing: then the ledger alone says what the state is."""
-        return _encode(_Record(-1, None, b""))
+        return _encode(_Record(None, b""))
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -429,7 +406,7 @@ class StoredLogState(Generic[T]):
             if not opened:
                 self._task.cancel()
             await asyncio.wait([self._task])
-        if fenced or self._fenced or not opened:
+        if fenced or self._ledger.changes.not_served is not None or not opened:
             self._store.detach()
             return
         size = self._snapshot_bytes + self._changed_bytes
@@ -443,11 +420,6 @@ class StoredLogState(Generic[T]):
         except Exception as error:  # the next owner recovers what is stored, and replays the rest
             defect = not isinstance(error, MagnetarError)
             _log.warning("the %s was not closed cleanly: %s", self._name, error, exc_info=defect)
-
-    async def delete(self) -> None:
-        """Nothing is stored any more. Raises VersionConflict, and deletes nothing, if there is another owner."""
-        await self.close(fenced=True)
-        await self._store.delete()
 
 
 class LogStates(Generic[T]):
@@ -473,12 +445,16 @@ class LogStates(Generic[T]):
         return opened
 
     async def drop(self, kind: str) -> None:
-        """Nothing is stored of this kind any more when this returns. May be called again after it raised."""
-        opened = self._by_kind.pop(kind, None)
-        if opened is None:
-            await self._delete(kind)
-        else:
-            await opened.delete()
+        """Nothing is stored of this kind any more when this returns. May be called again after it raised.
+
+        Raises VersionConflict or TopicNotServed, and has deleted nothing, if there is another owner.
+        """
+        if (opened := self._by_kind.pop(kind, None)) is not None:
+            await opened.close(fenced=True)
+        found = await self._pointer(kind)
+        if found is not None:
+            await self._ledger.changes.edit(self._ledger.list.commit)
+            await self._delete(kind, found)
 
     def confirmed(self, ledger_id: int, entry_id: int, context: T) -> None:
         """An entry is durable. A defect in a state ends the topic here: its next owner makes the state of the log."""
@@ -508,24 +484,18 @@ class LogStates(Generic[T]):
     async def delete(self) -> None:
         """All that is stored of any kind goes, with the topic. Raises TopicBusy: delete it again."""
         for kind in await self.stored():
-            await self._delete(kind)
+            if (found := await self._pointer(kind)) is not None:
+                await self._delete(kind, found)
 
-    async def _delete(self, kind: str) -> None:
-        path, components = log_state_path(self._ledger.name, kind), self._components
-        if await components.metadata.get(path) is not None:
-            await SnapshotLedger(
-                kind, path, _NoState(), components.metadata, components.ledgers, dict, self._ledger.fence,
-                max_entries=1, max_inline_bytes=0,
-            ).delete()  # fmt: skip
+    async def _pointer(self, kind: str) -> Pointer | None:
+        pointer = Pointer(log_state_path(self._ledger.name, kind), self._components.metadata)
+        with contextlib.suppress(DataDirectoryError):
+            await pointer.read()
+        return pointer if pointer.known else None
 
-
-class _NoState:
-    """Of what is to be deleted, whatever it was."""
-
-    generation = 0
-
-    def pieces(self) -> Iterator[bytes]:
-        return iter(())
-
-    def summary(self) -> bytes:
-        return b""
+    async def _delete(self, kind: str, found: Pointer) -> None:
+        try:
+            await delete_stored(found, self._components.ledgers, kind)
+        except VersionConflict as conflict:
+            self._ledger.fence(conflict)
+            raise
