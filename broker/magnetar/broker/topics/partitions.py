@@ -268,7 +268,7 @@ class PartitionedTopics:
             if number >= found.record.partitions:
                 partition = name.partition_of(number)
                 stored = await self._metadata.children(cursors_path(partition))
-                for subscription in set(stored).difference(subscriptions):
+                for subscription in sorted(set(stored).difference(subscriptions)):
                     await self._metadata.commit([check, Delete(cursor_path(partition, subscription))])
 
     async def _subscriptions(self, first: TopicName) -> list[str]:
