@@ -31,6 +31,11 @@ async def until(condition: Callable[..., Any]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def until_sent(producer: Any, sequence_id: int) -> None:
+    """Returns when the message with this id, or its first chunk, is on its way."""
+    await until(lambda: producer._producer._sent_through >= sequence_id)
+
+
 async def take(consumer: Any, count: int) -> list[Any]:
     """The next `count` messages, each within 2 s."""
     return [await consumer.receive(2.0) for _ in range(count)]

@@ -38,7 +38,7 @@ from .core.routing import OutgoingMessage, Router
 from .options import ProducerOptions
 from .receipts import Receipt
 from .topic.chunking import Source
-from .topic.columns import checked_key, cut_columns, some_failed
+from .topic.columns import checked_key, cut_columns
 from .topic.producer import TopicProducer
 from .topics_watch import PartitionsWatch
 
@@ -145,13 +145,13 @@ class PartitionedProducer:
     def _is_ready(self, number: int) -> bool:
         return self._producers[number].ready
 
-    async def send_columns(self, columns: Columns) -> list[MessageId]:
-        """See Producer.send_many, which has checked them. Everything is routed before anything is sent."""
+    async def store_columns(self, columns: Columns) -> tuple[list[MessageId | None], MagnetarError | None]:
+        """See TopicProducer. Everything is routed before anything is sent."""
         producers = self._producers
         if not self._router.by_function and (columns.keys is None or None in columns.keys):
             _check_returns(columns.sequence_ids)
         count = len(columns.values)
-        pieces = cut_columns(columns, producers[0].max_message_bytes)
+        pieces = cut_columns(columns, producers[0].max_message_bytes, chunking=self.options.chunking)
         parts: dict[int, Sequence[int]] = {}  # by partition: which messages
         if self._router.by_function or columns.keys is not None or len(pieces) < 2:
             parts = self._router.share_out(columns, self._is_ready)
@@ -162,7 +162,7 @@ class PartitionedProducer:
                 parts[partition] = [*parts.get(partition, ()), *range(start, start + len(piece.values))]
                 start += len(piece.values)
         if len(parts) == 1:
-            return await producers[next(iter(parts))].send_columns(columns)
+            return await producers[next(iter(parts))].store_columns(columns)
         outcomes = await asyncio.gather(
             *[
                 producers[partition].store_columns(_part_of(columns, part))
@@ -170,13 +170,10 @@ class PartitionedProducer:
             ]
         )
         ids: list[MessageId | None] = [None] * count
-        failures = [failure for _, failure in outcomes if failure is not None]
         for part, (stored, _) in zip(parts.values(), outcomes, strict=True):
             for number, message_id in zip(part, stored):  # nothing is stored of what was not sent
                 ids[number] = message_id
-        if failures:
-            raise some_failed(failures[0], ids, count)
-        return ids  # type: ignore[return-value]
+        return ids, next((failure for _, failure in outcomes if failure is not None), None)
 
     async def flush(self) -> None:
         """Raises as `all_of`."""
@@ -244,7 +241,7 @@ class PartitionedProducer:
             raise
         self._producers = [made.get(number) or old[number] for number in range(count)]
         for producer in self._producers:
-            producer.options = replace(producer.options, max_pending_bytes=self._share(count))
+            producer.room.max_pending_bytes = self._share(count)
         for producer in old:
             if producer not in self._producers:
                 producer.abort()

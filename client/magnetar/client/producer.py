@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from magnetar.proto.batch import Key, Properties
 from magnetar.proto.errors import ProducerQueueFull
@@ -15,8 +16,22 @@ from .member import Member
 from .partitioned_producer import PartitionedProducer
 from .receipts import Receipt
 from .topic.chunking import Source
-from .topic.columns import checked_columns
+from .topic.columns import MessageFields, checked_columns, some_failed
 from .topic.producer import TopicProducer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _with_fields(method: F) -> F:
+    """`help` shows the MessageFields one by one."""
+    signature = inspect.signature(method)
+    *own, _ = signature.parameters.values()
+    fields = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in MessageFields.__annotations__.items()
+    ]
+    vars(method)["__signature__"] = signature.replace(parameters=[*own, *fields])
+    return method
 
 
 class Producer(Member):
@@ -44,7 +59,7 @@ class Producer(Member):
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that was sent, or that the service had under this name when it was opened; -1: none.
+        """Of the last message that is stored, of this session or of earlier ones under this name; -1: none is known.
 
         The service knows names where the topic has deduplication. A program that sends with sequence ids of its own, the
         numbers of lines for one, goes on behind this.
@@ -78,7 +93,8 @@ class Producer(Member):
 
         event_time, deliver_at: a datetime (local if it has no tzinfo) or ms since the epoch; deliver_after: seconds or a
         timedelta from now. shared and key_shared consumers get the message then, at most 10 ms late by the clocks of client
-        and broker; the others get it at once, as all do if the time has passed.
+        and broker; the others get it at once, as all do if the time has passed. Numbers below 10**12, of 2001, are refused
+        as deliver_at: they are seconds.
 
         sequence_id: the message's number among those of this producer, which rise, with or without gaps; None: the next.
         Where the topic has deduplication, what is at or below the last one that was stored under the producer's name is not
@@ -99,29 +115,13 @@ class Producer(Member):
             deliver_after=deliver_after,
         )
 
-    async def send(
-        self,
-        value: bytes | None,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: datetime | int | None = None,
-        deliver_after: Duration | None = None,
-    ) -> MessageId:
+    @_with_fields
+    async def send(self, value: bytes | None, key: Key = None, **more: Unpack[MessageFields]) -> MessageId:
         """Sends and waits until the message is durable on the ack quorum; returns its id.
 
         At the memory bound it waits for room, at most send_timeout (block_when_full=False: raises ProducerQueueFull).
-        Raises as `send_nowait`, and SendTimeout.
+        Takes and raises what `send_nowait` does, and raises SendTimeout.
         """
-        more: dict[str, Any] = {
-            "properties": properties,
-            "event_time": event_time,
-            "sequence_id": sequence_id,
-            "deliver_at": deliver_at,
-            "deliver_after": deliver_after,
-        }
         try:
             receipt = self.send_nowait(value, key, **more)
         except ProducerQueueFull:
@@ -147,19 +147,13 @@ class Producer(Member):
         each message that is stored, and None for the others; its text says whether these may have been stored all the same.
         """
         columns = checked_columns(values, keys, properties, event_times, sequence_ids, deliver_at)
-        return await self._producer.send_columns(columns)
+        ids, failure = await self._producer.store_columns(columns)
+        if failure is not None:
+            raise some_failed(failure, ids, len(columns.values)) if ids else failure
+        return ids  # type: ignore[return-value]
 
-    async def send_stream(
-        self,
-        source: Source,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: datetime | int | None = None,
-        deliver_after: Duration | None = None,
-    ) -> MessageId:
+    @_with_fields
+    async def send_stream(self, source: Source, key: Key = None, **more: Unpack[MessageFields]) -> MessageId:
         """Sends what a binary file or an iterable of bytes (asynchronous or not) has as one message, however large it is.
 
         At most two chunks of it are in memory here, beside what max_pending_bytes lets be under way. Whoever sends
@@ -167,16 +161,7 @@ class Producer(Member):
         durable. When the source raises, or this call is cancelled, the message is never finished: consumers let go of it.
         Raises as `send`, and InvalidArgument for a producer without chunking.
         """
-        receipt = await self._producer.send_stream(
-            source,
-            key,
-            properties=properties,
-            event_time=event_time,
-            sequence_id=sequence_id,
-            deliver_at=deliver_at,
-            deliver_after=deliver_after,
-        )
-        return await receipt
+        return await (await self._producer.send_stream(source, key, **more))
 
     async def flush(self) -> None:
         """Waits until everything sent so far is durable. Raises what a message failed with if nobody has seen it yet."""

@@ -30,6 +30,9 @@ from magnetar.proto.ids import DUPLICATE_ID, NO_PARTITION, MessageId
 _new_id = partial(tuple.__new__, MessageId)
 
 
+_NOWHERE = (-1, 0, 0)
+
+
 def copy_of(error: MagnetarError) -> MagnetarError:
     """To raise it more than once: every raise adds to an exception's traceback."""
     return type(error)(error.message, **error.details)
@@ -40,7 +43,8 @@ class Group:
 
     message_count is 0 while the group is open. sequence_ids: None where they count up from the first. `runs` holds (first
     message of the run, ledger, entry, index) with rising first messages, and covers the first `confirmed` messages; of those
-    that the broker had before, the ledger is -1. settled: confirmed == message_count, or `error` is set.
+    that the broker had before, the ledger is -1, and a run that it refused is in `refused`, with the error. settled:
+    confirmed == message_count, or those that are not confirmed failed with `error`.
     """
 
     __slots__ = (
@@ -55,6 +59,7 @@ class Group:
         "message_count",
         "order",
         "partition",
+        "refused",
         "runs",
         "sequence_ids",
         "settled",
@@ -71,6 +76,7 @@ class Group:
         self.encoded: EncodedBatches | None = None  # kept until it settles, so that it can be sent again
         self.order: list[int] | None = None  # of the messages among those stored; None: as they were sent
         self.runs: list[tuple[int, int, int, int]] = []
+        self.refused: dict[int, MagnetarError] = {}  # by the first message of the run
         self.settled = False
         self.error: MagnetarError | None = None
         self.error_seen = False  # somebody awaited a receipt and got it
@@ -79,14 +85,16 @@ class Group:
     @property
     def next_sequence_id(self) -> int:
         """Of the first message that is not confirmed."""
-        ids = self.sequence_ids
-        return self.first_sequence_id + self.confirmed if ids is None else ids[self.confirmed]
+        return self.sequence_id(self.confirmed)
 
     @property
     def last_sequence_id(self) -> int:
         """Of a closed group."""
-        ids = self.sequence_ids
-        return self.first_sequence_id + self.message_count - 1 if ids is None else ids[-1]
+        return self.sequence_id(self.message_count - 1)
+
+    def sequence_id(self, number: int) -> int:
+        """Of message `number` in the order in which they are stored."""
+        return self.first_sequence_id + number if self.sequence_ids is None else self.sequence_ids[number]
 
     @property
     def whole(self) -> Group:
@@ -109,6 +117,15 @@ class Group:
             return False
         self._settle()
         return True
+
+    def refuse(self, error: MagnetarError) -> int:
+        """The next batch is never stored; returns how many messages it has. Those behind it go on."""
+        assert self.encoded is not None
+        first, self.error = self.confirmed, error
+        self.refused[first] = error
+        count = self.encoded.batch_end(first) - first
+        self.confirm(count, *_NOWHERE)
+        return count
 
     def fail(self, error: MagnetarError) -> None:
         """The messages that are not confirmed fail with `error`."""
@@ -153,6 +170,9 @@ class Group:
             raise self.raisable_error()
         runs = self.runs
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
+        if run[0] in self.refused:
+            self.error_seen = True
+            raise copy_of(self.refused[run[0]])
         if run[1] < 0:
             return DUPLICATE_ID._replace(partition=self.partition)
         return _new_id((run[1], run[2], run[3] + index - run[0], self.partition))
@@ -163,6 +183,9 @@ class Group:
         for (first, ledger, entry, index), end in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]
         ):
+            if first in self.refused:
+                ids += repeat(None, end - first)
+                continue
             if ledger < 0:
                 ids += repeat(DUPLICATE_ID._replace(partition=self.partition), end - first)
                 continue

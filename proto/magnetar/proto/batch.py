@@ -19,9 +19,9 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
 from itertools import compress as select
 from itertools import count as count_from
+from itertools import pairwise, repeat
 from operator import add, ne
 from typing import Any, NamedTuple
 
@@ -236,6 +236,10 @@ class EncodedBatches:
         parts[2::3] = rests
         return b"".join(parts)
 
+    def batch_end(self, message: int) -> int:
+        """How many messages there are up to the end of the batch with this one."""
+        return message + 1 if self._ends is None else self._ends[bisect_right(self._ends, message)]
+
     def batches(self) -> list[bytes]:
         """The batches one by one."""
         lengths = (_LENGTH.pack(len(rest) + 8) for rest in self._rests)
@@ -308,39 +312,25 @@ def encode_group(
     if not kinds:
         return encode_columns(columns, first_sequence_id, publish_time_ms, compression), None
     kind = kinds[0] if len(kinds) == 1 else list(zip(*kinds))
-    if by_key and columns.keys and columns.sequence_ids is None:
-        return _encode_kinds(columns, kind, first_sequence_id, publish_time_ms, compression)
     count = len(kind)
+    order = None
+    if by_key and columns.keys and columns.sequence_ids is None:
+        firsts: dict[Any, int] = {}
+        for number, one in enumerate(kind):
+            firsts.setdefault(one, number)
+        stored = sorted(range(count), key=[firsts[one] for one in kind].__getitem__)
+        if len(firsts) < count:
+            columns = Columns._make(column and [column[number] for number in stored] for column in columns)
+            kind = [kind[number] for number in stored]
+            order = sorted(range(count), key=stored.__getitem__)
     ends = [*select(count_from(1), map(ne, kind, kind[1:])), count]
-    if 2 * len(ends) > count > 1:
+    if 2 * len(ends) > count > 1 and order is None:
         return encode_singles(columns, first_sequence_id, publish_time_ms, compression), None
     rests: list[bytes] = []
     for start, end in pairwise((0, *ends)):
         first = columns.sequence_ids[start] if columns.sequence_ids else first_sequence_id + start
         rests += encode_columns(columns.part(start, end), first, publish_time_ms, compression)._rests
-    return EncodedBatches(rests, ends), None
-
-
-def _encode_kinds(
-    columns: Columns,
-    kinds: Sequence[Any],
-    first_sequence_id: int,
-    publish_time_ms: int,
-    compression: Compression,
-) -> tuple[EncodedBatches, list[int] | None]:
-    by_kind: dict[Any, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(number)
-    if len(by_kind) == len(kinds) > 1:
-        return encode_singles(columns, first_sequence_id, publish_time_ms, compression), None
-    rests: list[bytes] = []
-    stored: list[int] = []  # the number of each message that is stored
-    for numbers in by_kind.values():
-        one = Columns._make(column and [column[number] for number in numbers] for column in columns)
-        rests += encode_columns(one, first_sequence_id + len(stored), publish_time_ms, compression)._rests
-        stored += numbers
-    order = sorted(range(len(stored)), key=stored.__getitem__)
-    return EncodedBatches(rests, list(accumulate(map(len, by_kind.values())))), order
+    return EncodedBatches(rests, ends), order
 
 
 def encode_singles(

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -155,10 +156,10 @@ def test_messages_with_ids_and_times_of_their_own(url: str) -> None:
     with connect(url, max_pending_bytes=1 << 20) as client, client.create_producer("t", name="p") as producer:
         assert producer.last_sequence_id == -1
         producer.send_nowait(b"3", sequence_id=3, deliver_after=0.01).result()
-        producer.send(b"5", sequence_id=5, deliver_at=7)
+        producer.send(b"5", sequence_id=5, deliver_at=datetime(2020, 1, 1))
         with pytest.raises(SequenceIdError):
             producer.send(b"5", sequence_id=5)
-        producer.send_many([b"6", b"9"], sequence_ids=[6, 9], deliver_at=[None, 7])
+        producer.send_many([b"6", b"9"], sequence_ids=[6, 9], deliver_at=[None, datetime(2020, 1, 1)])
         assert producer.last_sequence_id == 9
         with client.create_reader("t", start="earliest") as reader:
             assert [reader.receive(timeout=1.0).sequence_id for _ in range(4)] == [3, 5, 6, 9]

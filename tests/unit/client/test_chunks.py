@@ -26,7 +26,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.topic_commands import CreateTopic
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import FramedServer
-from support.client_kit import until
+from support.client_kit import until, until_sent
 from support.served_broker import connect_to, serving, take
 
 SIZE = 1000  # of a chunk, about
@@ -123,7 +123,7 @@ async def test_others_wait_until_a_source_has_ended(client: Client) -> None:
         yield large(2)
 
     streaming = asyncio.create_task(producer.send_stream(source()))
-    await until(lambda: producer.pending_bytes or producer.last_sequence_id >= 0)
+    await until_sent(producer, 0)
     with pytest.raises(ProducerQueueFull, match="in chunks"):
         producer.send_nowait(b"x")
     waiting = asyncio.create_task(producer.send(b"behind it"))
@@ -154,7 +154,7 @@ async def test_a_source_that_fails_leaves_the_producer_usable(client: Client) ->
         await never.wait()
 
     streaming = asyncio.create_task(producer.send_stream(endless()))
-    await until(lambda: producer.last_sequence_id >= 1)
+    await until_sent(producer, 1)
     streaming.cancel()
     await producer.send(b"next")
     await producer.flush()
@@ -189,7 +189,7 @@ async def test_a_full_queue_is_no_reason_to_give_a_message_up(client: Client, ty
         yield large(2)
 
     streaming = asyncio.create_task(chunking.send_stream(source()))
-    await until(lambda: chunking.last_sequence_id >= 0)
+    await until_sent(chunking, 0)
     await chunking.flush()
     for number in range(20):
         await other.send(b"%d" % number)
@@ -288,7 +288,7 @@ async def test_all_of_it_comes_again_before_the_answer(
         yield large(2)
 
     streaming = asyncio.create_task(producer.send_stream(source()))
-    await until(lambda: producer.last_sequence_id >= 0)
+    await until_sent(producer, 0)
     await producer.flush()
     topic_consumer: Any = consumer._consumer
     call = topic_consumer._attachment.call
@@ -338,7 +338,7 @@ async def test_everything_up_to_a_message_between_its_chunks(client: Client) -> 
         yield large(2)
 
     streaming = asyncio.create_task(chunking.send_stream(source()))
-    await until(lambda: chunking.last_sequence_id >= 0)
+    await until_sent(chunking, 0)
     await chunking.flush()
     for value in (b"1", b"2"):
         await other.send(value)
@@ -371,7 +371,7 @@ async def test_everything_up_to_a_message_that_shares_an_entry_with_chunks(clien
     streaming = []
     for number, producer in enumerate(producers):
         streaming.append(asyncio.create_task(producer.send_stream(source(number))))
-        await until(lambda: producer.last_sequence_id >= 0)  # noqa: B023
+        await until_sent(producer, 0)
     small = await client.create_producer("t")
     await small.send_many([b"1", b"2"])
     more.set()
@@ -402,7 +402,7 @@ async def test_everything_up_to_one_of_several_messages_in_chunks(client: Client
     streaming = []
     for number, producer in enumerate((first, second)):
         streaming.append(asyncio.create_task(producer.send_stream(source(number))))
-        await until(lambda: producer.last_sequence_id >= 0)  # noqa: B023
+        await until_sent(producer, 0)
         await producer.flush()
     await small.send(b"1")
     await consumer.ack_cumulative(await consumer.receive(5.0), receipt=True)
@@ -432,7 +432,7 @@ async def test_a_message_that_is_too_long_in_coming_for_what_is_remembered_is_na
     chunking, other = [await client.create_producer("t", chunking=True) for _ in range(2)]
     consumer = await client.subscribe("t", "s", start="earliest")
     streaming = asyncio.create_task(chunking.send_stream(_unfinished()))
-    await until(lambda: chunking.last_sequence_id >= 0)
+    await until_sent(chunking, 0)
     await chunking.flush()
     for number in range(10):
         await other.send(b"%d" % number)
@@ -497,7 +497,7 @@ async def test_everything_up_to_a_message_behind_one_that_was_given_back(client:
         yield large(2)
 
     streaming = asyncio.create_task(first.send_stream(source()))
-    await until(lambda: first.last_sequence_id >= 0)
+    await until_sent(first, 0)
     await first.flush()
     await second.send(large(3))
     message = await consumer.receive(5.0)
@@ -525,7 +525,7 @@ async def test_a_reader_that_lost_its_connection_between_chunks(server: FramedSe
     async with connect_to(server) as another:
         reader = await another.create_reader("t", start="earliest")
         streaming = asyncio.create_task(chunking.send_stream(source()))
-        await until(lambda: chunking.last_sequence_id >= 0)
+        await until_sent(chunking, 0)
         await chunking.flush()
         await other.send(b"1")
         assert (await reader.receive(5.0)).value == b"1"
@@ -586,7 +586,7 @@ async def test_a_view_and_several_topics(client: Client) -> None:
         await view.refresh()
         assert view["k"] == large(3)
         streaming = asyncio.create_task(first.send_stream(_unfinished()))
-        await until(lambda: first.last_sequence_id >= 2)
+        await until_sent(first, 2)
         await first.flush()
         await asyncio.wait_for(view.refresh(), 5.0)
         streaming.cancel()
@@ -605,7 +605,7 @@ async def test_a_compaction_leaves_messages_whole_or_nothing_of_them(client: Cli
         yield large(4)
 
     streaming = asyncio.create_task(first.send_stream(source(), "a"))
-    await until(lambda: first.last_sequence_id >= 3)
+    await until_sent(first, 3)
     await first.flush()
     await second.send(b"between its chunks", "a")
     await second.send(b"c", "c")
@@ -724,6 +724,22 @@ async def test_deduplication_over_a_lost_connection(server: FramedServer, client
     assert (await client.admin.topic_stats("t"))["stored_messages"] == chunks + 1, "no chunk is stored twice"
 
 
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_send_many_cuts_what_is_too_large(client: Client, partitions: int) -> None:
+    await client.admin.create_topic("t", partitions=partitions)
+    producer = await client.create_producer("t", chunking=True)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    values = [b"1", large(2), None, large(4), b"5"]
+    keys = ["a", "b", "c", "d", "e"]
+    ids = await producer.send_many(
+        values, keys=keys, properties=[{"n": key} for key in keys], sequence_ids=[1, 2, 5, 7, 9]
+    )
+    got = {message.id: message for message in await take(consumer, 5)}
+    assert [got[one].value for one in ids] == values
+    assert [(got[one].key, got[one].properties) for one in ids] == [(key, {"n": key}) for key in keys]
+    assert [got[one].sequence_id for one in ids] == [1, 2, 5, 7, 9]
+
+
 async def test_deduplication_over_a_crash_in_the_middle(server: FramedServer, client: Client) -> None:
     """The program knows its name and which message it was at: it sends that again, in whatever chunks."""
     await client.admin.create_topic("t")
@@ -733,7 +749,7 @@ async def test_deduplication_over_a_crash_in_the_middle(server: FramedServer, cl
         producer = await another.create_producer("t", name="mine", chunking=True)
         await producer.send(b"0", sequence_id=10)
         streaming = asyncio.create_task(producer.send_stream(_unfinished(), sequence_id=11))
-        await until(lambda: producer.last_sequence_id == 11)
+        await until_sent(producer, 11)
         await producer.flush()
         producer.abort()
         streaming.cancel()
@@ -975,7 +991,7 @@ async def test_a_stream_whose_rest_waits_behind_a_full_queue_breaks_off_only_for
         yield large(2)
 
     streaming = asyncio.create_task(chunking.send_stream(source()))
-    await until(lambda: chunking.last_sequence_id >= 0)
+    await until_sent(chunking, 0)
     await chunking.flush()
     between = [b"3", b"4"] if small else [large(3), large(4)]
     for value in between:

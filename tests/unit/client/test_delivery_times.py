@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.client import Client, InvalidArgument, MessageId
-from magnetar.client.topic.columns import DELIVERY_STEP_MS, checked_columns, delivery_time
+from magnetar.client.topic.columns import DELIVERY_STEP_MS, MIN_DELIVER_AT_MS, checked_columns, delivery_time
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
 from magnetar.proto.message_rules import MAX_TIME_MS
@@ -41,9 +41,7 @@ def stored(broker: FakeBroker) -> Stored:
         (datetime.fromtimestamp(NOW_MS / 1000), None, NOW_MS + 7),
         (datetime.fromtimestamp(NOW_MS / 1000, UTC), None, NOW_MS + 7),
         (datetime.fromtimestamp(NOW_MS / 1000, timezone(timedelta(hours=5))), None, NOW_MS + 7),
-        (5, None, 10),  # the broker says what is past
-        (0, None, None),
-        (-7, None, None),
+        (1_000_000_000_005, None, 1_000_000_000_010),  # the broker says what is past
         (datetime(1962, 1, 1), None, None),
         (MAX_TIME_MS, None, MAX_TIME_MS),
         (None, 0.001, NOW_MS + 7),
@@ -61,7 +59,7 @@ def test_when_a_message_is_due(deliver_at: Any, deliver_after: Any, due_ms: int 
         assert columns.deliver_at_ms == [due_ms]
 
 
-@given(st.integers(1, MAX_TIME_MS))
+@given(st.integers(MIN_DELIVER_AT_MS, MAX_TIME_MS))
 def test_never_early_and_less_than_a_step_late(time_ms: int) -> None:
     due_ms = delivery_time(time_ms, None, 0)
     assert due_ms is not None
@@ -72,6 +70,10 @@ def test_never_early_and_less_than_a_step_late(time_ms: int) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        *(
+            ({"deliver_at": seconds}, f"deliver_at={seconds} is no time in milliseconds")
+            for seconds in (NOW_MS // 1000, 0, -7)
+        ),
         ({"deliver_at": NOW_MS, "deliver_after": 1.0}, "deliver_at or deliver_after, not both"),
         ({"deliver_at": MAX_TIME_MS + 1}, "not a time"),
         ({"deliver_at": "noon"}, "not a time: 'noon'"),

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from magnetar.client.receipts import Group
 from magnetar.client.topic.outbox import Outbox
+from magnetar.proto.batch import EncodedBatches
 from magnetar.proto.errors import MalformedFrame, StorageFailed
 from magnetar.proto.ids import DUPLICATE_ID, MessageId
 
@@ -25,7 +26,7 @@ Row = tuple[int, int, int, int, int]
 class OutboxAndBroker(RuleBasedStateMachine):
     """`log`: sequence ids by entry. `rows`: receipts of the current epoch that are on their way.
 
-    `borders`: of each group, the numbers of the messages at which a batch ends.
+    `borders`: of each group, the numbers of the messages at which a batch ends. `refused`: of each, those refused for good.
     """
 
     @initialize(deduplicates=st.booleans())
@@ -37,6 +38,7 @@ class OutboxAndBroker(RuleBasedStateMachine):
         self.last = -1
         self.next_id = 0
         self.borders: dict[Group, list[int]] = {}
+        self.refused: dict[Group, list[int]] = {}
         self.now = 0.0
 
     @rule(gaps=st.lists(st.sampled_from([1, 1, 1, 2, 9]), min_size=1, max_size=6), batches=st.data())
@@ -55,6 +57,8 @@ class OutboxAndBroker(RuleBasedStateMachine):
         inner = range(1, len(ids))
         cuts = batches.draw(st.sampled_from([[], list(inner)]) | st.lists(st.sampled_from(ids), max_size=2))
         self.borders[group] = sorted({*(cut for cut in cuts if cut in inner), len(ids)})
+        group.encoded = EncodedBatches([b""] * len(self.borders[group]), self.borders[group])
+        self.refused[group] = []
         self.outbox.add(group)
 
     @precondition(lambda self: self.outbox.unsent)
@@ -117,12 +121,16 @@ class OutboxAndBroker(RuleBasedStateMachine):
     @precondition(lambda self: self.outbox.in_flight)
     @rule(number=st.integers(0, 5), within=st.integers(0, 5))
     def refuse(self, number: int, within: int) -> None:
-        """The broker stored nothing from a group on; then comes a new epoch."""
+        """The broker stored nothing from a batch on, which it never will; then comes a new epoch."""
         groups = self.outbox.in_flight
         group = groups[number % len(groups)]
         wanted = min(group.first_sequence_id + within, group.last_sequence_id)
-        failed = self.outbox.fail_group_with(wanted, StorageFailed("no"))
-        assert failed is (None if group.next_sequence_id < wanted else group)
+        begin, waits = group.confirmed, group.next_sequence_id < wanted
+        end = next(border for border in self.borders[group] if border > begin)
+        refused = self.outbox.refuse(wanted, StorageFailed("no"))
+        assert refused == (None if waits else (group, end - begin))
+        if not waits:
+            self.refused[group] += range(begin, end)
         self.reconnect()
 
     @invariant()
@@ -132,7 +140,11 @@ class OutboxAndBroker(RuleBasedStateMachine):
         self.outbox.check()
         for group in self.borders:
             for number in range(group.confirmed):
-                self.check_id(group, number)
+                if number not in self.refused[group]:
+                    self.check_id(group, number)
+                    continue
+                with pytest.raises(StorageFailed):
+                    group.message_id(number)
 
     def check_id(self, group: Group, number: int) -> None:
         found: MessageId = group.message_id(number)
@@ -158,9 +170,10 @@ class OutboxAndBroker(RuleBasedStateMachine):
             assert stored == first, "nothing is stored twice"
         for group in self.borders:
             assert group.settled
-            if group.error is None:
-                ids = group.sequence_ids or range(group.first_sequence_id, group.last_sequence_id + 1)
-                assert set(ids) <= set(stored)
+            if group.confirmed == group.message_count:
+                ids = group.stored_ids()
+                assert [number for number, one in enumerate(ids) if one is None] == self.refused[group]
+                assert {group.sequence_id(number) for number, one in enumerate(ids) if one} <= set(stored)
                 known = [one for one in group.stored_ids() if one and not one.is_duplicate]
                 assert all(one < other for one, other in pairwise(known))
 
@@ -191,6 +204,6 @@ def test_a_row_may_begin_in_a_group_that_was_given_up() -> None:
         outbox.next_unsent()
     groups[1].sequence_ids = [3, 4, 8]
     outbox.expire(0.0, 10)
-    assert outbox.confirm([(0, 6, 7, 0, 0), (9, 3, 7, 0, 6)]) == 2
+    assert outbox.confirm([(0, 6, 7, 0, 0), (9, 3, 7, 0, 6)]) == 11, "the last one that is stored"
     assert groups[1].stored_ids() == [MessageId(7, 0, 3), MessageId(7, 0, 4), MessageId(7, 0, 5)]
     assert groups[0].error is not None

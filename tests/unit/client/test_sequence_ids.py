@@ -70,8 +70,9 @@ async def test_messages_with_and_without_an_id_share_a_batch(broker: FakeBroker,
     producer = await client.create_producer("t")
     for sequence_id in (None, None, 2, None, 7, None, 9, None):
         producer.send_nowait(b"x", sequence_id=sequence_id)
-    assert producer.last_sequence_id == 10
+    assert producer.last_sequence_id == -1, "nothing is stored yet"
     await producer.flush()
+    assert producer.last_sequence_id == 10
     assert broker.frames_of_sends == 1
     assert [number for number, _ in await received(client, 8)] == [0, 1, 2, 3, 7, 8, 9, 10]
 

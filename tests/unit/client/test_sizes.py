@@ -94,7 +94,7 @@ async def test_a_group_that_is_too_large_encoded_fails_alone_and_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last line, should a size be counted wrong: the connection is shared by all, and is not put at risk."""
-    monkeypatch.setattr("magnetar.client.topic.producer.message_bytes", lambda *_: 1)
+    monkeypatch.setattr("magnetar.client.topic.columns.message_bytes", lambda *_: 1)
     async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
         producer = await client.create_producer("t")
         bystander = await client.create_producer("u")

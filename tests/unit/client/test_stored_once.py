@@ -161,16 +161,16 @@ async def test_what_is_stored_before_a_batch_that_is_refused_has_its_ids_and_is_
         ledgers.hold = False
         ledgers.confirm()
         with pytest.raises(
-            InvalidArgument, match=r"max_delivery_delay_ms.*of 4 messages 2 are stored"
+            InvalidArgument, match=r"max_delivery_delay_ms.*of 4 messages 3 are stored, the first 2"
         ) as failed:
             await sending
         ids = failed.value.details["ids"]
-        assert [one is None for one in ids] == [False, False, True, True]
+        assert [one is None for one in ids] == [False, False, True, False]
         await producer.send(b"4")
         async with client.subscribe("t", "s", start="earliest") as consumer:
-            messages = await take(consumer, 4)
-            assert [one.value for one in messages] == [b"0", b"1", b"2", b"4"]
-            assert [one.id for one in messages[1:3]] == ids[:2]
+            messages = await take(consumer, 5)
+            assert [one.value for one in messages] == [b"0", b"1", b"2", b"3", b"4"]
+            assert [one.id for one in messages[1:4]] == [*ids[:2], ids[3]]
             assert await consumer.last_message_id() == messages[-1].id
 
 
@@ -186,22 +186,31 @@ async def test_send_timeout_says_that_too_many_messages_are_delayed() -> None:
             await producer.send(b"", deliver_after=3600)
 
 
-async def test_what_fails_with_a_message_that_is_refused_is_not_left_out_by_who_resumes() -> None:
+async def test_what_is_refused_fails_alone_and_what_fails_with_it_is_not_left_out_by_who_resumes() -> None:
     clock = LoopClock()
     async with (
         serving(clock=clock, deduplication=True, max_delivery_delay_ms=60_000) as server,
         connect_to(server, clock=clock) as client,
     ):
         async with client.create_producer("t", name="p") as producer:
-            due = [None, clock.now_ms() + 100_000, None]
+            late = clock.now_ms() + 100_000
+            values = [b"1", b"too late", b"3"]
+            receipts = [
+                producer.send_nowait(value, sequence_id=number, deliver_at=due)
+                for number, (value, due) in enumerate(zip(values, (None, late, None)), 1)
+            ]
+            for receipt in (receipts[0], receipts[2]):
+                assert not (await receipt).is_duplicate
             with pytest.raises(InvalidArgument, match="max_delivery_delay_ms"):
-                await producer.send_many([b"1", b"too late", b"3"], sequence_ids=[1, 2, 3], deliver_at=due)
+                await receipts[1]
+            assert producer.last_sequence_id == 3
+            await producer.flush()  # somebody has seen the error
+            due = [None, late, late, late]  # which share a batch
+            with pytest.raises(InvalidArgument, match=r"max_delivery_delay_ms.*of 4 messages 1 are stored"):
+                await producer.send_many([b""] * 4, sequence_ids=[4, 5, 6, 7], deliver_at=due)
             with pytest.raises(InvalidArgument, match="open it anew"):
-                await producer.send(b"4", sequence_id=4)
+                await producer.send(b"8", sequence_id=8)
         async with client.create_producer("t", name="p") as producer:
-            assert producer.last_sequence_id == 1
-            ids = await producer.send_many([b"2", b"3", b"4"], sequence_ids=[2, 3, 4])
+            assert producer.last_sequence_id == 4
+            ids = await producer.send_many([b"5", b"6"], sequence_ids=[5, 6])
             assert not any(one.is_duplicate for one in ids)
-            with pytest.raises(InvalidArgument, match="max_delivery_delay_ms"):
-                await producer.send(b"too late", sequence_id=5, deliver_after=100)
-            await producer.send(b"6", sequence_id=6)  # what is wrong itself fails alone

@@ -18,7 +18,7 @@ from magnetar.client import (
     connect,
 )
 from magnetar.proto.commands import CloseProducer
-from support.client_kit import until
+from support.client_kit import until, until_sent
 from support.fake_broker import FakeBroker
 
 SIZE = 1000
@@ -38,7 +38,7 @@ async def hanging() -> AsyncIterator[bytes]:
 async def begun(producer: Producer) -> asyncio.Task[Any]:
     """A message of which the rest does not come."""
     streaming = asyncio.create_task(producer.send_stream(hanging()))
-    await until(lambda: producer.last_sequence_id >= 0)
+    await until_sent(producer, 0)
     await producer.flush()
     return streaming
 
@@ -79,7 +79,7 @@ async def test_what_one_cluster_has_the_beginning_of_is_not_finished_in_another(
         yield rest
 
     streaming = asyncio.create_task(producer.send_stream(source()))
-    await until(lambda: producer.last_sequence_id >= 0)
+    await until_sent(producer, 0)
     await producer.flush()
     await small.switch_to(other.url)
     go_on.set()

@@ -20,6 +20,7 @@ from magnetar.proto.batch_extensions import EXT_CHUNK, Chunk
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 
 from ..receipts import Group
+from .columns import Row
 
 Source = bytes | bytearray | memoryview | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
 """What `send_stream` takes: bytes, a file that is open for reading bytes, or an iterable of bytes, asynchronous or not."""
@@ -68,21 +69,21 @@ class ChunkGroup(Group):
 class ChunkedMessage:
     """A message that is sent in chunks. group: what its receipt is of. All chunks have its key and its delivery time."""
 
-    def __init__(self, group: Group, chunk_id: bytes, first: Columns) -> None:
-        """`first`: of the first chunk, whose value does not matter."""
+    def __init__(self, group: Group, chunk_id: bytes, row: Row) -> None:
+        """`row`: the message, whose value does not matter."""
         group.message_count = 1
         self.group = group
         self._chunk_id = chunk_id
-        self._first = first
+        self._row = row._replace(sequence_id=None)
         self._next_index = 0
 
     def next_chunk(self, piece: bytes, *, last: bool) -> tuple[ChunkGroup, Columns]:
         """The next one, to be closed. Raises what an earlier one failed with."""
         if self.group.settled:
             raise self.group.raisable_error()
-        columns = self._first._replace(values=[piece])
         if self._next_index:
-            columns = columns._replace(properties=None, event_times_ms=None)
+            self._row = self._row._replace(properties=None, event_time_ms=None)
+        columns = self._row._replace(value=piece).columns()
         chunk = Chunk(self._chunk_id, self._next_index, last)
         self._next_index += 1
         return ChunkGroup(self.group, chunk), columns

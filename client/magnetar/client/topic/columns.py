@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from datetime import datetime
 from itertools import accumulate, pairwise, repeat
 from operator import add, lt
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from magnetar.proto.batch import Columns, Key, Properties
 from magnetar.proto.errors import (
@@ -40,8 +40,69 @@ MESSAGE_OVERHEAD_BYTES = 64
 # send_many cuts here, so that no batch makes an entry that is far larger than what the broker aims at.
 MANY_MAX_MESSAGES = 10_000
 MANY_MAX_BYTES = 1024 * 1024
+# Of 2001: what is less is not meant as milliseconds, as a rule as seconds.
+MIN_DELIVER_AT_MS = 1_000_000_000_000
 # Delivery times are rounded up to such steps, so that messages that are due at about the same time share a batch.
 DELIVERY_STEP_MS = 10
+
+
+class MessageFields(TypedDict, total=False):
+    """What may be sent with a message beside its value and its key: see `Producer.send_nowait`."""
+
+    properties: Properties | None
+    event_time: datetime | int | None
+    sequence_id: int | None
+    deliver_at: datetime | int | None
+    deliver_after: Duration | None
+
+
+class Row(NamedTuple):
+    """A message, checked: what it has of each of the `Columns`."""
+
+    value: bytes | None
+    key: Key
+    properties: Properties | None
+    event_time_ms: int | None
+    sequence_id: int | None
+    deliver_at_ms: int | None
+
+    @property
+    def size(self) -> int:
+        """See `message_bytes`."""
+        return message_bytes(self.value, self.key, self.properties)
+
+    def columns(self) -> Columns:
+        """It alone."""
+        value, *others = self
+        keys, properties, times, ids, due = ([one] if one is not None else None for one in others)
+        return Columns([value], keys, properties, times, None, ids, due)  # type: ignore[arg-type]
+
+
+def checked_row(
+    now_ms: int,
+    value: Any,
+    key: Any,
+    properties: Any = None,
+    event_time: datetime | int | None = None,
+    sequence_id: Any = None,
+    deliver_at: datetime | int | None = None,
+    deliver_after: Duration | None = None,
+) -> Row:
+    """What a user gave to `send` and its like. Raises InvalidArgument."""
+    return Row(
+        checked_value(value),
+        checked_key(key),
+        checked_properties(properties),
+        _checked_time(event_time),
+        None if sequence_id is None else checked_sequence_id(sequence_id),
+        delivery_time(deliver_at, deliver_after, now_ms),
+    )
+
+
+def row_of(columns: Columns) -> Row:
+    """The first of these messages."""
+    rows: Any = [column and column[0] for column in columns]
+    return Row(*rows[:4], *rows[5:])  # without its index, which it has only where it was stored
 
 
 def checked_columns(
@@ -104,7 +165,7 @@ def _rising(ids: Sequence[int]) -> list[int]:
 
 
 def _checked_due(time: datetime | int | None) -> int | None:
-    if type(time) is int and 0 < time < MAX_TIME_MS - DELIVERY_STEP_MS:
+    if type(time) is int and MIN_DELIVER_AT_MS <= time < MAX_TIME_MS - DELIVERY_STEP_MS:
         return time + -time % DELIVERY_STEP_MS
     return delivery_time(time, None, 0)
 
@@ -116,10 +177,14 @@ def delivery_time(
     if deliver_at is not None:
         if deliver_after is not None:
             raise InvalidArgument("a message is due deliver_at or deliver_after, not both")
-        if isinstance(deliver_at, datetime):
-            past = deliver_at.year <= 1970  # of which the milliseconds may be negative
-        else:
-            past = type(deliver_at) is int and deliver_at < 0
+        if type(deliver_at) is int and deliver_at < MIN_DELIVER_AT_MS:
+            raise InvalidArgument(
+                f"deliver_at={deliver_at} is no time in milliseconds since the epoch (13 digits), nor a datetime; "
+                "seconds are to be multiplied by 1000, and a time from now is deliver_after"
+            )
+        past = (
+            isinstance(deliver_at, datetime) and deliver_at.year <= 1970
+        )  # the milliseconds may be negative
         time_ms = 0 if past else time_in_ms(deliver_at)
     elif deliver_after is not None:
         seconds: Any = in_seconds(deliver_after)
@@ -200,8 +265,11 @@ def some_failed(error: MagnetarError, sent: list[MessageId | None], count: int) 
     return type(error)(text, **{**error.details, "ids": ids})
 
 
-def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns, int]]:
-    """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge."""
+def cut_columns(columns: Columns, max_message_bytes: int, *, chunking: bool) -> list[tuple[Columns, int]]:
+    """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge.
+
+    With `chunking` a message that is too large is a piece of its own.
+    """
     values, keys, properties, *_ = columns
     max_bytes = min(MANY_MAX_BYTES, max_message_bytes)
     if (
@@ -216,7 +284,7 @@ def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns,
         if total <= max_bytes:
             return [(columns, total)]
     sizes = list(_sizes(columns))
-    if sizes and max(sizes) > max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+    if sizes and max(sizes) > max_message_bytes + MESSAGE_OVERHEAD_BYTES and not chunking:
         raise too_large(max(sizes), max_message_bytes)
     ends = [0, *accumulate(sizes)]
     pieces: list[tuple[Columns, int]] = []

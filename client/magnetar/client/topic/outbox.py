@@ -64,12 +64,12 @@ class Outbox:
         self.in_flight.clear()
 
     def confirm(self, rows: Iterable[tuple[int, ...]]) -> int:
-        """Receipt rows of the current epoch; returns how many groups settled.
+        """Receipt rows of the current epoch; returns the sequence id of the last message that is stored now, or -1.
 
         A row may cover a part of a group or several groups. Raises MalformedFrame for messages out of order, which must
         not happen: what was skipped would never be confirmed.
         """
-        settled = 0
+        stored = -1
         groups = self.in_flight
         for sequence_id, count, ledger, entry, index in rows:
             while count and groups:
@@ -77,10 +77,12 @@ class Outbox:
                 expected = group.next_sequence_id
                 if sequence_id == expected:
                     step = min(count, group.message_count - group.confirmed)
-                    if group.confirm(step, ledger, entry, index):
+                    settled = group.confirm(step, ledger, entry, index)
+                    if group.whole is group or group.whole.settled:
+                        stored = group.sequence_id(group.confirmed - 1)
+                    if settled:
                         groups.popleft()
                         self.bytes -= group.bytes
-                        settled += 1
                 elif sequence_id < expected:
                     # Of a group that was given up (send_timeout) while the broker stored it. Its ids rise, so that it has no
                     # more messages than there are ids up to the expected one.
@@ -92,26 +94,32 @@ class Outbox:
                 sequence_id += step
                 index += step
                 count -= step
-        return settled
+        return stored
 
     @property
     def why_delayed(self) -> str:
         """Why the broker cannot store what was sent, as a part of an error's text."""
         return f"; the broker cannot store messages for now: {self.delay_reason}" if self.delay_reason else ""
 
-    def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:
-        """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept.
+    def refuse(self, sequence_id: int, error: MagnetarError) -> tuple[Group, int] | None:
+        """The batch in flight that begins with `sequence_id` is never stored: its group, and how many messages it has.
 
-        None if batches before it in the group are not confirmed yet: these are stored. Their receipts come before the next
-        epoch, in which the rest is written again, and refused again: then it fails, and its ids say what is stored.
+        All others are kept. None if batches before it in the group are not confirmed yet: these are stored. Their receipts
+        come before the next epoch, in which the rest is written again, and refused again.
         """
         for position, group in enumerate(self.in_flight):
             if group.first_sequence_id <= sequence_id <= group.last_sequence_id:
                 if sequence_id > group.next_sequence_id:
                     return None
-                del self.in_flight[position]
-                self._fail(group, error)
-                return group
+                if group.whole is not group:
+                    del self.in_flight[position]
+                    self._fail(group, error)
+                    return group, 1
+                count = group.refuse(error)
+                if group.settled:
+                    del self.in_flight[position]
+                    self.bytes -= group.bytes
+                return group, count
         return None
 
     def fail_larger(self, max_bytes: int) -> list[Group]:

@@ -18,9 +18,9 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from magnetar.proto.batch import (
     GROUP_OVERHEAD_BYTES,
@@ -54,39 +54,35 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageLost,
     ProducerFenced,
-    ProducerQueueFull,
-    SendTimeout,
     SequenceIdError,
     TopicNotFound,
     TopicTerminated,
     error_from_wire,
 )
 from magnetar.proto.ids import MessageId, TopicName
-from magnetar.proto.message_rules import checked_properties, checked_sequence_id
-from magnetar.runtime.timeouts import TimeLimit
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..durations import Duration
-from ..options import ProducerOptions, time_in_ms
-from ..receipts import Group, Receipt, copy_of
+from ..options import ProducerOptions
+from ..receipts import Group, Receipt
 from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
-    checked_key,
-    checked_value,
+    MessageFields,
+    Row,
+    checked_row,
     cut_columns,
-    delivery_time,
-    message_bytes,
-    some_failed,
+    row_of,
     too_large,
 )
+from .open_batch import OpenBatch
 from .outbox import Outbox
+from .room import Room
 
 log = logging.getLogger("magnetar.client")
 
-_NO_RARE_COLUMNS = (None, None, None, None)
 MAX_FAILED_GROUPS = 10_000  # remembered for `flush`: of more, the oldest are forgotten
 
 
@@ -112,40 +108,22 @@ class TopicProducer:
         self._id = producer_id
         self._loop = asyncio.get_running_loop()
         self._compression = Compression.parse(options.compression)
-        self._blocked = asyncio.Lock()  # who waits for room, first come first served
-        self._waiting = 0  # how many do; until they have sent nobody else does, and `_other_room` is the room
-        self._turn_limit: asyncio.Timeout | None = None  # of who has the turn; see `_end_turn`
-        self._turn_ended: MagnetarError | None = None
-        self._streaming = False  # who has the turn sends a message in chunks
-        self._streamed: ChunkedMessage | None = None  # the message, once one was sent
-        self._room = asyncio.Event()  # set when pending bytes fall, or nothing is to be waited for any more
-        self._budget = pool.pending_budget
-        self._held = 0  # of the budget
-        # A message without a sequence id of its own gets the next one, which is behind everything that was sent and all that
-        # the broker has: through `_stored_through`, which lies between two batches. `_sent_through`: in closed groups.
-        self._next_sequence_id = 0  # of the first message of the open batch while this has no column of them
-        self._sent_through = self._stored_through = -1
-        self._numbered = False  # the application has given one
         self._max_message_bytes = pool.options.max_message_bytes
         self._max_group_bytes = self._max_message_bytes + GROUP_OVERHEAD_BYTES
         self._copies = copies
-        # The open batch: columns as long as `_values`, or None. One of the three says what still fits into it, the others
-        # are -1: `_plain_room` while it has values only, `_keyed_room` while it has values and keys.
-        self._group = Group(0, self._partition)
-        self._values: list[bytes | None] = []
-        self._keys: list[Key] | None = None
-        self._properties: list[Properties | None] | None = None
-        self._event_times_ms: list[int | None] | None = None
-        self._sequence_ids: list[int] | None = None
-        self._due_ms: list[int | None] | None = None
-        self._plain_room = self._keyed_room = self._other_room = -1
-        self._opened_bytes = 0
-        self.on_batch_closed: Callable[[TopicProducer], object] | None = None  # it is about to be
+        self._batch = OpenBatch()
         self._last_index = options.batching_max_messages - 1
-        self._flush_handle: asyncio.Handle | None = None
-        # Closed groups.
+        self._flush_handle: asyncio.Handle | None = None  # closes the open batch
+        self.on_batch_closed: Callable[[TopicProducer], object] | None = None  # it is about to be
         self._outbox = Outbox()
-        # Those that failed since the last `flush`, which raises the first error that nobody has seen.
+        self.room = Room(options, pool.pending_budget, self._outbox, self._batch)
+        self._streamed: ChunkedMessage | None = None  # by the call that has the turn, once a chunk was sent
+        # A message without a sequence id of its own gets the next one behind everything that was sent, and all that the
+        # broker has under this name: through `last_sequence_id`, which lies between two batches.
+        self._sent_through = -1  # in closed groups
+        self.last_sequence_id = -1
+        self._numbered = False  # the application has given one
+        # Groups that failed since the last `flush`, which raises the first error that nobody has seen.
         self._failed: deque[Group] = deque(maxlen=MAX_FAILED_GROUPS)
         self._expiry: asyncio.TimerHandle | None = None
         # The attachment.
@@ -157,18 +135,8 @@ class TopicProducer:
         self._send_header = self._receipt_header = b""
 
     @property
-    def last_sequence_id(self) -> int:
-        return self._automatic_id - 1
-
-    @property
-    def _automatic_id(self) -> int:
-        """What a message without a sequence id of its own gets."""
-        return self._next_sequence_id + (len(self._values) if self._sequence_ids is None else 0)
-
-    @property
     def pending_bytes(self) -> int:
-        open_bytes = self._opened_bytes - self._open_room if self._values else 0
-        return self._outbox.bytes + open_bytes
+        return self.room.pending_bytes
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -192,175 +160,82 @@ class TopicProducer:
             and deliver_at is None
             and deliver_after is None
         ):
+            batch = self._batch
             if key is None:
-                room = self._plain_room - len(value) - MESSAGE_OVERHEAD_BYTES
+                room = batch.plain_room - len(value) - MESSAGE_OVERHEAD_BYTES
                 if room >= 0:
-                    self._plain_room = room
-                    group, values = self._group, self._values
+                    batch.plain_room = room
+                    group, values = batch.group, batch.values
                     index = len(values)
                     values.append(value)
                     if index == self._last_index:
                         self._close_batch()
                     return Receipt(group, index)
             elif key.__class__ is str and key.isascii():  # so it can be encoded, to as many bytes
-                room = self._keyed_room - len(value) - len(key) - MESSAGE_OVERHEAD_BYTES
+                room = batch.keyed_room - len(value) - len(key) - MESSAGE_OVERHEAD_BYTES
                 if room >= 0:
-                    self._keyed_room = room
-                    group, values = self._group, self._values
+                    batch.keyed_room = room
+                    group, values = batch.group, batch.values
                     index = len(values)
                     values.append(value)
-                    self._keys.append(key)  # type: ignore[union-attr]
+                    batch.keys.append(key)  # type: ignore[union-attr]
                     if index == self._last_index:
                         self._close_batch()
                     return Receipt(group, index)
-        if self._waiting:
-            self._check_open()
-            raise self._queue_full()  # what is smaller than a message that waits must not overtake it
-        due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
-        return self._send_slowly(value, key, properties, event_time, sequence_id, due_ms)
+        self._attachment.check_open()
+        if self.room.waiting:
+            raise self.room.queue_full()
+        now_ms = self._pool.clock.now_ms()
+        row = checked_row(now_ms, value, key, properties, event_time, sequence_id, deliver_at, deliver_after)
+        return self._send(row)
 
     async def send_when_room(
-        self,
-        value: bytes | None,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: datetime | int | None = None,
-        deliver_after: Duration | None = None,
+        self, value: bytes | None, key: Key = None, **more: Unpack[MessageFields]
     ) -> Receipt:
         """Does what send_nowait does, after waiting for room."""
-        due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
-        size = message_bytes(checked_value(value), checked_key(key), checked_properties(properties))
-        if value is not None and self._is_cut(size):
-            return await self.send_stream(
-                value,
-                key,
-                properties=properties,
-                event_time=event_time,
-                sequence_id=sequence_id,
-                deliver_at=due_ms,
-            )
-        async with self._turn():
-            await self._wait_for_room(size)
-        return self._send_slowly(value, key, properties, event_time, sequence_id, due_ms, waited=True)
+        row = checked_row(self._pool.clock.now_ms(), value, key, **more)
+        size = row.size
+        if row.value is not None and self._is_cut(size):
+            return await self._send_pieces(row, row.value)
+        async with self.room.turn():
+            self._attachment.check_open()
+            await self.room.wait(size)
+        return self._send(row, waited=True)
 
-    # --- messages in chunks ------------------------------------------------------------------------------------------
-
-    async def send_stream(
-        self,
-        source: Source,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-        sequence_id: int | None = None,
-        deliver_at: datetime | int | None = None,
-        deliver_after: Duration | None = None,
-    ) -> Receipt:
-        """See Producer.send_stream; nobody else sends until all of it is in the outbox."""
+    async def send_stream(self, source: Source, key: Key = None, **more: Unpack[MessageFields]) -> Receipt:
+        """See Producer.send_stream."""
         if not self.options.chunking:
             raise InvalidArgument(
                 "send_stream is for producers with chunking=True; open one with that, or use send"
             )
-        key, properties = checked_key(key), checked_properties(properties)
-        event_time_ms = None if event_time is None else time_in_ms(event_time)
-        due_ms = delivery_time(deliver_at, deliver_after, self._pool.clock.now_ms())
-        async with self._turn():
-            self._streaming = True
-            warning = self._loop.call_later(self.options.send_timeout, self._warn_of_stream)
-            try:
-                sequence_id = self._checked_sequence_id(sequence_id)
-                size = self._piece_bytes(key, properties)
-                async with contextlib.aclosing(pieces_of(source, size)) as pieces:
-                    async for piece, last in pieces:
-                        await self._wait_for_room(message_bytes(piece, key, properties))
-                        self._check_open()
-                        message = self._streamed
-                        if message is None and last:
-                            return self._send_slowly(
-                                piece, key, properties, event_time, sequence_id, due_ms, waited=True
-                            )
-                        if message is None:
-                            message = self._streamed = self._begin_message(
-                                key, properties, event_time_ms, sequence_id, due_ms
-                            )
-                        self._send_chunk(message, piece, last=last)
-            finally:
-                warning.cancel()
-                message, self._streamed, self._streaming = self._streamed, None, False
-        assert message is not None
-        return Receipt(message.group, 0)
-
-    def _warn_of_stream(self) -> None:
-        if self._waiting > 1:
-            log.warning(
-                "producer of %s: %d calls wait until the source of a message in chunks ends",
-                self.topic, self._waiting - 1,
-            )  # fmt: skip
-
-    def _is_cut(self, size: int) -> bool:
-        """True if a message that counts so much is sent in chunks."""
-        return self.options.chunking and size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES
-
-    def _piece_bytes(self, key: Key, properties: Properties | None) -> int:
-        """Of the value, in each chunk. Raises MessageTooLarge."""
-        size = message_bytes(None, key, properties)
-        if size + MIN_PIECE_BYTES > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
-            raise too_large(size, self._max_message_bytes)
-        return self._max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
-
-    def _begin_message(
-        self,
-        key: Key,
-        properties: Properties | None,
-        event_time_ms: int | None,
-        sequence_id: int,
-        due_ms: int | None,
-    ) -> ChunkedMessage:
-        self._close_batch()
-        chunk_id = self._pool.rng.getrandbits(8 * CHUNK_ID_BYTES).to_bytes(CHUNK_ID_BYTES)
-        rows = (key, properties, event_time_ms, None, None, due_ms)
-        first = Columns([None], *(None if one is None else [one] for one in rows))  # type: ignore[arg-type]
-        return ChunkedMessage(Group(sequence_id, self._partition), chunk_id, first)
-
-    def _send_chunk(self, message: ChunkedMessage, piece: bytes, *, last: bool) -> None:
-        group, columns = message.next_chunk(piece, last=last)
-        self._close_group(group, columns, MESSAGE_OVERHEAD_BYTES + len(piece))
-
-    def _send_cut(self, message: ChunkedMessage, value: bytes, step: int) -> Receipt:
-        """All of a message at once, for which there is room."""
-        for start in range(0, len(value), step):
-            self._send_chunk(message, value[start : start + step], last=start + step >= len(value))
-        return Receipt(message.group, 0)
-
-    # --- many messages -----------------------------------------------------------------------------------------------
-
-    async def send_columns(self, columns: Columns) -> list[MessageId]:
-        """See Producer.send_many, which has checked them."""
-        ids, failure = await self.store_columns(columns)
-        if failure is None:
-            return ids  # type: ignore[return-value]
-        raise some_failed(failure, ids, len(columns.values)) if ids else failure
+        row = checked_row(self._pool.clock.now_ms(), None, key, **more)
+        return await self._send_pieces(row, source)
 
     async def store_columns(self, columns: Columns) -> tuple[list[MessageId | None], MagnetarError | None]:
-        """The same, as ids of what is stored and what went wrong. No ids: nothing was sent."""
+        """See Producer.send_many, which has checked them: the ids of what is stored, and what went wrong.
+
+        No ids: nothing was sent.
+        """
         groups: list[Group] = []
         failure: MagnetarError | None = None
         try:
-            for chunk, size in self._cut(columns):
-                if self._waiting or self._budget.waiting or not self._fits(size):
+            for piece, size in self._cut(columns):
+                if self._is_cut(size):
+                    row = row_of(piece)
+                    groups.append((await self._send_pieces(row, row.value or b"")).group)
+                    continue
+                if self.room.waiting or not self.room.fits(size):
                     if not self.options.block_when_full:
-                        raise self._queue_full(size)
-                    async with self._turn():
-                        await self._wait_for_room(size)
-                self._check_open()
+                        raise self.room.queue_full(size)
+                    async with self.room.turn():
+                        self._attachment.check_open()
+                        await self.room.wait(size)
+                self._attachment.check_open()
                 self._close_batch()
-                own = chunk.sequence_ids
+                own = piece.sequence_ids
                 group = Group(self._checked_sequence_id(None if own is None else own[0]), self._partition)
                 groups.append(group)
-                self._close_group(group, chunk, size)
+                self._close_group(group, piece, size)
                 if group.error is not None:
                     break
         except MagnetarError as error:
@@ -392,151 +267,137 @@ class TopicProducer:
     def abort(self) -> None:
         self._attachment.abort()
 
-    # --- the open batch ----------------------------------------------------------------------------------------------
+    # --- messages in chunks ------------------------------------------------------------------------------------------
 
-    def _send_slowly(
-        self,
-        value: bytes | None,
-        key: Key,
-        properties: Properties | None,
-        event_time: datetime | int | None,
-        sequence_id: int | None,
-        due_ms: int | None,
-        *,
-        waited: bool = False,
-    ) -> Receipt:
-        """`waited`: for room, which it has."""
-        self._check_open()
-        value = checked_value(value)
-        key = checked_key(key)
-        properties = checked_properties(properties)
-        event_time_ms = None if event_time is None else time_in_ms(event_time)
-        size = message_bytes(value, key, properties)
-        sequence_id = self._checked_sequence_id(sequence_id)
-        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
-            if value is not None and self._is_cut(size):
-                step = self._piece_bytes(key, properties)
-                if self.pending_bytes + size > self.options.max_pending_bytes or not self._budget.fits(size):
-                    raise self._queue_full(size)
-                if self._budget.waiting:
-                    raise self._queue_full()
-                message = self._begin_message(key, properties, event_time_ms, sequence_id, due_ms)
-                return self._send_cut(message, value, step)
-            if not self._copies:
-                raise too_large(size, self._max_message_bytes)
-        if self._values and (
-            self._open_room < size or self._group.first_sequence_id <= self._stored_through < sequence_id
-        ):
-            self._close_batch()
-        if not self._values:
-            self._open_batch(size, sequence_id, waited=waited)
-        self._append(value, key, properties, event_time_ms, sequence_id, due_ms, size)
-        receipt = Receipt(self._group, len(self._values) - 1)
-        if receipt.index >= self._last_index:
-            self._close_batch()
-        return receipt
+    async def _send_pieces(self, row: Row, source: Source) -> Receipt:
+        """A message with this value. Nobody else sends until all of it is in the outbox."""
+        pieces = pieces_of(source, self._piece_bytes(row))
+        async with self.room.turn():
+            self._attachment.check_open()
+            self.room.streaming = True
+            warning = self._loop.call_later(self.options.send_timeout, self._warn_of_stream)
+            try:
+                sequence_id = self._checked_sequence_id(row.sequence_id)
+                async with contextlib.aclosing(pieces):
+                    async for piece, last in pieces:
+                        part = row._replace(value=piece, sequence_id=sequence_id)
+                        await self.room.wait(part.size)
+                        self._attachment.check_open()
+                        message = self._streamed
+                        if message is None and last:
+                            return self._send(part, waited=True)
+                        if message is None:
+                            message = self._streamed = self._begin_message(part)
+                        self._send_chunk(message, piece, last=last)
+            finally:
+                warning.cancel()
+                message, self._streamed, self.room.streaming = self._streamed, None, False
+        assert message is not None
+        return Receipt(message.group, 0)
+
+    def _warn_of_stream(self) -> None:
+        if self.room.waiting > 1:
+            log.warning(
+                "producer of %s: %d calls wait until the source of a message in chunks ends",
+                self.topic, self.room.waiting - 1,
+            )  # fmt: skip
+
+    def _is_cut(self, size: int) -> bool:
+        """True if a message that counts so much is sent in chunks."""
+        return self.options.chunking and size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES
+
+    def _piece_bytes(self, row: Row) -> int:
+        """Of the value, in each chunk. Raises MessageTooLarge."""
+        size = row._replace(value=None).size
+        if size + MIN_PIECE_BYTES > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            raise too_large(size, self._max_message_bytes)
+        return self._max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
+
+    def _begin_message(self, row: Row) -> ChunkedMessage:
+        self._close_batch()
+        assert row.sequence_id is not None
+        chunk_id = self._pool.rng.getrandbits(8 * CHUNK_ID_BYTES).to_bytes(CHUNK_ID_BYTES)
+        return ChunkedMessage(Group(row.sequence_id, self._partition), chunk_id, row)
+
+    def _send_chunk(self, message: ChunkedMessage, piece: bytes, *, last: bool) -> None:
+        group, columns = message.next_chunk(piece, last=last)
+        self._close_group(group, columns, MESSAGE_OVERHEAD_BYTES + len(piece))
+
+    def _send_cut(self, row: Row, value: bytes, size: int) -> Receipt:
+        """All of a message at once. Raises ProducerQueueFull if there is no room for all of it."""
+        step, room = self._piece_bytes(row), self.room
+        if room.pending_bytes + size > room.max_pending_bytes or not room.fits(size):
+            raise room.queue_full(size)
+        message = self._begin_message(row)
+        for start in range(0, len(value), step):
+            self._send_chunk(message, value[start : start + step], last=start + step >= len(value))
+        return Receipt(message.group, 0)
+
+    # --- batches -----------------------------------------------------------------------------------------------------
 
     @property
-    def _open_room(self) -> int:
-        return max(self._plain_room, self._keyed_room, self._other_room)
+    def _automatic_id(self) -> int:
+        """What a message without a sequence id of its own gets."""
+        return max(self._sent_through, self.last_sequence_id, self._batch.last_sequence_id) + 1
 
     def _checked_sequence_id(self, given: int | None) -> int:
-        """Of the next message. Raises SequenceIdError, InvalidArgument."""
+        """Of the next message. Raises SequenceIdError."""
         if given is None:
             return self._automatic_id
         self._numbered = True
-        sent = self._sent_through
-        if self._values:
-            sent = self._automatic_id - 1 if self._sequence_ids is None else self._sequence_ids[-1]
-        if checked_sequence_id(given) <= sent:
+        sent = max(self._sent_through, self._batch.last_sequence_id)
+        if given <= sent:
             raise SequenceIdError(
                 f"the sequence id {given} follows {sent}, which this producer has sent already; they must rise"
             )
         return given
 
+    def _send(self, row: Row, *, waited: bool = False) -> Receipt:
+        """`waited`: for room, which it has."""
+        self._attachment.check_open()
+        batch, size = self._batch, row.size
+        sequence_id = self._checked_sequence_id(row.sequence_id)
+        if row.value is not None and self._is_cut(size):
+            return self._send_cut(row._replace(sequence_id=sequence_id), row.value, size)
+        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
+            raise too_large(size, self._max_message_bytes)
+        if batch.values and (
+            batch.room < size or batch.group.first_sequence_id <= self.last_sequence_id < sequence_id
+        ):
+            self._close_batch()
+        if not batch.values:
+            self._open_batch(size, sequence_id, waited=waited)
+        receipt = batch.append(row, sequence_id, size)
+        if self.room.waiting:
+            batch.slow_down()
+        if receipt.index >= self._last_index:
+            self._close_batch()
+        return receipt
+
     def _open_batch(self, size: int, sequence_id: int, *, waited: bool) -> None:
         """Opens a batch that has room for `size` at least, or raises ProducerQueueFull."""
-        if not self._fits(size) or (self._budget.waiting and not waited):
-            raise self._queue_full(size)
-        if sequence_id < self._next_sequence_id:
-            self._sequence_ids = []
-        else:
-            self._next_sequence_id = sequence_id
+        if not self.room.fits(size, waited=waited):
+            raise self.room.queue_full(size)
         options = self.options
-        room = min(
-            options.batching_max_bytes,
-            self._max_message_bytes,
-            options.max_pending_bytes - self._outbox.bytes,
-            self._budget.share,
-        )
-        self._opened_bytes = self._plain_room = max(room, size)
-        self._hold(self._outbox.bytes + self._opened_bytes)
-        self._group = Group(sequence_id, self._partition)
+        most = min(options.batching_max_bytes, self._max_message_bytes, self.room.for_batch)
+        group = Group(sequence_id, self._partition)
+        self._batch.open(group, max(most, size), own_ids=sequence_id < self._automatic_id)
+        self.room.changed()
         if options.batching and self._outbox:
             self._flush_handle = self._loop.call_later(options.batching_max_delay, self._close_batch)
         else:
             self._flush_handle = self._loop.call_soon(self._close_batch)
-
-    def _append(
-        self,
-        value: bytes | None,
-        key: Key,
-        properties: Properties | None,
-        event_time_ms: int | None,
-        sequence_id: int,
-        due_ms: int | None,
-        size: int,
-    ) -> None:
-        """Columns beside the values are made when the first message has one."""
-        count = len(self._values)
-        if sequence_id != self._automatic_id and self._sequence_ids is None:
-            self._sequence_ids = list(range(self._next_sequence_id, self._automatic_id))
-        if due_ms is not None and self._due_ms is None:
-            self._due_ms = [None] * count
-        if key is not None and self._keys is None:
-            self._keys = [None] * count
-        if properties is not None and self._properties is None:
-            self._properties = [None] * count
-        if event_time_ms is not None and self._event_times_ms is None:
-            self._event_times_ms = [None] * count
-        self._values.append(value)
-        if self._keys is not None:
-            self._keys.append(key)
-        if self._properties is not None:
-            self._properties.append(properties)
-        if self._event_times_ms is not None:
-            self._event_times_ms.append(event_time_ms)
-        if self._sequence_ids is not None:
-            self._sequence_ids.append(sequence_id)
-            self._next_sequence_id = max(self._next_sequence_id, sequence_id + 1)
-        if self._due_ms is not None:
-            self._due_ms.append(due_ms)
-        room = self._open_room - size
-        self._plain_room = self._keyed_room = self._other_room = -1
-        rare = (self._properties, self._event_times_ms, self._sequence_ids, self._due_ms)
-        if rare != _NO_RARE_COLUMNS or self._waiting:
-            self._other_room = room
-        elif self._keys is not None:
-            self._keyed_room = room
-        else:
-            self._plain_room = room
 
     def _close_batch(self) -> None:
         """Encodes the open batch, if there is one, and writes what can be written."""
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        if not self._values:
+        if not self._batch.values:
             return
         if self.on_batch_closed is not None:
             self.on_batch_closed(self)
-        size = self._opened_bytes - self._open_room
-        rare = (self._properties, self._event_times_ms, None, self._sequence_ids, self._due_ms)
-        columns = Columns(self._values, self._keys, *rare)
-        self._values = []
-        self._keys = self._properties = self._event_times_ms = self._sequence_ids = self._due_ms = None
-        self._plain_room = self._keyed_room = self._other_room = -1
-        self._close_group(self._group, columns, size)
+        self._close_group(self._batch.group, *self._batch.take())
 
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
         group.message_count = len(columns.values)
@@ -558,9 +419,8 @@ class TopicProducer:
         group.bytes = size
         group.deadline = self._loop.time() + self.options.send_timeout
         self._sent_through = group.last_sequence_id
-        self._next_sequence_id = max(self._next_sequence_id, self._sent_through + 1)
         self._outbox.add(group)
-        self._hold(self._outbox.bytes)
+        self.room.changed()
         if self._expiry is None:
             self._expiry = self._loop.call_at(group.deadline, self._expire)
         self._write()
@@ -576,90 +436,14 @@ class TopicProducer:
         return group.encoded
 
     def _cut(self, columns: Columns) -> Iterator[tuple[Columns, int]]:
-        """Pieces that are small enough, each with what it counts, of ids on one side of `_stored_through`."""
-        count = len(columns.values)
-        stored = bisect_right(columns.sequence_ids, self._stored_through) if columns.sequence_ids else 0
-        parts = [columns]
-        if 0 < stored < count:
-            parts = [columns.part(0, stored), columns.part(stored, count)]
+        """Pieces that are small enough, each with what it counts, of ids on one side of `last_sequence_id`."""
+        ids, count = columns.sequence_ids, len(columns.values)
+        stored = bisect_right(ids, self.last_sequence_id) if ids else 0
+        parts = [columns.part(0, stored), columns.part(stored, count)] if 0 < stored < count else [columns]
         for part in parts:
-            yield from cut_columns(part, self._max_message_bytes)
+            yield from cut_columns(part, self._max_message_bytes, chunking=self.options.chunking)
 
-    # --- bounds ------------------------------------------------------------------------------------------------------
-
-    def _fits(self, size: int) -> bool:
-        return self._fits_here(size) and self._budget.fits(size)
-
-    def _fits_here(self, size: int) -> bool:
-        pending = self.pending_bytes
-        # Something larger than the whole bound goes alone.
-        return pending == 0 or pending + size <= self.options.max_pending_bytes
-
-    def _hold(self, size: int) -> None:
-        """Of the bytes that all producers of the client share, this one has so many."""
-        self._budget.change(size - self._held)
-        self._held = size
-
-    def _room_came_free(self) -> None:
-        self._hold(self._outbox.bytes + (self._opened_bytes if self._values else 0))
-        self._room.set()
-
-    def _queue_full(self, size: int = 0) -> ProducerQueueFull:
-        """`size`: of what does not fit."""
-        if self._streaming and not size:
-            return ProducerQueueFull(
-                f"a message in chunks is being sent to {self.topic}, and others come behind it: use `send`, which waits"
-            )
-        if self._budget.waiting or (size and self._fits_here(size)):
-            sent = f"{self._budget.used} bytes sent by all producers of this client"
-            limit = f"max_pending_bytes of the client is {self._budget.limit}"
-        else:
-            sent = f"{self.pending_bytes} bytes sent to {self.topic}"
-            limit = f"max_pending_bytes is {self.options.max_pending_bytes}"
-        return ProducerQueueFull(
-            f"{sent} are not confirmed yet, and {limit}; await receipts or flush(), or raise it"
-        )
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Behind those who wait already. Who leaves it sends in the same step, before anybody else can."""
-        self._waiting += 1
-        self._other_room = self._open_room
-        self._plain_room = self._keyed_room = -1
-        try:
-            async with self._blocked:
-                self._check_open()
-                limit = self._turn_limit = asyncio.timeout(None)
-                try:
-                    async with limit:
-                        yield
-                except TimeoutError:
-                    if self._turn_ended is not None and limit.expired():
-                        raise copy_of(self._turn_ended) from None
-                    raise
-                finally:
-                    self._turn_limit = self._turn_ended = None
-        finally:
-            self._waiting -= 1
-
-    def _end_turn(self, error: MagnetarError) -> None:
-        """Whoever has the turn waits for nothing more, be it room or the rest of a source."""
-        if self._turn_limit is not None:
-            self._turn_ended = error
-            self._turn_limit.reschedule(self._loop.time())
-
-    async def _wait_for_room(self, size: int) -> None:
-        """In the caller's turn."""
-
-        def late() -> SendTimeout:
-            no_room = f"no room came free within send_timeout={self.options.send_timeout:g} s"
-            return SendTimeout(f"{no_room}: {self._queue_full(size).message}{self._outbox.why_delayed}")
-
-        async with TimeLimit(self.options.send_timeout, late):
-            while not self._fits_here(size):
-                self._room.clear()
-                await self._room.wait()
-            await self._budget.wait(size)
+    # --- the connection ----------------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
@@ -679,11 +463,6 @@ class TopicProducer:
     def max_message_bytes(self) -> int:
         """What client and broker take."""
         return self._max_message_bytes
-
-    def _check_open(self) -> None:
-        self._attachment.check_open()
-
-    # --- the connection ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Attaches for the first time."""
@@ -710,12 +489,10 @@ class TopicProducer:
         """See Attached."""
         self.name = answer["name"]
         self.topic_epoch = int(answer.get("topic_epoch", -1))
-        self._stored_through = max(int(answer.get("last_sequence_id", -1)), self._stored_through)
-        if (
-            self._stored_through >= self._automatic_id
-        ):  # at the first opening, and if another cluster knows more
+        stored = int(answer.get("last_sequence_id", -1))
+        if stored >= self._automatic_id:  # at the first opening, and if another cluster knows more
             self._close_batch()
-            self._next_sequence_id = self._stored_through + 1
+        self.last_sequence_id = max(stored, self.last_sequence_id)
         self._epoch = int(answer["epoch"])
         self._max_message_bytes = min(
             self._pool.options.max_message_bytes, connection.connection.max_message_bytes
@@ -817,8 +594,9 @@ class TopicProducer:
         outbox = self._outbox
         outbox.delay_reason = ""
         for payload in payloads:
-            outbox.confirm(decode_rows(RECEIPT_ROW, payload))
-        self._room_came_free()
+            stored = outbox.confirm(decode_rows(RECEIPT_ROW, payload))
+            self.last_sequence_id = max(stored, self.last_sequence_id)
+        self.room.changed()
         if not outbox:
             self._close_batch()
 
@@ -831,9 +609,9 @@ class TopicProducer:
             self._attachment.fail(error)
             return
         if error.action in (Action.FIX_CALL, Action.GIVE_UP):
-            group = self._outbox.fail_group_with(command.sequence_id, error)
-            if group is not None:
-                self._note_failed(group)
+            refused = self._outbox.refuse(command.sequence_id, error)
+            if refused is not None:
+                self._note_failed(*refused)
         else:
             self._outbox.delay_reason = error.message
         # What came after it was not stored either: it goes again, under a new epoch.
@@ -855,23 +633,24 @@ class TopicProducer:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        self._room_came_free()
-        self._end_turn(error)
+        self.room.changed()
+        self.room.end_turn(error)
 
-    def _note_failed(self, group: Group) -> None:
+    def _note_failed(self, group: Group, count: int = 0) -> None:
+        """`count`: how many messages of it; 0: all that are not confirmed."""
         group = group.whole
-        if self._failed and self._failed[-1] is group:
+        if not count and self._failed and self._failed[-1] is group and not group.refused:
             return  # another chunk of the same message
-        count = group.message_count - group.confirmed
+        count = count or group.message_count - group.confirmed
         what = "1 message" if count == 1 else f"{count} messages"
         log.warning("%s to %s failed: %s", what, self.topic, group.error)
         while self._failed and self._failed[0].error_seen:
             self._failed.popleft()
         self._failed.append(group)
-        self._room_came_free()
+        self.room.changed()
         if self._streamed is not None and self._streamed.group is group and group.error is not None:
             group.error_seen = True
-            self._end_turn(group.error)
+            self.room.end_turn(group.error)
         error = group.error
         alone = (
             error is not None and error.action is Action.FIX_CALL and count == 1
