@@ -33,6 +33,9 @@ ENTRY_VERSION = 1
 # Flags: some batch of the stored entry has such an extension. Readers look into the headers of such entries' batches only.
 ENTRY_DELAYED = 0x01
 ENTRY_CHUNKED = 0x02
+ENTRY_PUBLISHED = (
+    0x04  # a job's batch that the broker put together: no producer of the topic has these names and ids
+)
 _HEADER = struct.Struct(">BBHIIIIQQ")
 ENTRY_HEADER_BYTES = _HEADER.size
 _ROW_BYTES = 4 + 4 + 2
@@ -115,7 +118,7 @@ class Entry:
     batch_count, message_count: of this slice. base_index: index, in the stored entry, of the first message here.
     base_offset: byte offset of the first batch in the stored entry's batch area. first_index: ledger-wide index of the
     *stored entry's* first message. end_indexes[i], end_offsets[i]: where batch i ends, counted from the stored entry's
-    start. producers[i]: index into producer_names. flags: of the stored entry, ENTRY_DELAYED and ENTRY_CHUNKED.
+    start. producers[i]: index into producer_names. flags: of the stored entry.
     """
 
     __slots__ = (

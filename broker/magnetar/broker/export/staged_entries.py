@@ -14,7 +14,7 @@ from xxhash import xxh3_128_digest
 
 from magnetar.proto.admission import check_entry
 from magnetar.proto.batch_extensions import entry_flags
-from magnetar.proto.entry import ENTRY_DELAYED, Entry, encode_entry, entry_content
+from magnetar.proto.entry import ENTRY_DELAYED, ENTRY_PUBLISHED, Entry, encode_entry, entry_content
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_BATCH
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -64,7 +64,7 @@ class StagedBatches:
             list(self.names),
             first_index=first_index,
             append_time_ms=append_time_ms,
-            flags=entry_flags(self.batches),
+            flags=entry_flags(self.batches) | ENTRY_PUBLISHED,
         )
 
 

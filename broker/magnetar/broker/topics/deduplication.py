@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from magnetar.proto.batch import decode_batch_header
 from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, BatchExtensions, Chunk, batch_extensions
-from magnetar.proto.entry import ENTRY_CHUNKED, Entry
+from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_PUBLISHED, Entry
 from magnetar.proto.errors import MagnetarError, ServiceNotReady
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import Jobs
@@ -175,7 +175,12 @@ class Deduplication:
                 self._known.stored(run.session.name, *ids, now_ms)
 
     def replay(self, ledger_id: int, entry_id: int, entry: Entry) -> None:
-        """Looks at the last batch of each producer; at all batches if there are chunks among them."""
+        """Looks at the last batch of each producer; at all batches if there are chunks among them.
+
+        What jobs published came from no producer: the names of their tasks would push out those that may send again.
+        """
+        if entry.flags & ENTRY_PUBLISHED:
+            return
         names, data, count = entry.producer_names, entry.data, entry.batch_count
         lasts: Iterable[int] = dict(zip(entry.producers, range(count))).values()
         for position in range(count) if entry.flags & ENTRY_CHUNKED else lasts:

@@ -106,6 +106,24 @@ async def test_a_stream_of_small_batches_keeps_the_list_short(
         assert (await read_all(broker, 42))[-1] == b"more"
 
 
+async def test_names_of_tasks_are_no_producers_to_deduplication(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    """Each write has names of its own, and there is room for so many."""
+    settings = {"deduplication": True, "deduplication_snapshot_entries": 100}
+    async with small_broker(bookies, ledgers, **settings) as broker:
+        client = FakeClient(broker)
+        await client.producer(name="p")
+        client.publish(b"0", first=7)
+        await client.confirmed(1)
+        job = Job(bookies, broker)
+        assert (await job.attach(0, await job.stage([b"1"])))["attached"]
+        await crash(broker)
+    async with small_broker(bookies, ledgers, **settings) as successor:
+        for name, last in (("p", 7), ("task", -1)):
+            assert (await FakeClient(successor).producer(name=name))["last_sequence_id"] == last
+
+
 async def test_the_same_batch_asked_for_many_times_at_once(bookies: Bookies, ledgers: LedgerClient) -> None:
     """By requests with the same ledgers, by a replay with others, small and large, and by one whose asker left."""
     async with small_broker(bookies, ledgers) as broker:
