@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from magnetar.proto.batch_extensions import EXT_CHUNK
 from magnetar.proto.errors import InvalidArgument
 from magnetar.runtime.files import OsFiles
 
@@ -58,6 +59,7 @@ class ArchivedFile:
     rows: int
     bytes: int
     sha256: str
+    chunked: bool  # some of its messages are in chunks, a row each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +293,7 @@ class ArchiveFolder:
         # Two attempts at the same task may run at once.
         hidden = f"{folder}/_{os.getpid()}-{os.urandom(4).hex()}-{name}"
         self._fs.create_dir(folder, recursive=True)
-        rows = 0
+        rows, chunked = 0, False
         try:
             with self._fs.open_output_stream(hidden) as stream:
                 digested = _Digested(stream)
@@ -301,6 +303,7 @@ class ArchiveFolder:
                     for batch in _row_groups(batches):
                         writer.write_table(batch)
                         rows += batch.num_rows
+                        chunked = chunked or _has_chunks(batch)
             self._sync(hidden)
             self._fs.move(hidden, f"{folder}/{name}")
             self._sync_folder(folder)
@@ -315,6 +318,7 @@ class ArchiveFolder:
             rows=rows,
             bytes=digested.written,
             sha256=digested.sha256.hexdigest(),
+            chunked=chunked,
         )
 
     def check_file(self, topic: str, ledger: int, one: ArchivedFile) -> str:
@@ -365,6 +369,13 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """In parts of about the size of a row group at most."""
     step = max(1, batch.num_rows * ROW_GROUP_BYTES // max(batch.nbytes, 1))
     return (batch.slice(at, step) for at in range(0, batch.num_rows, step))
+
+
+def _has_chunks(rows: pa.Table) -> bool:
+    if "extensions" not in rows.schema.names:
+        return False
+    packed = rows.column("extensions").drop_null().to_pylist()
+    return any(EXT_CHUNK in msgspec.msgpack.decode(one) for one in packed)
 
 
 class _Digested(io.RawIOBase):

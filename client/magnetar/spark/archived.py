@@ -3,22 +3,26 @@
 The driver reads the manifests of those ledgers that are wanted at all, and checks that they are of these ledgers. A task
 opens its files, compares size and count of rows with the manifest, passes over row groups whose statistics lie outside of
 the wanted range, and cuts the others. What it reads is checked by the checksums of the files' pages.
+
+Files that have messages in chunks are read as the entries that they were made of, for these go on in other ledgers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from magnetar.archive.entries import ArchivedEntries, Place
 from magnetar.archive.files import (
     MANIFESTS_AT_ONCE,
     ROW_GROUP_BYTES,
@@ -27,11 +31,10 @@ from magnetar.archive.files import (
     ArchiveFolder,
     LedgerManifest,
 )
-from magnetar.proto.batch_extensions import EXT_CHUNK
-from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
+from magnetar.proto.errors import InvalidArgument, MessageLost
 
 from .columns import ROWS_PER_RECORD_BATCH
-from .plan import Position, Range, TopicLedger
+from .plan import LedgerSlice, Position, Range, TopicLedger, cut
 from .schema import COLUMNS, topic_and_partition
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,12 +68,12 @@ class Bound(NamedTuple):
 
 def archived_slices(
     topic: str, ledgers: Sequence[TopicLedger], wanted: Range, partition_bytes: int
-) -> list[ArchivedSlice]:
+) -> list[ArchivedSlice | LedgerSlice]:
     """In topic order; a task has about `partition_bytes` of messages: several files of a ledger, or row groups of one.
 
     Raises MessageLost.
     """
-    found: list[ArchivedSlice] = []
+    found: list[ArchivedSlice | LedgerSlice] = []
     met = [ledger for ledger in ledgers if ledger.archive and wanted.meets(ledger)]
     for ledger, manifest in zip(met, read_manifests(topic, met), strict=True):
         gathered: list[tuple[ArchivedFile, int]] = []
@@ -79,9 +82,13 @@ def archived_slices(
             if not _meets(wanted, ledger, one, offset):
                 continue
             share = ledger.size * one.rows // max(1, manifest.rows)
-            if gathered and size + share > partition_bytes:
+            if gathered and (one.chunked or size + share > partition_bytes):
                 found.append(ArchivedSlice(topic, ledger, tuple(gathered), wanted))
                 gathered, size = [], 0
+            if one.chunked:
+                whole = LedgerSlice(topic, ledger, one.first_entry, one.last_entry, wanted, {})
+                found += cut(whole, partition_bytes)
+                continue
             parts = min(share // partition_bytes, _row_groups(share, one.rows))
             if parts > 1:
                 found += [
@@ -164,25 +171,11 @@ def _read_file(
     # At least one column, for the count of rows.
     read = dict.fromkeys([*(name for name in columns if name in file.schema_arrow.names), "offset"])
     read |= dict.fromkeys(bound.column for bound in bounds)
-    if "extensions" in file.schema_arrow.names:
-        read["extensions"] = None
     for group in groups:  # one at a time, since all that are asked for at once are in memory at once
         for batch in file.iter_batches(ROWS_PER_RECORD_BATCH, [group], list(read), use_threads=False):
-            cut = _cut(batch, bounds)
-            if cut.num_rows:
-                _check_no_chunks(cut, piece)
-                yield _shaped(cut, piece, columns)
-
-
-def _check_no_chunks(batch: pa.RecordBatch, piece: ArchivedSlice) -> None:
-    """Raises Unsupported: no row may be a part of a message."""
-    if "extensions" in batch.schema.names and batch.column("extensions").null_count < batch.num_rows:
-        for found in batch.column("extensions").drop_null().to_pylist():
-            if EXT_CHUNK in msgspec.msgpack.decode(found):
-                raise Unsupported(
-                    f"ledger {piece.ledger.position_id} of {piece.topic} has messages in chunks and is archived at "
-                    f"{piece.ledger.archive}: Spark reads such messages at the bookies only; consumers and readers get them"
-                )
+            inside = _within(batch, bounds)
+            if inside.num_rows:
+                yield _shaped(inside, piece, columns)
 
 
 def bounds_of(wanted: Range, ledger: TopicLedger, one: ArchivedFile, first_offset: int) -> list[Bound]:
@@ -227,7 +220,7 @@ def _wanted_group(file: pq.ParquetFile, number: int, bounds: list[Bound]) -> boo
     return True
 
 
-def _cut(batch: pa.RecordBatch, bounds: list[Bound]) -> pa.RecordBatch:
+def _within(batch: pa.RecordBatch, bounds: list[Bound]) -> pa.RecordBatch:
     mask: Any = None
     for bound in bounds:
         column = batch.column(bound.column)
@@ -257,10 +250,29 @@ def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str])
 
 def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[bytes, int] | None:
     """Message id and offset of the first message of an archived ledger in a range."""
-    for piece in archived_slices(topic, [ledger], wanted, ledger.size):
-        for batch in read_archived(piece, ("message_id", "offset")):
-            return batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
+    (manifest,) = read_manifests(topic, [ledger])
+    files = tuple(found for found in placed(manifest) if _meets(wanted, ledger, *found))
+    for batch in read_archived(ArchivedSlice(topic, ledger, files, wanted), ("message_id", "offset")):
+        return batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
     return None
+
+
+class ArchivedReader:
+    """Reads entries of an archived ledger, as a LedgerReader does those of one at the bookies."""
+
+    def __init__(self, topic: str, ledger: TopicLedger) -> None:
+        self._place = Place(topic, ledger)
+        self._entries = ArchivedEntries()
+        self._one_at_a_time = threading.Lock()
+
+    async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
+        """At least one, else as many as fit. Raises EntryDamaged, ArchiveUnavailable."""
+
+        def work() -> list[bytes]:
+            with self._one_at_a_time:
+                return self._entries.read(self._place, first, last, max_bytes)
+
+        return await asyncio.to_thread(work)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from magnetar.proto.ids import MessageId
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.tasks import awaited
 
-from .archived import ArchivedSlice, archived_slices, read_archived
+from .archived import ArchivedReader, ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
 from .columns import BYTES_PER_RECORD_BATCH, OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset_rows
 from .error_boundary import short_errors
@@ -45,6 +45,7 @@ READ_BYTES = 4 << 20
 LEDGERS_AHEAD = 4  # of small ones
 WAIT_FOR_CHUNKS_MS = 60_000
 LOOK_AGAIN_S = 0.2
+Reader = LedgerReader | ArchivedReader
 # So that counting some millions of messages keeps several cores busy.
 OFFSETS_PER_TASK = 1 << 20
 
@@ -53,7 +54,7 @@ OFFSETS_PER_TASK = 1 << 20
 class TopicPiece(InputPartition):
     """What one task reads: of one topic, in its order."""
 
-    slices: Sequence[LedgerSlice] | Sequence[ArchivedSlice]
+    slices: Sequence[LedgerSlice | ArchivedSlice]
     lease: str  # archived ledgers need none
     follows: bool = False  # waits for the last chunks of messages that began in it
 
@@ -241,21 +242,21 @@ def read_slices(
     *,
     follows: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """What a task reads: entries of ledgers at the bookies one after another, or files.
+    """What a task reads: files of an archive, or entries of ledgers one after another.
 
     For the former it runs a loop whenever Spark wants more; the next reads are under way while Spark works on the last.
     """
-    at_bookies = [one for one in slices if isinstance(one, LedgerSlice)]
+    of_entries = [one for one in slices if isinstance(one, LedgerSlice)]
     for one in slices:
         if isinstance(one, ArchivedSlice):
             yield from read_archived(one, columns)
-    if not at_bookies:
+    if not of_entries:
         return
     with asyncio.Runner() as runner:
         run = (
             runner.get_loop().run_until_complete
         )  # the runner's own does no more but to mind Ctrl-C, each time
-        batches = _batches(at_bookies, lease, options, columns, follows)
+        batches = _batches(of_entries, lease, options, columns, follows)
 
         async def next_batch() -> pa.RecordBatch | None:
             return await anext(batches, None)
@@ -270,11 +271,11 @@ def read_slices(
 async def _batches(
     slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str], follows: bool
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    topic, first = slices[0].topic, slices[0].ledger.position_id
+    topic, first = slices[0].topic, slices[0].ledger
     rows = Rows(columns, *topic_and_partition(topic))
     async with (
         connected(options) as client,
-        renewing(client, topic, lease, options.lease_s, first),
+        renewing(client, topic, lease, options.lease_s, None if first.archive else first.position_id),
         ledger_readers(slices, options.timeout_s) as reader_of,
         contextlib.aclosing(_entries(slices, reader_of)) as found,
     ):
@@ -335,12 +336,13 @@ async def _entries(
 ) -> AsyncGenerator[tuple[LedgerSlice, Sequence[bytes]], None]:
     """In order; of small ledgers, which one read has as a whole, several are read at a time."""
     coming = iter(slices)
-    begun: deque[tuple[LedgerSlice, LedgerReader, asyncio.Task[Sequence[bytes]]]] = deque()
+    begun: deque[tuple[LedgerSlice, Reader, asyncio.Task[Sequence[bytes]]]] = deque()
     reading: asyncio.Task[Sequence[bytes]] | None = None
 
     def begin() -> None:
         for piece in itertools.islice(coming, LEDGERS_AHEAD - len(begun)):
-            reader = reader_of(piece.ledger)
+            ledger = piece.ledger
+            reader = ArchivedReader(piece.topic, ledger) if ledger.archive else reader_of(ledger)
             begun.append((piece, reader, _read(reader, piece.first, piece.last)))
 
     try:
@@ -362,5 +364,5 @@ async def _entries(
                 task.cancel()
 
 
-def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
+def _read(reader: Reader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
     return awaited(reader.read(first, last, max_bytes=READ_BYTES))

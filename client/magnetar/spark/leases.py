@@ -45,13 +45,16 @@ async def keep(client: Client, topic: str, lease: str, lease_s: float, first: in
 
 @contextlib.asynccontextmanager
 async def renewing(
-    client: Client, topic: str, lease: str, lease_s: float, ledger: int
+    client: Client, topic: str, lease: str, lease_s: float, ledger: int | None
 ) -> AsyncIterator[None]:
-    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) was not kept for the body."""
+    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) was not kept for the body.
+
+    None: one that is archived.
+    """
 
     async def renew() -> float:
         found = await ask(client.admin, KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
-        if found["first"] is None or found["first"] > ledger:
+        if ledger is not None and (found["first"] is None or found["first"] > ledger):
             raise MessageLost(
                 f"ledger {ledger} of {topic} was trimmed before it was read; raise the option lease_s, now {lease_s:g}"
             )

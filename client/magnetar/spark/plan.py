@@ -85,7 +85,7 @@ class KnownBookie(NamedTuple):
 
 
 class LedgerSlice(NamedTuple):
-    """What one task reads: entries first..last of one ledger."""
+    """What one task reads: entries first..last of one ledger, at the bookies or, with messages in chunks, in an archive."""
 
     topic: str
     ledger: TopicLedger
@@ -112,18 +112,22 @@ def slices(
     for ledger in ledgers:
         if ledger.archive or not wanted.meets(ledger):
             continue
-        first, last = _entries(ledger, wanted)
-        if first > last:
-            continue
-        step = max(1, partition_bytes * ledger.entries // max(1, ledger.size))
-        # Equal pieces, so that no task is left with a crumb.
-        pieces = -(-(last - first + 1) // step)
-        borders = [first + (last - first + 1) * n // pieces for n in range(pieces + 1)]
-        found += [
-            LedgerSlice(topic, ledger, start, end - 1, wanted, bookies)
-            for start, end in itertools.pairwise(borders)
-        ]
+        whole = LedgerSlice(topic, ledger, 0, ledger.entries - 1, wanted, bookies)
+        found += cut(whole, partition_bytes)
     return found
+
+
+def cut(piece: LedgerSlice, partition_bytes: int) -> list[LedgerSlice]:
+    """What the range leaves of a slice, in slices of about so many bytes."""
+    ledger = piece.ledger
+    first, last = _entries(piece)
+    if first > last:
+        return []
+    step = max(1, partition_bytes * ledger.entries // max(1, ledger.size))
+    # Equal pieces, so that no task is left with a crumb.
+    pieces = -(-(last - first + 1) // step)
+    borders = [first + (last - first + 1) * n // pieces for n in range(pieces + 1)]
+    return [piece._replace(first=start, last=end - 1) for start, end in itertools.pairwise(borders)]
 
 
 def portions(
@@ -154,12 +158,12 @@ def missing(ledgers: Iterable[TopicLedger], from_offset: int, before_offset: int
     return count + max(0, before_offset - at)
 
 
-def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
+def _entries(piece: LedgerSlice) -> tuple[int, int]:
     """First and last entry that ids leave; offsets and times are known when entries are read."""
-    first, last = 0, ledger.entries - 1
-    if wanted.from_position[0] == ledger.position_id:
-        first = wanted.from_position[1]
-    if wanted.before_position[0] == ledger.position_id:
+    first, last, wanted, position_id = piece.first, piece.last, piece.wanted, piece.ledger.position_id
+    if wanted.from_position[0] == position_id:
+        first = max(first, wanted.from_position[1])
+    if wanted.before_position[0] == position_id:
         # Before index 0 of an entry means without that entry.
         last = min(last, wanted.before_position[1] - (wanted.before_position[2] == 0))
     return first, last

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.client import connect
+from magnetar.proto.errors import Unsupported
+from magnetar.spark.batch_source import TopicReader
+from magnetar.spark.jobs import archive, read_archive
+from magnetar.spark.options import ReadOptions
+from magnetar.spark.plan import TopicLedger
 from support.service import Service
+from support.spark_tasks import LocalSession
 from support.spark_topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True), pytest.mark.real]
@@ -54,6 +60,15 @@ async def produce(url: str, topic: str, rounds: int, *, unfinished: bool = True)
             return {message.id.to_bytes(): message.value for message in got}
 
 
+async def produce_one(url: str, topic: str, value: bytes) -> dict[bytes, bytes | None]:
+    """Each chunk in an entry of its own."""
+    async with (
+        connect(url, max_message_bytes=SIZE) as client,
+        client.create_producer(topic, chunking=True) as producer,
+    ):
+        return {(await producer.send_stream(_slowly(value))).to_bytes(): value}
+
+
 def rows(frame: Any) -> dict[bytes, bytes]:
     found = [
         (bytes(row.message_id), bytes(row.value)) for row in frame.select("message_id", "value").collect()
@@ -64,32 +79,45 @@ def rows(frame: Any) -> dict[bytes, bytes]:
 
 def test_batch(topics: Topics, service: Service, read: Callable[..., Any]) -> None:
     """Tasks of a few entries each."""
-    sent = asyncio.run(produce(service.url, "whole", 2))
-    frame = read("whole", partition_bytes="12000")
+    topics.create("in-chunks")
+    sent = asyncio.run(produce(service.url, "in-chunks", 2))
+    frame = read("in-chunks", partition_bytes="12000")
     assert rows(frame) == sent
     assert frame.where("message_id is not null").count() == len(sent)
     keyed = frame.where("key is not null").select("key", "properties", "sequence_id").collect()
     assert sorted(row.properties["n"] for row in keyed) == ["0", "1"]
 
 
-def test_a_range_that_begins_or_ends_between_chunks(
-    topics: Topics, service: Service, read: Callable[..., Any]
-) -> None:
-    sent = asyncio.run(produce(service.url, "cut", 2))
-    ids = sorted(sent)
-    offsets = sorted(
-        (row.offset, bytes(row.message_id)) for row in read("cut").select("offset", "message_id").collect()
-    )
-    end = offsets[-1][0] + 1
-    for cut in range(1, end, 5):
-        first, second = rows(read("cut", end=f"offset:{cut}")), rows(read("cut", start=f"offset:{cut}"))
+def rows_of_tasks(service: Service, topic: str, **options: str) -> dict[bytes, bytes]:
+    """What Spark's tasks would read, one after another, without Spark."""
+    given = ReadOptions.parse({"service_url": service.url, "topic": topic, **options})
+    reader = TopicReader(given, ("message_id", "value"))
+    batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
+    found = [(row["message_id"], row["value"]) for batch in batches for row in batch.to_pylist()]
+    assert len(found) == len(dict(found)), "a row came twice"
+    return dict(found)
+
+
+def check_cuts(service: Service, topic: str, sent: dict[bytes, bytes | None], cuts: Iterable[int]) -> None:
+    """Two ranges that meet at an offset have all messages between them, each by its first chunk."""
+    for cut in cuts:
+        first = rows_of_tasks(service, topic, end=f"offset:{cut}")
+        second = rows_of_tasks(service, topic, start=f"offset:{cut}")
         assert first | second == sent, cut
         assert not first.keys() & second.keys()
-        assert sorted(first) == ids[: len(first)]
+        assert sorted(first) == sorted(sent)[: len(first)]
+
+
+def test_a_range_that_begins_or_ends_between_chunks(topics: Topics, service: Service) -> None:
+    topics.create("cut")
+    sent = asyncio.run(produce(service.url, "cut", 2))
+    end = sum(row[4] for row in topics.ledgers("cut"))
+    check_cuts(service, "cut", sent, range(1, end, 5))
 
 
 def test_stream(topics: Topics, service: Service, stream: Callable[..., Any], tmp_path: Path) -> None:
     """Micro-batches of few rows: a message comes with the batch that has its first chunk."""
+    topics.create("streamed")
     sent = asyncio.run(produce(service.url, "streamed", 2, unfinished=False))
     found: list[tuple[bytes, bytes]] = []
 
@@ -106,3 +134,21 @@ def test_stream(topics: Topics, service: Service, stream: Callable[..., Any], tm
     query.awaitTermination()
     assert len(found) == len(dict(found))
     assert dict(found) == sent
+
+
+def test_archived(topics: Topics, service: Service, tmp_path: Path) -> None:
+    """The last message begins in the archive and ends at the bookies."""
+    topics.create("archived")
+    sent = asyncio.run(produce(service.url, "archived", 2))
+    sent |= asyncio.run(produce_one(service.url, "archived", large(7, 9)))
+    path = str(tmp_path / "archive")
+    archive(LocalSession(), service.url, ["archived"], path, file_bytes=3000, trim=True)  # type: ignore[arg-type]
+    ledgers = [TopicLedger(*row) for row in topics.ledgers("archived")]
+    assert [bool(ledger.archive) for ledger in ledgers] == [True] * (len(ledgers) - 1) + [False]
+    border = ledgers[-1].first_offset
+    assert border > ledgers[-1].end_offset - 9
+    for partition_bytes in ("2500", "64m"):
+        assert rows_of_tasks(service, "archived", partition_bytes=partition_bytes) == sent
+    check_cuts(service, "archived", sent, (3, border - 5, border - 1, border, border + 1))
+    with pytest.raises(Unsupported, match="has messages in chunks"):
+        read_archive(LocalSession(), path)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from magnetar.archive.files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, L
 from magnetar.client import Client
 from magnetar.client.administration import ask
 from magnetar.proto.commands import KeepLedgers
-from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost, Unsupported
 from magnetar.proto.ids import TopicName
 
 from ..batch_source import read_slices
@@ -276,7 +276,8 @@ def read_archive(
 ) -> tuple[DataFrame, tuple[str, ...]]:
     """Archived messages of these topics, or of all, as a table with the columns of `spark.read` of a topic; in no order.
 
-    Also the topics' full names. Only files that manifests name are read. Raises InvalidArgument when there are none.
+    Also the topics' full names. Only files that manifests name are read. Raises InvalidArgument when there are none,
+    Unsupported for messages in chunks.
     """
     folder = ArchiveFolder(path)
     names = archived_names(folder, topics)
@@ -285,9 +286,13 @@ def read_archive(
         manifests = folder.manifests(topic)
         if not manifests:
             raise InvalidArgument(f"the archive {path} has nothing of topic {topic}; has it been archived?")
-        paths += [
-            folder.path_of(topic, one.ledger, file.name) for one in manifests.values() for file in one.files
-        ]
+        for one in manifests.values():
+            if any(file.chunked for file in one.files):
+                raise Unsupported(
+                    f"ledger {one.ledger} of {topic} has messages in chunks, and its files a row for each chunk: read them "
+                    "through the topic, which puts them together"
+                )
+            paths += [folder.path_of(topic, one.ledger, file.name) for file in one.files]
     if not paths:
         raise InvalidArgument(f"there is no archive at {path}: no manifest was found below {path}/_manifest")
     rows = spark.read.schema(_READ_SCHEMA).option("basePath", folder.base_path).parquet(*paths)
