@@ -68,9 +68,11 @@ class Topics:
         return self.ask(lambda client: ask(client.admin, command, topic=full(topic)))
 
     def create(self, *names: str) -> None:
-        """Makes empty topics."""
+        """Makes empty topics. Tests share a service: what another one made under that name would come between."""
 
         async def work(client: Client) -> None:
+            there = {*await client.admin.list_topics()} & {full(name) for name in names}
+            assert not there, f"another test has {there}"
             for name in names:
                 await client.admin.create_topic(name)
 

@@ -19,7 +19,7 @@ SMALL_LEDGERS = (
     "broker.min_ledger_age_ms=0",
     "broker.maintenance_interval_s=0.2",
     "broker.max_lease_ms=20000",
-    "broker.staged_ttl_ms=10000",
+    "broker.staged_ttl_ms=60000",
     "broker.attach_min_bytes=1048576",
 )
 

@@ -249,13 +249,13 @@ def test_a_write_that_fails_leaves_nothing_staged_and_nothing_visible(
         "if(id = 1500, raise_error('the rows end here'), cast(id AS string)) AS value"
     )
     with pytest.raises(Exception, match="the rows end here"):
-        write(bad, "failing")
+        write(bad, "failing", staged_ttl_s="2")
     large = spark.range(0, 2, 1, 2).selectExpr("repeat('x', 100 + cast(id AS int) * 100) AS value")
     with pytest.raises(
         Exception,
         match="InvalidArgument: a row to write has 200 bytes of value, key and properties, and",
     ):
-        write(large, "failing", max_message_bytes="150")
+        write(large, "failing", staged_ttl_s="2", max_message_bytes="150")
     assert topics.values("failing") == []
     # A task that Spark killed, rather than failed, leaves its ledger to the sweep.
     topics.wait_for(lambda: topics.staged("failing") == 0, "nothing is staged")
