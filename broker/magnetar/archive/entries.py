@@ -3,8 +3,8 @@
     manifest of the ledger -> file with the entry -> row groups with the entry (statistics of `message_id`) -> rows -> entry
 
 The rows say where each batch began and how it was compressed, so an entry that a broker wrote comes back byte for byte. What
-cannot come back is what no reader sees: null columns that a client wrote out, the flag of what a job published, and the append
-time that the entries of an attached ledger have of their own (rows have that of the attachment, by which the topic goes).
+cannot come back is what no reader sees: null columns that a client wrote out, the flag of what a job published, and the
+append time that entries of an attached ledger have of their own (rows have that of the attachment, by which the topic goes).
 
 A row group is decoded as a whole and remembered, since whoever reads an archive goes on with what follows. A file is opened
 once: its size and count of rows must be those of the manifest. What is read is checked by the checksums of its pages, and by
