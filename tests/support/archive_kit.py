@@ -13,6 +13,7 @@ from magnetar.broker import Broker
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.spark.archived import ArchivedSlice, archived_slices
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range, TopicLedger
@@ -38,6 +39,13 @@ def write_archive(
         files.append(folder.write_file(topic, ledger.position_id, first, last, ARROW_SCHEMA, batches()))
     folder.write_manifest(manifest_of(topic, ledger, tuple(files)))
     return folder
+
+
+def file_slices(*arguments: Any) -> list[ArchivedSlice]:
+    """`archived_slices` of files without messages in chunks."""
+    found = [one for one in archived_slices(*arguments) if isinstance(one, ArchivedSlice)]
+    assert len(found) == len(archived_slices(*arguments))
+    return found
 
 
 def ledger_of(

@@ -18,10 +18,10 @@ from magnetar.client.administration import Admin
 from magnetar.proto.commands import ArchiveLedgers, KeepLedgers, TopicLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.files import OsFile, OsFiles
-from magnetar.spark.archived import archived_slices, read_archived
+from magnetar.spark.archived import read_archived
 from magnetar.spark.jobs import trim
 from magnetar.spark.plan import LedgerSlice, Range, TopicLedger
-from support.archive_kit import damaged
+from support.archive_kit import damaged, file_slices
 
 job = importlib.import_module("magnetar.spark.jobs.archive")
 
@@ -209,7 +209,7 @@ def run(topic: Topic, **named: Any) -> Any:
 
 def offsets(topic: Topic) -> list[int]:
     """Of what the topic's archive has."""
-    pieces = archived_slices(TOPIC, topic.ledgers, Range(), 1)
+    pieces = file_slices(TOPIC, topic.ledgers, Range(), 1)
     return [
         offset
         for piece in pieces

@@ -24,14 +24,14 @@ from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark import archived as archived_module
-from magnetar.spark.archived import archived_slices, bounds_of, first_archived, read_archived
+from magnetar.spark.archived import bounds_of, first_archived, read_archived
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.places import Point, end_of, point_at
 from magnetar.spark.plan import PAST_ALL, Range, TopicLedger, slices
 from magnetar.spark.schema import COLUMNS
 from magnetar.spark.service import TopicPlan
-from support.archive_kit import damaged
+from support.archive_kit import damaged, file_slices
 
 TOPIC = "persistent://public/default/orders"
 LEDGER, STORED, FIRST_OFFSET = 12, 11, 1000
@@ -94,7 +94,7 @@ class Archived:
             yield rows.take()
 
     def read(self, wanted: Range, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
-        pieces = archived_slices(TOPIC, [self.ledger], wanted, 1)
+        pieces = file_slices(TOPIC, [self.ledger], wanted, 1)
         return [batch for piece in pieces for batch in read_archived(piece, columns)]
 
     def file(self, number: int = 0) -> Path:
@@ -206,7 +206,7 @@ def test_files_and_row_groups_outside_are_not_read(
         Range(from_offset=second + 1, before_offset=second + 2),
         Range(from_position=(LEDGER, 4, 0), before_position=(LEDGER, 4, 1)),
     ):
-        (piece,) = archived_slices(TOPIC, [archived.ledger], wanted, 900)
+        (piece,) = file_slices(TOPIC, [archived.ledger], wanted, 900)
         assert [one.name for one, _ in piece.files] == [archived.manifest.files[1].name]
         groups.clear()
         assert sum(batch.num_rows for batch in read_archived(piece, ("value",))) == 1
@@ -223,13 +223,13 @@ def test_files_share_tasks_up_to_the_size_asked_for(
     monkeypatch.setattr(archived_module, "ROW_GROUP_ROWS", 5)
 
     def pieces(size: int) -> list[int]:
-        found = archived_slices(TOPIC, [archived.ledger], Range(), size)
+        found = file_slices(TOPIC, [archived.ledger], Range(), size)
         return [len(piece.files) for piece in found]
 
     assert pieces(400) == [1, 1, 1]
     assert pieces(900) == [3]
     # A file that is too large for one is read by several, which have its row groups among them.
-    parts = archived_slices(TOPIC, [archived.ledger], Range(), 100)
+    parts = file_slices(TOPIC, [archived.ledger], Range(), 100)
     first = [piece for piece in parts if piece.files[0][1] == FIRST_OFFSET]
     assert [piece.part for piece in first] == [(n, len(first)) for n in range(len(first))]
     read = [[batch.num_rows for batch in read_archived(piece, ("offset",))] for piece in first]
