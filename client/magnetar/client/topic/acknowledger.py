@@ -54,7 +54,7 @@ class Acknowledger:
         self._unacked = None if options.ack_timeout is None else UnackedTracker(options.ack_timeout)
         self._group_limit = options.ack_group_messages
         # What everything up to a message is; see ChunkIntake. None: what it says.
-        self.up_to: Callable[[MessageId], tuple[MessageId | None, list[AckRow]]] | None = None
+        self.up_to: Callable[..., tuple[MessageId | None, list[AckRow]]] | None = None
         self._ack_timer: asyncio.TimerHandle | None = None
         self._nack_timer: asyncio.TimerHandle | None = None
         self._nack_timer_due = 0.0  # loop time
@@ -110,7 +110,7 @@ class Acknowledger:
                 raise _of_another_cluster(message)
             return
         assert message_id is not None
-        message_id, rows = (message_id, []) if self.up_to is None else self.up_to(message_id)
+        message_id, rows = (message_id, []) if self.up_to is None else self.up_to(message_id, receipt=receipt)
         if receipt:
             self._receipt_rows += rows
             if message_id is not None and (

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from magnetar.proto.batch_extensions import Chunk, entry_extensions
 from magnetar.proto.chunks import Assembler, LetGo, Unfinished
 from magnetar.proto.commands import AckRow
-from magnetar.proto.errors import AlreadyClosed, MagnetarError, MessageLost, MessageTooLarge
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost, MessageTooLarge
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ranges import Range, complement
 
@@ -193,43 +193,39 @@ class ChunkIntake:
         self._assembler = Assembler[AckRow](
             options.max_pending_chunked_messages, self._max_bytes, self._expire_s, holds=not self._streams
         )
-        self._reading: dict[StreamedDelivery, Unfinished[AckRow]] = {}  # coming, or with something to be read
+        self.reading: dict[StreamedDelivery, Unfinished[AckRow]] = {}  # coming, or with something to be read
         self.awaited = set[StreamedDelivery]()  # somebody waits for their next pieces
         self.waits_since: float | None = None  # when the program began to wait for a message, if it does
         self._timer: asyncio.TimerHandle | None = None
         # Where acknowledgements may be cumulative: messages whose last chunk may lie behind what is acknowledged, what was
         # delivered since the first one of these began, and the last message in front of it.
-        self._in_order = options.type not in INDIVIDUAL_TYPES
-        self._open: list[ChunkedDelivery] = []
+        self.in_order = options.type not in INDIVIDUAL_TYPES
+        self.open: list[ChunkedDelivery] = []
         self._since: list[AckRow] = []
+        self._forgot = False  # some of these
         self._before: MessageId | None = None
-        # The last delivery, and the one before: its epoch, and where its last message is. Of each delivery, so no ids.
-        self._last: tuple[int, int, int, int] | None = None
-        self._last_but_one: tuple[int, int, int, int] | None = None
+        # Epoch and place of the last message that was taken in, before the delivery that is. Of each, so no id.
+        self.last: tuple[int, int, int, int] | None = None
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    def delivered(self, delivery: Delivery) -> None:
-        """Of every delivery, before `take`."""
-        if self._in_order:
-            self._last_but_one = self._last
-            end = delivery.base_index + delivery.count
-            self._last = delivery.epoch, delivery.ledger, delivery.entry_id, end - 1
-            if self._open:
-                self._forget_done()
-            if self._open and self._durable:
-                self._since += delivery.rows(0, delivery.count)
-                if len(self._since) > MAX_REMEMBERED_ROWS:
-                    _log.warning(
-                        "%s: %d deliveries have come since message %s began, of which not all has come or is acknowledged: "
-                        "what is acknowledged behind it now acknowledges it as well",
-                        self._what, len(self._since), self._open[0].id,
-                    )  # fmt: skip
-                    self._open.clear()
+    def remember(self, delivery: Delivery) -> None:
+        """It came after the first chunk of an open message. Before `take`."""
+        self._forget_done()
+        if self.open and self._durable:
+            self._since += delivery.rows(0, delivery.count)
+            if len(self._since) > MAX_REMEMBERED_ROWS:
+                _log.warning(
+                    "%s: %d deliveries have come since message %s began, which is not whole or not acknowledged yet: "
+                    "until it is, what is acknowledged cumulatively behind it may come again; `ack` acknowledges it at once",
+                    self._what, len(self._since), self.open[0].id,
+                )  # fmt: skip
+                self._since.clear()
+                self._forgot = True
 
     def has_had(self, last: MessageId) -> bool:
         """True if the message with this id was delivered, or one behind it; only of types in order."""
-        return self._last is not None and self._last[1:] >= last[:3]
+        return self.last is not None and self.last[1:] >= last[:3]
 
     def take(self, delivery: Delivery) -> None:
         """Queues what a delivery with chunks has, in its order."""
@@ -300,20 +296,20 @@ class ChunkIntake:
         delivery = ChunkedDelivery(part, message)
         if self._streams:
             delivery = StreamedDelivery(part, message, self, now)
-            self._reading[delivery] = message
+            self.reading[delivery] = message
             self._queue(delivery)
-        if self._in_order:
+        if self.in_order:
             self._forget_done()
-            if not self._open:
+            if not self.open:
                 first = part.first_id
                 self._before = first._replace(index=first.index - 1)
                 if part.base_index == whole.base_index:
-                    before = self._last_but_one
-                    self._before = None if before is None else MessageId(*before[1:], first.partition)
+                    self._before = None if self.last is None else MessageId(*self.last[1:], first.partition)
                 if self._before is not None and self._before > first:
                     self._before = None  # it comes again, behind others
                 self._since = [AckRow(part.ledger, part.entry_id, first.index, whole.last_id.index)]
-            self._open = [*(one for one in self._open if one.id != delivery.id), delivery]
+                self._forgot = False
+            self.open = [*(one for one in self.open if one.id != delivery.id), delivery]
         return delivery
 
     def _too_large(self, delivery: ChunkedDelivery) -> MagnetarError:
@@ -328,8 +324,8 @@ class ChunkIntake:
     def make_room(self) -> None:
         """Puts off what is queued if it leaves no room for a stream that is awaited."""
         if self.awaited and self._is_full():
-            for delivery in [one for one in self._reading if not one.opened]:
-                del self._reading[delivery]
+            for delivery in [one for one in self.reading if not one.opened]:
+                del self.reading[delivery]
                 delivery.put_off = True
                 delivery.pieces.clear()
             self.on_taken()
@@ -342,14 +338,12 @@ class ChunkIntake:
 
     def held(self) -> tuple[int, int]:
         """Pieces and bytes that wait to be read; what is acknowledged or nacked by now is not kept for that."""
-        if not self._reading:
-            return 0, 0
         messages = size = 0
-        for delivery in list(self._reading):
+        for delivery in list(self.reading):
             if self._settled(delivery):
                 self._pass_on(delivery, [])
             elif delivery.finished and not delivery.pieces:
-                del self._reading[delivery]
+                del self.reading[delivery]
             else:
                 messages += len(delivery.pieces)
                 size += sum(map(len, delivery.pieces))
@@ -364,7 +358,7 @@ class ChunkIntake:
         delivery.end(
             MessageLost(f"message {delivery.id} was acknowledged or nacked before all of it was read")
         )
-        self._reading.pop(delivery, None)
+        self.reading.pop(delivery, None)
         if delivery.flags[0] in (QUEUED, ACKED):
             self._acknowledger.ack_rows(places)
 
@@ -375,14 +369,14 @@ class ChunkIntake:
         first = let_go.places[0]
         what = f"the message in chunks at {first.ledger}:{first.entry}:{first.first_index}"
         if delivery is not None:
-            if let_go.dropped and delivery in self._open:
-                self._open.remove(
+            if let_go.dropped and delivery in self.open:
+                self.open.remove(
                     delivery
                 )  # else it comes again, and is not acknowledged by what lies behind it
             if self._settled(delivery):
                 return
             if isinstance(delivery, StreamedDelivery):
-                self._reading.pop(delivery, None)
+                self.reading.pop(delivery, None)
                 delivery.end(MessageLost(f"{self._what}: {what} is let go: {let_go.why}"))
         if let_go.dropped:
             _log.warning("%s: %s is acknowledged, and never seen whole: %s", self._what, what, let_go.why)
@@ -393,7 +387,7 @@ class ChunkIntake:
 
     def _set_timer(self) -> None:
         due = self._assembler.next_due
-        if due is None and self._reading:
+        if due is None and self.reading:
             due = self._loop.time() + self._expire_s
         if self._timer is None and due is not None:
             self._timer = self._loop.call_at(due, self._tick)
@@ -405,7 +399,7 @@ class ChunkIntake:
             for message in self._assembler.unfinished:
                 self._assembler.touch(message, now)  # its chunks wait at the broker
         idle = dict[StreamedDelivery, Unfinished[AckRow]]()
-        for delivery, message in self._reading.items():
+        for delivery, message in self.reading.items():
             if now - delivery.taken_at >= self._expire_s:
                 idle[delivery] = message
             else:
@@ -435,7 +429,7 @@ class ChunkIntake:
     def first_open(self) -> MessageId | None:
         """Where the first message begins that was not handed out as a whole."""
         self._forget_done()
-        return min((one.first_id for one in self._open), default=None)
+        return min((one.first_id for one in self.open), default=None)
 
     def clear(self, error: MagnetarError, before_epoch: int) -> None:
         """What came in an older epoch comes again, or nothing more comes. What has come as a whole can be read on."""
@@ -445,20 +439,20 @@ class ChunkIntake:
                 self._assembler.remove(message)
                 if isinstance(delivery, StreamedDelivery):
                     delivery.end(error)
-        self._reading = {one: message for one, message in self._reading.items() if one.epoch >= before_epoch}
-        self._open = [one for one in self._open if one.epoch >= before_epoch]
-        if not self._open:
+        self.reading = {one: message for one, message in self.reading.items() if one.epoch >= before_epoch}
+        self.open = [one for one in self.open if one.epoch >= before_epoch]
+        if not self.open:
             self._since.clear()
-        if self._last is not None and self._last[0] < before_epoch:
-            self._last = self._last_but_one = None
-        if self._timer is not None and not self._reading and self._assembler.next_due is None:
+        if self.last is not None and self.last[0] < before_epoch:
+            self.last = None
+        if self._timer is not None and not self.reading and self._assembler.next_due is None:
             self._timer.cancel()
             self._timer = None
 
     # --- acknowledging everything up to a message --------------------------------------------------------------------
 
     def _forget_done(self) -> None:
-        self._open = [one for one in self._open if not self._is_done(one)]
+        self.open = [one for one in self.open if not self._is_done(one)]
 
     def _is_done(self, delivery: ChunkedDelivery) -> bool:
         if self._durable:
@@ -466,23 +460,30 @@ class ChunkIntake:
         handed_out = delivery.finished and not self._position.is_behind(last_place(delivery.id))
         return handed_out and delivery.flags[0] != GIVEN_BACK
 
-    def up_to(self, message_id: MessageId) -> tuple[MessageId | None, list[AckRow]]:
+    def up_to(self, message_id: MessageId, *, receipt: bool) -> tuple[MessageId | None, list[AckRow]]:
         """What is acknowledged by acknowledging everything up to a message: everything up to another one, and some rows.
 
         A message in chunks comes when its last chunk has. So one that ends behind the message is not acknowledged by it,
-        though its first chunks stand before the message.
+        though its first chunks stand before the message. What was forgotten by then is acknowledged with the next message
+        behind that one; for a receipt, which promises more, it raises InvalidArgument.
         """
         last = last_place(message_id)
-        for one in self._open:
+        for one in self.open:
             if one.id == message_id:
                 one.flags[0] = ACKED  # what is still to come of it as well
         self._forget_done()
         waiting = [
-            one for one in self._open if one.id <= last and not (one.finished and last_place(one.id) <= last)
+            one for one in self.open if one.id <= last and not (one.finished and last_place(one.id) <= last)
         ]
         if not waiting:
-            self._open = [one for one in self._open if one.id > last]
+            self.open = [one for one in self.open if one.id > last]
             return last, []
+        if receipt and self._forgot:
+            raise InvalidArgument(
+                f"{self._what}: more than {MAX_REMEMBERED_ROWS} deliveries have come since message {waiting[0].id} began, "
+                "which is not whole yet: what lies behind it cannot be acknowledged cumulatively with a receipt; "
+                "acknowledge the messages by `ack`, or without a receipt"
+            )
         held: dict[tuple[int, int], list[Range]] = {}
         for one in waiting:
             for ledger, entry, first_index, last_index in one.id.chunks:

@@ -546,17 +546,22 @@ class TopicConsumer:
             self._moved_by_others(delivery.epoch)
             if isinstance(delivery, Delivery) and not self.open_delivery.held:
                 self.position.moved_to(delivery.first_id)
+        chunks = self._chunks
         if isinstance(delivery, Delivery):
-            self._chunks.delivered(delivery)
-            if delivery.entry.flags & ENTRY_CHUNKED:
-                if not self.stopped:  # else nobody puts them together, and a single chunk is no message
-                    self._chunks.take(delivery)
-                    self._grant()
-                    self._chunks.make_room()
-                return
-        self._enqueue(delivery)
-        if self._chunks.awaited:
-            self._chunks.make_room()
+            if chunks.open:
+                chunks.remember(delivery)
+            if not delivery.entry.flags & ENTRY_CHUNKED:
+                self._enqueue(delivery)
+            elif not self.stopped:  # else nobody puts them together, and a single chunk is no message
+                chunks.take(delivery)
+                self._grant()
+            if chunks.in_order:
+                end = delivery.base_index + delivery.count
+                chunks.last = delivery.epoch, delivery.ledger, delivery.entry_id, end - 1
+        else:
+            self._enqueue(delivery)
+        if chunks.awaited:
+            chunks.make_room()
 
     def _enqueue(self, delivery: Delivery | Failure) -> None:
         """It is to be handed out, unless the filter takes it."""
@@ -607,12 +612,15 @@ class TopicConsumer:
             self._wake()
 
     def _grant(self) -> None:
-        self._window.charge(self._queued_bytes)
         connection = self._attachment.connection
         if connection is None or self._paused or self.stopped:
+            self._window.charge(self._queued_bytes)
             return
-        messages, size = self._chunks.held()
-        permits = self._window.grant(self._queued_messages + messages, self._queued_bytes + size)
+        messages, size = self._queued_messages, self._queued_bytes
+        if self._chunks.reading:
+            pieces, of_pieces = self._chunks.held()
+            messages, size = messages + pieces, size + of_pieces
+        permits = self._window.grant(messages, size)
         if permits is not None:
             connection.send(Flow(0, self._attachment.id, *permits).encode())
 

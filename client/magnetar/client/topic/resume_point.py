@@ -2,7 +2,7 @@
 
 Such a subscription ends at the broker with its last connection. The consumer then asks for a new one behind the last message
 that it handed out: nothing comes twice, nothing is left out. The place in a durable subscription is the broker's: there this
-says only where it begins if it does not exist yet.
+says only where it begins if it does not exist yet, and what is handed out costs nothing (1 us a message else).
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class ResumePoint:
 
     def handed_out(self, last: Message) -> None:
         """`last` and everything before it was given to the user. One that was delivered again lies before others."""
-        self._last_time_ms = last.delivery.entry.append_time_ms
-        self._pass(behind(last.id))
+        if not self._durable:
+            self._last_time_ms = last.delivery.entry.append_time_ms
+            self._pass(behind(last.id))
 
     def skipped(self, entry: MessageId) -> None:
         """This entry, whose first message this is, was passed."""
