@@ -21,12 +21,10 @@ from magnetar.proto.batch import (
     DecodedBatch,
     Key,
     decode_batch_header,
-    entry_keys,
-    entry_values,
-    without_values,
 )
 from magnetar.proto.commands import ACK_SET_ROW, AckRow, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
+from magnetar.proto.entry_messages import entry_keys, entry_values, without_values
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 

@@ -33,11 +33,11 @@ from magnetar.proto.batch import (
     META_SEQUENCE_IDS,
     DecodedBatch,
     Properties,
-    without_values,
 )
 from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, Chunk, entry_extensions
 from magnetar.proto.chunks import Assembler
 from magnetar.proto.entry import ENTRY_CHUNKED, Entry
+from magnetar.proto.entry_messages import without_values
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES

@@ -9,8 +9,8 @@ header, which is the same for every format; how the columns are written is what 
 >>> batch.values, batch.keys, batch.header.sequence_id, batch.header.mixed_keys
 ([b'a', b'b'], ['k', None], 7, True)
 
-This module alone knows the layout. The fast ways, `encode_singles` for the batches of one message that an unbatched producer
-sends and `entry_values` for what consumers receive, are a few C loops over whole groups of messages.
+This module and `entry_messages` alone know the layout. The fast way, `encode_singles` for the batches of one message that an
+unbatched producer sends, is a few C loops over a whole group of messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from .batch_extensions import (
     UNDECODABLE,
 )
 from .compression import Compression, compress, decompress
-from .entry import Entry
 from .errors import ChecksumMismatch, MalformedFrame
 from .frames import frame_prefix
 from .ids import MAX_MESSAGES_PER_ENTRY
@@ -47,7 +46,7 @@ from .message_rules import check_message_count
 _HEADER = struct.Struct(">I8sBBHIIQQII")
 _LENGTH = struct.Struct(">I")
 assert _HEADER.size == BATCH_HEADER_BYTES
-_CHECKSUM_END = 12
+CHECKSUM_END = 12
 
 # What may stand around a message of the largest size in the group that carries it: headers, and in a dead letter where it
 # comes from, which is two names of topics of up to 3 KB each.
@@ -183,12 +182,12 @@ _REST = struct.Struct(">BBHIIQQII")
 _PLAIN_REST = struct.Struct(">12sQ16s")
 _KEYED_REST = struct.Struct(">8s4sQ16s")
 _SINGLE_END = struct.Struct(">QII")
-_SINGLE_MARK, _TEXT_KEY_MARK, _DELAYED_MARK, _DELAYED_TEXT_KEY_MARK = (
+SINGLE_MARK, TEXT_KEY_MARK, DELAYED_MARK, DELAYED_TEXT_KEY_MARK = (
     struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE | flags, header_bytes, 1)
     for header_bytes in (BATCH_HEADER_BYTES, DELAYED_HEADER_BYTES)
     for flags in (0, FLAG_KEYED)
 )
-_DELAYED_MARKS = (_DELAYED_MARK, _DELAYED_TEXT_KEY_MARK)
+DELAYED_MARKS = (DELAYED_MARK, DELAYED_TEXT_KEY_MARK)
 _NO_HASH = bytes(4)
 
 
@@ -217,7 +216,7 @@ class EncodedBatches:
     @property
     def largest(self) -> int:
         """Bytes of the largest of them, which is what one frame carries."""
-        return max(map(len, self._rests)) + _CHECKSUM_END
+        return max(map(len, self._rests)) + CHECKSUM_END
 
     def frames(self, header: bytes, first: int = 0) -> bytes:
         """A frame with this header for each batch from the one with message `first` on. 100 ns a frame."""
@@ -227,7 +226,7 @@ class EncodedBatches:
         sizes = list(map(len, rests))
         # All of a frame before the checksum depends on the size alone, and a group of messages has few sizes.
         prefixes = {
-            size: frame_prefix(header, size + _CHECKSUM_END) + _LENGTH.pack(size + 8)
+            size: frame_prefix(header, size + CHECKSUM_END) + _LENGTH.pack(size + 8)
             for size in dict.fromkeys(sizes)
         }
         parts = [b""] * (3 * len(rests))
@@ -373,7 +372,7 @@ def _plain_rests(
     values: Sequence[bytes], ids: Iterable[int], publish_time_ms: int, times: Sequence[int] | None
 ) -> list[bytes]:
     end = _SINGLE_END.pack(publish_time_ms, 0, 0)
-    mark = _SINGLE_MARK if times is None else _DELAYED_MARK
+    mark = SINGLE_MARK if times is None else DELAYED_MARK
     heads = map(_PLAIN_REST.pack, repeat(mark + _NO_HASH), ids, repeat(end))
     return list(map(add, _with_times(heads, times), values))
 
@@ -389,7 +388,7 @@ def _keyed_rests(
     ends = {size: _SINGLE_END.pack(publish_time_ms, size, 0) for size in dict.fromkeys(sizes)}
     heads = map(
         _KEYED_REST.pack,
-        repeat(_TEXT_KEY_MARK if times is None else _DELAYED_TEXT_KEY_MARK),
+        repeat(TEXT_KEY_MARK if times is None else DELAYED_TEXT_KEY_MARK),
         map(xxh3_64_digest, keys),  # packing one as "4s" takes its first four bytes: the hash
         ids,
         map(ends.__getitem__, sizes),
@@ -453,8 +452,8 @@ def verify_batch(data: bytes | memoryview, offset: int, size: int) -> None:
     """Raises ChecksumMismatch unless the batch of `size` bytes at `offset` matches its checksum."""
     view = memoryview(data)
     if (
-        xxh3_64_digest(view[offset + _CHECKSUM_END : offset + size])
-        != view[offset + 4 : offset + _CHECKSUM_END]
+        xxh3_64_digest(view[offset + CHECKSUM_END : offset + size])
+        != view[offset + 4 : offset + CHECKSUM_END]
     ):
         raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
 
@@ -519,143 +518,3 @@ def decode_batch(data: bytes | memoryview, offset: int = 0, *, verify: bool = Tr
     batch = DecodedBatch(data, offset, verify=verify)
     _ = batch.values, batch.keys, batch.metadata, batch.extensions
     return batch
-
-
-# Of a single message: checksum; format, flags, header length and count; lengths of keys and metadata, as one number.
-_SINGLE = struct.Struct(">4x8s8s20xQ")
-assert _SINGLE.size == BATCH_HEADER_BYTES
-
-
-def entry_values(entry: Entry, hidden: bytes | bytearray = b"") -> list[bytes | None]:
-    """The values of all messages of an entry (or slice), each batch verified. Raises ChecksumMismatch or MalformedFrame.
-
-    `hidden`: a byte a message, not 0 where the ack set names it. A batch that was left out for it has None as its values.
-    240 ns for a batch that is one message, which is what an unbatched producer sends; 60 more if it has a key.
-    """
-    data, start = entry.data, entry.body
-    shift = start - entry.base_offset
-    values: list[bytes | None] = []
-    append, unpack, digest = values.append, _SINGLE.unpack_from, xxh3_64_digest
-    mark, keyed_mark = _SINGLE_MARK, _TEXT_KEY_MARK
-    # Large batches stand alone in their entry; of many small ones a copy is cheaper than a view.
-    source = data if entry.batch_count > 1 else memoryview(data)
-    for position, end in enumerate(entry.end_offsets):
-        end += shift
-        if end - start < BATCH_HEADER_BYTES or end > len(data):
-            first, last = entry.batch_start_index(position), entry.end_indexes[position]
-            if end != start or 0 in (hidden[first - entry.base_index : last - entry.base_index] or b"\0"):
-                raise MalformedFrame("an entry table contradicts its batches")
-            values += [None] * (last - first)
-            continue
-        checksum, kind, lengths = unpack(data, start)
-        if kind == mark or kind == keyed_mark:  # noqa: SIM109 (no tuple is made)
-            head = BATCH_HEADER_BYTES
-        else:
-            head = DELAYED_HEADER_BYTES if kind in _DELAYED_MARKS else 0
-        if head:
-            if digest(source[start + _CHECKSUM_END : end]) != checksum:
-                raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
-            value_start, value_end = start + head, end
-            if lengths:
-                value_end -= (lengths >> 32) + (lengths & 0xFFFFFFFF)
-                if value_end < value_start:
-                    raise MalformedFrame("the columns of a batch are longer than the batch")
-            append(data[value_start:value_end])
-        else:
-            batch = DecodedBatch(data, start, verify=True)
-            expected = entry.end_indexes[position] - entry.batch_start_index(position)
-            if batch.header.size != end - start or batch.header.message_count != expected:
-                raise MalformedFrame(
-                    "a batch has another size or number of messages than the entry's table says"
-                )
-            values += batch.values
-        start = end
-    if len(values) != entry.message_count:
-        raise MalformedFrame("an entry has not the messages that its table says")
-    return values
-
-
-def entry_keys(entry: Entry) -> list[Key]:
-    """The keys of all messages of an entry (or slice) whose batches were verified. Raises MalformedFrame."""
-    data, start = entry.data, entry.body
-    shift = start - entry.base_offset
-    keys: list[Key] = []
-    for position, end in enumerate(entry.end_offsets):
-        end += shift
-        if end == start:  # left out
-            keys += [None] * (entry.end_indexes[position] - entry.batch_start_index(position))
-            continue
-        _, kind, lengths = _SINGLE.unpack_from(data, start)
-        if kind == _SINGLE_MARK or kind == _DELAYED_MARK:  # noqa: SIM109 (no tuple is made)
-            keys.append(None)
-        elif kind == _TEXT_KEY_MARK or kind == _DELAYED_TEXT_KEY_MARK:  # noqa: SIM109
-            key_end = end - (lengths & 0xFFFFFFFF)
-            try:
-                keys.append(data[key_end - (lengths >> 32) : key_end].decode())
-            except UnicodeDecodeError as error:
-                raise MalformedFrame(f"the key of a message is damaged: {error}") from error
-        else:
-            batch = DecodedBatch(data, start, verify=False)
-            keys += batch.keys or repeat(None, batch.header.message_count)
-        start = end
-    if len(keys) != entry.message_count:
-        raise MalformedFrame("an entry has not as many keys as messages")
-    return keys
-
-
-_LENGTHS = struct.Struct(">I10xH24xII")  # of a batch, its header, its keys and its metadata
-assert _LENGTHS.size == BATCH_HEADER_BYTES
-
-
-def without_values(entry: Entry) -> Entry:
-    """What is left of an entry (or slice) once its values were taken out: headers, keys and metadata. Not to be verified.
-
-    500 ns for a batch. They were verified.
-    """
-    data, start = entry.data, entry.body
-    shift = start - entry.base_offset
-    batches: list[bytes] = []
-    for end in entry.end_offsets:
-        end += shift
-        if start == end:  # left out
-            batches.append(b"")
-            continue
-        length, header_length, keys_length, metadata_length = _LENGTHS.unpack_from(data, start)
-        head, columns = start + header_length, end - keys_length - metadata_length
-        batches.append(_LENGTH.pack(length - columns + head) + data[start + 4 : head] + data[columns:end])
-        start = end
-    return entry.replaced(batches)
-
-
-_KEY_HASH = struct.Struct(">13xB6xI8s")  # flags, key hash and sequence id of a batch
-
-
-def entry_key_hashes(entry: Entry) -> tuple[Sequence[int], list[int]]:
-    """The key hash of every message of a whole entry: run i, which ends before message ends[i], has hashes[i].
-
-    Runs are batches, 150 ns each; a batch whose messages have different keys is decoded, and each of its messages is a run
-    of its own. Those of a batch without a key have a hash of its producer and sequence id. Raises MalformedFrame.
-    """
-    data, body = entry.data, entry.body
-    starts = [body, *[body + end for end in entry.end_offsets[:-1]]]
-    unpack = _KEY_HASH.unpack_from
-    found = [unpack(data, start) for start in starts]
-    names = [name.encode() for name in entry.producer_names]
-    hashes = [
-        key_hash if flags & FLAG_KEYED else key_hash_of(names[producer] + sequence_id)
-        for (flags, key_hash, sequence_id), producer in zip(found, entry.producers)
-    ]
-    if not any(flags & FLAG_MIXED_KEYS for flags, _, _ in found):
-        return entry.end_indexes, hashes
-    ends: list[int] = []
-    mixed: list[int] = []
-    for position, ((flags, _, _), key_hash) in enumerate(zip(found, hashes)):
-        end = entry.end_indexes[position]
-        if flags & FLAG_MIXED_KEYS:
-            keys = DecodedBatch(data, starts[position], verify=False).keys or []
-            ends += range(end - len(keys) + 1, end + 1)
-            mixed += [key_hash if key is None else key_hash_of(key) for key in keys]
-        else:
-            ends.append(end)
-            mixed.append(key_hash)
-    return ends, mixed

@@ -27,10 +27,7 @@ from magnetar.proto.batch import (
     encode_batch,
     encode_group,
     encode_singles,
-    entry_keys,
-    entry_values,
     key_hash_of,
-    without_values,
 )
 from magnetar.proto.batch_extensions import (
     EXT_DELIVER_AT_MS,
@@ -41,6 +38,7 @@ from magnetar.proto.batch_extensions import (
 )
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
 from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry, encode_entry
+from magnetar.proto.entry_messages import entry_keys, entry_values, without_values
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.frames import FrameParser
 

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -60,6 +60,7 @@ from magnetar.proto.errors import (
     error_from_wire,
 )
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.runtime.quantities import counted
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
@@ -108,8 +109,8 @@ class TopicProducer:
         self._id = producer_id
         self._loop = asyncio.get_running_loop()
         self._compression = Compression.parse(options.compression)
-        self._max_message_bytes = pool.options.max_message_bytes
-        self._max_group_bytes = self._max_message_bytes + GROUP_OVERHEAD_BYTES
+        self.max_message_bytes = pool.options.max_message_bytes  # which client and broker take
+        self._max_group_bytes = self.max_message_bytes + GROUP_OVERHEAD_BYTES
         self._copies = copies
         self._batch = OpenBatch()
         self._last_index = options.batching_max_messages - 1
@@ -304,14 +305,14 @@ class TopicProducer:
 
     def _is_cut(self, size: int) -> bool:
         """True if a message that counts so much is sent in chunks."""
-        return self.options.chunking and size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES
+        return self.options.chunking and size > self.max_message_bytes + MESSAGE_OVERHEAD_BYTES
 
     def _piece_bytes(self, row: Row) -> int:
         """Of the value, in each chunk. Raises MessageTooLarge."""
         size = row._replace(value=None).size
-        if size + MIN_PIECE_BYTES > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
-            raise too_large(size, self._max_message_bytes)
-        return self._max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
+        if size + MIN_PIECE_BYTES > self.max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            raise too_large(size, self.max_message_bytes)
+        return self.max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
 
     def _begin_message(self, row: Row) -> ChunkedMessage:
         self._close_batch()
@@ -359,8 +360,8 @@ class TopicProducer:
         sequence_id = self._checked_sequence_id(row.sequence_id)
         if row.value is not None and self._is_cut(size):
             return self._send_cut(row._replace(sequence_id=sequence_id), row.value, size)
-        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
-            raise too_large(size, self._max_message_bytes)
+        if size > self.max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
+            raise too_large(size, self.max_message_bytes)
         if batch.values and (
             batch.room < size or batch.group.first_sequence_id <= self.last_sequence_id < sequence_id
         ):
@@ -379,7 +380,7 @@ class TopicProducer:
         if not self.room.fits(size, waited=waited):
             raise self.room.queue_full(size)
         options = self.options
-        most = min(options.batching_max_bytes, self._max_message_bytes, self.room.for_batch)
+        most = min(options.batching_max_bytes, self.max_message_bytes, self.room.for_batch)
         group = Group(sequence_id, self._partition)
         self._batch.open(group, max(most, size), own_ids=sequence_id < self._automatic_id)
         self.room.changed()
@@ -409,12 +410,12 @@ class TopicProducer:
             if encoded.largest > self._max_group_bytes:  # what cannot be compressed has grown
                 encoded = self._encode(group, columns, Compression.NONE)
             if encoded.largest > self._max_group_bytes:
-                raise too_large(encoded.largest, self._max_message_bytes)
+                raise too_large(encoded.largest, self.max_message_bytes)
         except Exception as error:
             # Every argument was checked at its call; what is left is, for example, a codec that is not installed.
             unknown = FinalError(f"{group.message_count} messages cannot be encoded: {error!r}")
             group.fail(error if isinstance(error, MagnetarError) else unknown)
-            self._note_failed(group)
+            self._note_failed([group])
             return
         group.bytes = size
         group.deadline = self._loop.time() + self.options.send_timeout
@@ -441,7 +442,7 @@ class TopicProducer:
         stored = bisect_right(ids, self.last_sequence_id) if ids else 0
         parts = [columns.part(0, stored), columns.part(stored, count)] if 0 < stored < count else [columns]
         for part in parts:
-            yield from cut_columns(part, self._max_message_bytes, chunking=self.options.chunking)
+            yield from cut_columns(part, self.max_message_bytes, chunking=self.options.chunking)
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -458,11 +459,6 @@ class TopicProducer:
     def ready(self) -> bool:
         """True while it has a broker."""
         return self._attachment.connection is not None
-
-    @property
-    def max_message_bytes(self) -> int:
-        """What client and broker take."""
-        return self._max_message_bytes
 
     async def open(self) -> None:
         """Attaches for the first time."""
@@ -494,14 +490,14 @@ class TopicProducer:
             self._close_batch()
         self.last_sequence_id = max(stored, self.last_sequence_id)
         self._epoch = int(answer["epoch"])
-        self._max_message_bytes = min(
+        self.max_message_bytes = min(
             self._pool.options.max_message_bytes, connection.connection.max_message_bytes
         )
         self._stop_receipts()
         self._send_header = Send(0, self._id, self._epoch).encode()
         most = connection.connection.max_frame_bytes - len(self._send_header) - 2
         self._max_group_bytes = (
-            most if self._copies else min(most, self._max_message_bytes + GROUP_OVERHEAD_BYTES)
+            most if self._copies else min(most, self.max_message_bytes + GROUP_OVERHEAD_BYTES)
         )
         self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
         self._receipts_from = connection
@@ -510,12 +506,8 @@ class TopicProducer:
     def attached(self) -> None:
         """Sends what is not confirmed."""
         self._outbox.rewind()
-        self._fail_larger(self._max_group_bytes)
+        self._note_failed(self._outbox.fail_larger(self._max_group_bytes))
         self._write()
-
-    def _fail_larger(self, max_bytes: int) -> None:
-        for group in self._outbox.fail_larger(max_bytes):
-            self._note_failed(group)
 
     def received(self, command: Command, payload: bytes) -> None:
         """See Attached."""
@@ -534,7 +526,8 @@ class TopicProducer:
         when they all have.
         """
         if isinstance(error, FrameTooLarge) and "length" in error.details:
-            self._fail_larger(error.details["length"] - len(self._send_header) - 3)
+            most = error.details["length"] - len(self._send_header) - 3
+            self._note_failed(self._outbox.fail_larger(most))
 
     def _stop_receipts(self) -> None:
         connection, self._receipts_from = self._receipts_from, None
@@ -548,12 +541,11 @@ class TopicProducer:
         lost = MessageLost(
             f"the first chunks of a message to {self.topic} were stored in the cluster that this client has left"
         )
-        for group in self._outbox.fail_begun(lost):
-            self._note_failed(group)
+        self._note_failed(self._outbox.fail_begun(lost))
         message = self._streamed
         if message is not None and message.group.runs and not message.group.settled:
             message.group.fail(lost)
-            self._note_failed(message.group)
+            self._note_failed([message.group])
 
     def failed(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
@@ -611,7 +603,7 @@ class TopicProducer:
         if error.action in (Action.FIX_CALL, Action.GIVE_UP):
             refused = self._outbox.refuse(command.sequence_id, error)
             if refused is not None:
-                self._note_failed(*refused)
+                self._note_failure(*refused)
         else:
             self._outbox.delay_reason = error.message
         # What came after it was not stored either: it goes again, under a new epoch.
@@ -621,41 +613,38 @@ class TopicProducer:
 
     def _expire(self) -> None:
         self._expiry = None
-        for group in self._outbox.expire(self._loop.time(), self.options.send_timeout):
-            self._note_failed(group)
+        self._note_failed(self._outbox.expire(self._loop.time(), self.options.send_timeout))
         first = self._outbox.first
         if first is not None:
             self._expiry = self._loop.call_at(first.deadline, self._expire)
 
     def _fail_all(self, error: MagnetarError) -> None:
-        for group in self._outbox.fail_all(error):
-            self._note_failed(group)
+        self._note_failed(self._outbox.fail_all(error))
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         self.room.changed()
         self.room.end_turn(error)
 
-    def _note_failed(self, group: Group, count: int = 0) -> None:
-        """`count`: how many messages of it; 0: all that are not confirmed."""
-        group = group.whole
-        if not count and self._failed and self._failed[-1] is group and not group.refused:
-            return  # another chunk of the same message
-        count = count or group.message_count - group.confirmed
-        what = "1 message" if count == 1 else f"{count} messages"
-        log.warning("%s to %s failed: %s", what, self.topic, group.error)
+    def _note_failed(self, groups: Iterable[Group]) -> None:
+        """All that is not confirmed of them failed; chunks as the message that they belong to."""
+        for group in dict.fromkeys(group.whole for group in groups):
+            self._note_failure(group, group.message_count - group.confirmed)
+
+    def _note_failure(self, group: Group, count: int) -> None:
+        """So many messages of a group failed."""
+        group, error = group.whole, group.error
+        assert error is not None
+        log.warning("%s to %s failed: %s", counted(count, "message"), self.topic, error)
         while self._failed and self._failed[0].error_seen:
             self._failed.popleft()
         self._failed.append(group)
         self.room.changed()
-        if self._streamed is not None and self._streamed.group is group and group.error is not None:
+        if self._streamed is not None and self._streamed.group is group:
             group.error_seen = True
-            self.room.end_turn(group.error)
-        error = group.error
-        alone = (
-            error is not None and error.action is Action.FIX_CALL and count == 1
-        )  # wrong itself: it never is stored
-        if self._numbered and error is not None and not alone and not self.ended:
+            self.room.end_turn(error)
+        alone = count == 1 and error.action is Action.FIX_CALL  # wrong itself: it never is stored
+        if self._numbered and not alone and not self.ended:
             # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
             text = "the producer ends here, so that nothing is stored behind it: open it anew, and go on behind its last id"
             self._attachment.fail(type(error)(f"{error.message}; {text}", **error.details), leave=True)

@@ -31,10 +31,10 @@ from magnetar.proto.batch import (
     DecodedBatch,
     Key,
     encode_batch,
-    entry_keys,
 )
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
+from magnetar.proto.entry_messages import entry_keys
 from magnetar.proto.errors import DataDirectoryError, MalformedFrame
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ranges import Range

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
-from magnetar.proto.batch import entry_key_hashes
 from magnetar.proto.batch_extensions import entry_chunks
 from magnetar.proto.entry import Entry
+from magnetar.proto.entry_messages import entry_key_hashes
 from magnetar.proto.ranges import RangeSet
 
 from ....cursors.core.redeliveries import CountedRange
