@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
@@ -18,7 +19,6 @@ from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.partitions import PartitionedTopic
 from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
@@ -241,25 +241,15 @@ class BrokerService:
     @on_topic("get_policies")
     async def topic_policies(self, name: TopicName) -> PoliciesFound:
         """Those of the topic itself, and what is in force for it. Raises TopicNotFound."""
-        if (whole := await self._partitioned(name)) is not None:
-            of_namespace = await self._broker.namespaces.read(name.full_namespace)
-            in_force = self._of_partitioned(whole.policies, of_namespace.policies)
-            return PoliciesFound(whole.policies, whole.record.policies_version, in_force.rows())
-        topic = await self._broker.known(name)
-        in_force, record = await topic.policies.read(), topic.ledger.list.record
-        return PoliciesFound(record.policies, record.policies_version, in_force.rows())
+        in_force, version, _ = await self._policies_of(name)
+        return PoliciesFound(in_force.levels[0][1], version, in_force.rows())
 
     @on_stored_topic("set_policies")
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
-        if (whole := await self._partitioned(name)) is not None:
-            of_namespace = await self._broker.namespaces.read(name.full_namespace)
-            before = self._of_partitioned(whole.policies, of_namespace.policies)
-            await self._check_possible(before, policies.check_topic())
-            return await self._broker.partitioned.set_policies(name, policies, version)
-        topic = await self._broker.known(name)
-        await self._check_possible(await topic.policies.read(), policies.check_topic())
-        return await topic.set_policies(policies, version)
+        before, _, change = await self._policies_of(name)
+        await self._check_possible(before, policies.check_topic())
+        return await change(policies, version)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
@@ -274,15 +264,23 @@ class BrokerService:
         await self._check_possible(self._of_namespace(before), policies)
         return await self._broker.namespaces.set(namespace, policies, version)
 
-    async def _partitioned(self, name: TopicName) -> PartitionedTopic | None:
-        """The topic if it is partitioned, itself and not one of its partitions: its record has its policies."""
-        if name.partition != NO_PARTITION or self._broker.has(name):
-            return None
-        found = await self._broker.partitioned.read(name)
-        return found if found.partitions else None
-
-    def _of_partitioned(self, policies: Policies, of_namespace: Policies) -> Resolved:
-        return Resolved((("topic", policies), ("namespace", of_namespace), of_broker(self.settings)))
+    async def _policies_of(
+        self, name: TopicName
+    ) -> tuple[Resolved, int, Callable[[Policies, int], Awaitable[int]]]:
+        """In force for a topic or a partition, or by the record of a partitioned topic; their version; what changes them."""
+        partitioned = self._broker.partitioned
+        if name.partition == NO_PARTITION and not self._broker.has(name):
+            whole = await partitioned.read(name)
+            if whole.partitions:
+                above = await self._broker.namespaces.read(name.full_namespace)
+                levels = (("topic", whole.policies), ("namespace", above.policies), of_broker(self.settings))
+                return (
+                    Resolved(levels),
+                    whole.record.policies_version,
+                    partial(partitioned.set_policies, name),
+                )
+        topic = await self._broker.known(name)
+        return await topic.policies.read(), topic.ledger.list.record.policies_version, topic.set_policies
 
     def _of_namespace(self, policies: Policies) -> Resolved:
         return Resolved((("namespace", policies), of_broker(self.settings)))

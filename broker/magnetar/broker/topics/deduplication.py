@@ -24,7 +24,7 @@ from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import Jobs
 
 from ..settings import BrokerSettings
-from .coalescer import GatheredEntry
+from .coalescer import NOT_STORED, GatheredEntry
 from .core.deduplication import KnownProducers, Pushed
 from .core.producers import Producers
 from .log_state import LogStates, StoredLogState
@@ -37,8 +37,6 @@ KIND = "deduplication"
 
 class Deduplication:
     """See the module docstring; it is the `LogState` too. `load` before use, `stop` in the end."""
-
-    generation = 0  # nothing of it is ever taken back
 
     def __init__(
         self,
@@ -170,7 +168,7 @@ class Deduplication:
         """Work for each run of a producer in the entry."""
         now_ms = self._now_ms()
         for run in context.runs:
-            if not run.is_duplicate:
+            if run.index != NOT_STORED:
                 ids = _last_and_chunk(run.sequence_id, run.messages, run.extensions)
                 self._known.stored(run.session.name, *ids, now_ms)
 

@@ -9,7 +9,8 @@
 
 So a broker that dies leaves no delayed message behind that the next one does not know of: the position that is stored lies
 before the first of them. What is stored are rows of the index. Of what is read back the rows that are due are left out: the
-read positions of all subscriptions are before them then.
+read positions of all subscriptions are before them then. A piece stays true: what is released is due, and what is trimmed
+nobody asks for.
 
 The timer looks at the wall clock, at least once a second, since that may jump; what is due is released some 10 ms at once. A
 defect in here ends the topic on this broker: its next owner makes the index of what is stored.
@@ -51,8 +52,6 @@ _LONGEST_WAIT_S = 1.0
 
 class TopicDelays:
     """See the module docstring. `stop` in the end."""
-
-    generation = 0  # a piece stays true: what is released is due, and what is trimmed nobody asks for
 
     def __init__(
         self,

@@ -81,11 +81,7 @@ _MIN_CHANGED_BYTES = 256 * 1024
 
 
 class LogState(Protocol[T_contra]):
-    """What follows from a log. Nothing here awaits; entries come in the order of the log."""
-
-    @property
-    def generation(self) -> int:
-        """Rises when pieces that were made before are not true any more: then all is written anew."""
+    """What follows from a log. Nothing here awaits; entries come in the order of the log, and no piece ceases to be true."""
 
     def confirmed(self, ledger_id: int, entry_id: int, context: T_contra) -> None:
         """An entry that this broker appended is durable; `context` is what was given to `append`."""
@@ -134,6 +130,8 @@ def _records(pieces: Iterator[bytes], place: Place) -> Iterator[bytes]:
 
 class StoredLogState(Generic[T]):
     """One state of one topic; see the module docstring. `open` before use, `close` in the end."""
+
+    generation = 0  # a piece stays true: what follows from the log is never taken back
 
     def __init__(
         self,
@@ -371,11 +369,6 @@ class StoredLogState(Generic[T]):
         self._unwritten -= unwritten
 
     # --- StoredState -------------------------------------------------------------------------------------------------
-
-    @property
-    def generation(self) -> int:
-        """Of the state."""
-        return self._state.generation
 
     def pieces(self) -> Iterator[bytes]:
         """As records. The last one has the position of the moment in which the first one was made."""

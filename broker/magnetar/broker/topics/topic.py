@@ -160,7 +160,6 @@ class Topic:
         # What the ledger has answered since the last `_send_receipts`: ledger, entry, stored bytes, the gathered entry, and
         # whether it is confirmed. With flush=async an entry comes twice: accepted (False), then confirmed (True).
         self._answered_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
-        self._owed: list[ReceiptRun] = []  # of duplicates behind which nothing is outstanding
         self.not_served: MagnetarError | None = None  # why it is not served here any more; None while it is
         self._fenced = False  # nothing may be written any more
         self._drained: asyncio.Future[None] | None = (
@@ -370,16 +369,20 @@ class Topic:
     def _owe(self, session: ProducerSession, sequence_id: int, messages: int) -> None:
         """Receipts of duplicates come behind all that is outstanding, so that their originals are durable then."""
         self.deduplication.duplicates += messages
+        answered = self._answered_entries
         newest = self._coalescer.newest or self.ledger.appending.newest
-        runs = self._owed if newest is None or newest.receipted else newest.runs
+        if newest is None or newest.receipted:
+            if not answered or answered[-1][3].receipted:
+                answered.append((*DUPLICATE_ID[:2], None, GatheredEntry(), True))
+            newest = answered[-1][3]
+        runs = newest.runs
         if runs and runs[-1].is_duplicate and runs[-1].ends_before(session, sequence_id):
             runs[-1].messages += messages
         else:
             runs.append(ReceiptRun(session, sequence_id, messages, NOT_STORED))
             session.outstanding += 1
             self.publish_budget.charge(DUPLICATE_BYTES)
-            if newest is not None and runs is newest.runs:
-                newest.size += DUPLICATE_BYTES  # which are released with it
+            newest.size += DUPLICATE_BYTES  # which are released with it
         self._append_soon()
 
     def _store(
@@ -412,7 +415,7 @@ class Topic:
     def _append(self) -> None:
         """Ends a loop turn: sends receipts for answered entries, then appends entries while the ledger takes them."""
         self._append_scheduled = False
-        if self._answered_entries or self._owed:
+        if self._answered_entries:
             self._send_receipts()
         appending, coalescer = self.ledger.appending, self._coalescer
         ledger = self._ring or appending
@@ -477,11 +480,6 @@ class Topic:
                 released += entry.size
             if cached and data is not None:
                 self.cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
-        owed, self._owed = self._owed, []
-        for run in owed:
-            sessions[id(run.session)] = run.session
-            run.session.rows.append((run.sequence_id, run.messages, *DUPLICATE_ID[:3]))
-        released += DUPLICATE_BYTES * len(owed)
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)
         for session in sessions.values():
             rows, session.rows = session.rows, []
@@ -558,13 +556,13 @@ class Topic:
 
     def _fail_queued(self, error: MagnetarError) -> None:
         """Fails what is queued, or appended and not confirmed: each producer learns its first sequence id that failed."""
-        if self._answered_entries or self._owed:
+        if self._answered_entries:
             self._send_receipts()
         # Left over if the ownership is in doubt. Entries that are only accepted are among those that the ledger abandons.
         unsent, self._answered_entries = self._answered_entries, []
         entries = [entry for *_, entry, confirmed in unsent if confirmed]
         entries += self.ledger.appending.abandon() + self._coalescer.clear()
-        released = sum(entry.size for entry in entries) + DUPLICATE_BYTES * len(self._owed)
+        released = sum(entry.size for entry in entries)
         if receipted := [entry for entry in entries if entry.receipted]:
             _log.warning(
                 "topic %s: %d messages that were acknowledged (flush=async) are not known to be on disk: %s; its next owner "
@@ -572,7 +570,6 @@ class Topic:
             )  # fmt: skip
             entries = [entry for entry in entries if not entry.receipted]
         runs = [run for entry in entries for run in entry.runs]
-        runs, self._owed = [*self._owed, *runs], []
         for run in runs:
             run.session.fail(run.sequence_id, error)
         for run in runs:

@@ -149,7 +149,8 @@ class KnownProducers:
             if len(self._known) >= self._full_at:
                 self._forget_oldest()
             known = self._known[name] = _Known(-1, appended_ms, None)
-        known.used_ms = max(known.used_ms, appended_ms)
+        if appended_ms > known.used_ms:
+            known.used_ms = appended_ms
         known.stored(last, chunk)
         self._changed[name] = None
 

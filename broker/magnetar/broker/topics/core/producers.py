@@ -267,15 +267,16 @@ class Producers:
             raise self.stopped
         if claim.refused is not None:
             raise claim.refused
-        if claim is self._entering:
-            return self._enter(claim, new_port)
-        if (first := self._access(claim, now)) is not None:
-            return first
-        if ACCESS_MODES[claim.access_mode].alone:
-            self._waiting.pop(claim, None)
-            self._entering = claim
-            return self._enter(claim, new_port)
-        return self._open_name(claim, new_port)
+        alone = ACCESS_MODES[claim.access_mode].alone
+        if claim is not self._entering:
+            if (
+                first := self._access(claim, now) or (None if alone else self._name_in_use(claim))
+            ) is not None:
+                return first
+            if alone:
+                self._waiting.pop(claim, None)
+                self._entering = claim
+        return self._enter(claim, new_port, alone=alone)
 
     # --- access ------------------------------------------------------------------------------------------------------
 
@@ -343,21 +344,33 @@ class Producers:
             self.finished(session, 0)
 
     def _enter(
-        self, claim: Claim, new_port: Callable[[int], ProducerPort]
+        self, claim: Claim, new_port: Callable[[int], ProducerPort], *, alone: bool
     ) -> ProducerSession | Wait | StoreEpoch:
-        """The place is the claim's own; rule 33, of all who had it before."""
-        for session in self:
+        """The name, or (`alone`) the topic, is the claim's own; rule 33, of all who had it before."""
+        own = self._by_name.get(claim.name)
+        for session in self if alone else filter(None, [own]):
             if session.active:  # its own, of an older epoch
-                session.end(_opened_again(claim))
-            if session.name == claim.name:
+                session.end(
+                    ProducerFenced(f"producer {claim.name!r} was opened again with epoch {claim.epoch}")
+                )
+            if session is own:
                 claim.epoch = max(claim.epoch, session.epoch + 1)
             if session.outstanding:
                 return self._wait(claim, session)
+        if not alone:
+            self._by_name[claim.name] = session = ProducerSession(
+                claim.name, claim.epoch, new_port(claim.epoch)
+            )
+            return session
         if claim.topic_epoch == NOT_ALONE:
             return StoreEpoch()
         self._entering = None
         self.reserved_until = 0.0
-        return self._new_session(claim, new_port)
+        session = ProducerSession(
+            claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, claim.topic_epoch
+        )
+        self._by_name[claim.name] = self._alone = session
+        return session
 
     def epoch_stored(self, claim: Claim, epoch: int) -> None:
         """The topic has this epoch now, and it is the claim's, if that is not fenced meanwhile."""
@@ -378,25 +391,18 @@ class Producers:
 
     # --- names -------------------------------------------------------------------------------------------------------
 
-    def _open_name(
-        self, claim: Claim, new_port: Callable[[int], ProducerPort]
-    ) -> ProducerSession | Ask | Wait:
-        name, old = claim.name, self._by_name.get(claim.name)
-        if old is not None:
-            if old.active:
-                if claim.epoch <= old.epoch and old in claim.asked:
-                    raise ProducerBusy(
-                        f"producer name {name!r} is in use on topic {self._topic}; "
-                        "choose another name or close the other producer"
-                    )
-                if claim.epoch <= old.epoch:
-                    claim.asked.append(old)
-                    return Ask([old])
-                old.end(_opened_again(claim))
-            claim.epoch = max(claim.epoch, old.epoch + 1)
-            if old.outstanding:
-                return self._wait(claim, old)
-        return self._new_session(claim, new_port)
+    def _name_in_use(self, claim: Claim) -> Ask | None:
+        """None: no session of the name is in the claim's way, or one that its epoch fences."""
+        old = self._by_name.get(claim.name)
+        if old is None or not old.active or claim.epoch > old.epoch:
+            return None
+        if old in claim.asked:
+            raise ProducerBusy(
+                f"producer name {claim.name!r} is in use on topic {self._topic}; "
+                "choose another name or close the other producer"
+            )
+        claim.asked.append(old)
+        return Ask([old])
 
     def _wait(self, claim: Claim, old: ProducerSession) -> Wait:
         if claim.awaited is old:
@@ -407,15 +413,6 @@ class Producers:
             )
         claim.awaited = old
         return Wait(old)
-
-    def _new_session(self, claim: Claim, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
-        alone = ACCESS_MODES[claim.access_mode].alone
-        topic_epoch = claim.topic_epoch if alone else NOT_ALONE
-        session = self._by_name[claim.name] = ProducerSession(
-            claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, topic_epoch
-        )
-        self._alone = session if alone else self._alone
-        return session
 
     # --- endings -----------------------------------------------------------------------------------------------------
 
@@ -479,7 +476,3 @@ class Producers:
         assert all(one.topic_epoch == self.topic_epoch for one in alone), "one of another epoch is alone"
         assert self._entering not in self._waiting
         assert all(claim.refused is None for claim in self._waiting)
-
-
-def _opened_again(claim: Claim) -> ProducerFenced:
-    return ProducerFenced(f"producer {claim.name!r} was opened again with epoch {claim.epoch}")
