@@ -21,6 +21,7 @@ from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
 from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
 from ..topics.registry import Broker
+from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
 from .ledgers import LedgerService
 from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
@@ -306,36 +307,32 @@ class BrokerService:
 
         Raises TopicNotFound, SubscriptionNotFound, InvalidArgument, TopicBusy.
         """
-        topic = await self._broker.known(name)
-        return (
-            await topic.subscriptions.seek(topic.subscriptions.existing(subscription, durable=True), start)
-        ).epoch
+        topic, found = await self._existing(name, subscription)
+        return (await topic.subscriptions.seek(found, start)).epoch
 
     @on_topic("skip_messages")
     async def skip_messages(self, name: TopicName, subscription: str, *, count: int) -> Skipped:
         """Acknowledges the next messages of a durable subscription, whoever holds them. Raises as seek_subscription."""
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
-        topic = await self._broker.known(name)
-        found = topic.subscriptions.existing(subscription, durable=True)
-        return _skipped(await skip(topic.ledger.list, topic.log.read_entry, found, count), found)
+        topic, found = await self._existing(name, subscription)
+        skipped = await skip(topic.ledger.list, topic.log.read_entry, found, count)
+        return Skipped(skipped, list(found.cursor.state.mark_delete))
 
     @on_topic("skip_messages")
     async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
         """As skip_messages, of all that is stored now; how many that were is an upper bound, as in the stats."""
-        topic = await self._broker.known(name)
-        found = topic.subscriptions.existing(subscription, durable=True)
+        topic, found = await self._existing(name, subscription)
         cleared = (await backlog(topic, found, TopicOffsets(topic))).messages
         await found.skip_to(lambda: topic.log.find(("latest", None)))
-        return _skipped(cleared, found)
+        return Skipped(cleared, list(found.cursor.state.mark_delete))
 
     @on_topic("expire_messages")
     async def expire_messages(self, name: TopicName, subscription: str, before_ms: int) -> Expired:
         """Acknowledges what was stored before a time. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
         if before_ms < 0:
             raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
-        topic = await self._broker.known(name)
-        found = topic.subscriptions.existing(subscription, durable=True)
+        topic, found = await self._existing(name, subscription)
         ledgers = topic.ledger.list
         before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
         moved = await topic.maintenance.expire_before(found, before_ms)
@@ -348,11 +345,17 @@ class BrokerService:
         """The next messages that a subscription has not acknowledged. Raises as seek_subscription, or what a read met."""
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
-        topic = await self._broker.known(name)
-        cursor = topic.subscriptions.existing(subscription).cursor
+        topic, found = await self._existing(name, subscription, durable=False)
+        cursor = found.cursor
         return Peeked(
             await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.log.read_entry, count)
         )
+
+    async def _existing(
+        self, name: TopicName, subscription: str, *, durable: bool = True
+    ) -> tuple[Topic, Subscription]:
+        topic = await self._broker.known(name)
+        return topic, topic.subscriptions.existing(subscription, durable=durable)
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 
@@ -413,7 +416,3 @@ class BrokerService:
     ) -> DrainState:
         """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises InvalidArgument."""
         return await self._broker.ownership.administration.drain(name, zone=zone, kind=kind, undo=undo)
-
-
-def _skipped(messages: int, subscription: Subscription) -> Skipped:
-    return Skipped(messages, list(subscription.cursor.state.mark_delete))
