@@ -74,10 +74,10 @@ async def test_rule_46_topics_of_a_namespace_are_followed_after_a_defect() -> No
 
     store.children = children
     watches = TopicWatches(store)
-    watches.add("public/default", lambda topic, exists: None)
+    begins = asyncio.ensure_future(watches.watch("public/default", lambda topic, exists: None))
     await settle()
     assert long_task("the list of topics of namespace public/default").failures == 1
-    await asyncio.wait_for(watches.listed("public/default"), 10)
+    await asyncio.wait_for(begins, 10)
     watches.close()
     assert long_tasks() == []
     await asyncio.sleep(1)

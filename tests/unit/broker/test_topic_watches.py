@@ -43,9 +43,8 @@ async def test_a_list_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(store, "children", children)
     found, seen = TopicWatches(store), Seen()
     try:
-        found.add(NAMESPACE, seen.topic_changed)
         async with asyncio.timeout(5):
-            await found.listed(NAMESPACE)
+            await found.watch(NAMESPACE, seen.topic_changed)
             failures = 1
             await store.create(f"{TOPICS_ROOT}/{NAMESPACE}/persistent/made-elsewhere", b"")
             assert await seen.get() == (f"persistent://{NAMESPACE}/made-elsewhere", True)
@@ -57,13 +56,14 @@ async def test_rule_44_a_watch_that_ends_while_it_begins_leaves_nothing_at_the_b
     """Regression: what ends a watch was not known yet, so the broker went on telling one that nobody had any more."""
     async with running_broker() as broker:
         client = FakeClient(broker)
-        gate, listed = asyncio.Event(), broker.watches.listed
+        gate, watch = asyncio.Event(), broker.watches.watch
 
-        async def slowly(namespace: str) -> None:
+        async def slowly(*given: Any) -> Any:
+            stop = await watch(*given)
             await gate.wait()
-            await listed(namespace)
+            return stop
 
-        broker.watches.listed = slowly  # type: ignore[method-assign]
+        broker.watches.watch = slowly  # type: ignore[method-assign]
         begins = client.ask(c.WatchTopics, 1, NAMESPACE)
         await asyncio.sleep(0)
         ends = client.ask(c.WatchTopics, 1, "")

@@ -159,14 +159,7 @@ class BrokerService:
     @on_namespace("list_topics")
     async def watch_topics(self, namespace: str, watch: TopicWatch) -> Callable[[], None]:
         """Tells `watch` of topics that are made and deleted, until what this returns is called. Raises InvalidArgument."""
-        watches = self._broker.watches
-        watches.add(namespace, watch)
-        try:
-            await watches.listed(namespace)
-        except BaseException:
-            watches.remove(watch)
-            raise
-        return lambda: watches.remove(watch)
+        return await self._broker.watches.watch(check_namespace(namespace), watch)
 
     @on_topic("topic_stats")
     async def topic_stats(self, name: TopicName) -> TopicStats:

@@ -23,8 +23,8 @@ from magnetar.proto.errors import MagnetarError, ServiceNotReady
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import Jobs
 
-from ..settings import BrokerSettings
 from .coalescer import NOT_STORED, GatheredEntry
+from .components import Components
 from .core.deduplication import KnownProducers, Pushed
 from .core.producers import Producers
 from .log_state import LogStates, StoredLogState
@@ -44,16 +44,15 @@ class Deduplication:
         states: LogStates[GatheredEntry],
         producers: Producers,
         policies: Callable[[], Resolved | None],
-        settings: BrokerSettings,
-        now_ms: Callable[[], int],
+        components: Components,
     ) -> None:
         """`policies` None: not known now."""
         self._topic = topic
         self._states = states
         self._producers = producers
         self._policies = policies
-        self._settings = settings
-        self._now_ms = now_ms
+        self._settings = settings = components.settings
+        self._now_ms = components.clock.now_ms
         self._known = KnownProducers(
             settings.deduplication_producer_ttl_ms,
             settings.deduplication_max_producers,

@@ -111,7 +111,12 @@ class PartitionedTopics:
         """Its partitions; 0: it is not partitioned. Raises TopicBusy while it is being made."""
         if name.partition != NO_PARTITION:
             return 0
-        return _count(name, await self.followed.get(str(name)))
+        found = await self.followed.get(str(name))
+        if found.exists and not found.partitions:
+            raise TopicBusy(
+                f"{name} is being made with partitions; if nobody makes it any more, create it again or delete it"
+            )
+        return found.partitions
 
     async def watch(self, name: TopicName, changed: Callable[[int], None]) -> tuple[int, Callable[[], None]]:
         """As `count`, and `changed` is called with each later one until what is returned as well is called.
@@ -349,14 +354,6 @@ class PartitionedTopics:
             return await replace(self._metadata, partitioned_path(name), record.encode(), version)
         finally:
             self.followed.drop(str(name))
-
-
-def _count(name: TopicName, found: PartitionedTopic) -> int:
-    if found.exists and not found.partitions:
-        raise TopicBusy(
-            f"{name} is being made with partitions; if nobody makes it any more, create it again or delete it"
-        )
-    return found.partitions
 
 
 def _check_partitions(name: TopicName, partitions: int) -> None:

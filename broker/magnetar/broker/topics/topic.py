@@ -105,7 +105,7 @@ class Topic:
         self.log = self.ledger.reading
         self.states = LogStates(self.ledger, components)
         self.deduplication = Deduplication(
-            name, self.states, self.producers, self.policies.in_force, settings, components.clock.now_ms
+            name, self.states, self.producers, self.policies.in_force, components
         )
         self.compaction = TopicCompaction(
             self.ledger,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import InvalidArgument, InvalidTopicName
+from magnetar.proto.errors import InvalidTopicName
 from magnetar.proto.ids import DOMAINS, TopicName
 from magnetar.runtime.tasks import LongTask, on_change
 
@@ -37,28 +37,29 @@ class TopicWatches:
         self._watches: dict[str, dict[TopicWatch, None]] = {}
         self._followers: dict[str, _Follower] = {}
 
-    def add(self, namespace: str, watch: TopicWatch) -> None:
-        """`namespace`: tenant/namespace. Raises InvalidArgument."""
-        parts = namespace.split("/")
-        if len(parts) != 2 or not all(parts):
-            raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
-        self._watches.setdefault(namespace, {})[watch] = None
-        if self._metadata is not None and namespace not in self._followers:
-            self._followers[namespace] = _Follower(self._metadata, namespace, self.changed)
+    async def watch(self, namespace: str, watch: TopicWatch) -> Callable[[], None]:
+        """Notifies `watch` of all that changes once this has returned, until what it returns is called."""
 
-    async def listed(self, namespace: str) -> None:
-        """Returns when everything that changes from now on is noticed."""
-        if (follower := self._followers.get(namespace)) is not None:
-            await follower.listed.wait()
-
-    def remove(self, watch: TopicWatch) -> None:
-        """Does nothing if it is not there."""
-        for namespace, watches in list(self._watches.items()):
+        def stop() -> None:
+            watches = self._watches.get(namespace, {})
             watches.pop(watch, None)
-            if not watches:
-                del self._watches[namespace]
-                if (follower := self._followers.pop(namespace, None)) is not None:
-                    follower.stop()
+            if (
+                not watches
+                and self._watches.pop(namespace, None) is not None
+                and namespace in self._followers
+            ):
+                self._followers.pop(namespace).stop()
+
+        self._watches.setdefault(namespace, {})[watch] = None
+        if self._metadata is not None:
+            if namespace not in self._followers:
+                self._followers[namespace] = _Follower(self._metadata, namespace, self.changed)
+            try:
+                await self._followers[namespace].listed.wait()
+            except BaseException:
+                stop()
+                raise
+        return stop
 
     def changed(self, name: TopicName, exists: bool) -> None:
         """A topic was made, or is deleted."""
