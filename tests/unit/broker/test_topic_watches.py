@@ -63,7 +63,7 @@ async def test_rule_44_a_watch_that_ends_while_it_begins_leaves_nothing_at_the_b
             await gate.wait()
             return stop
 
-        broker.watches.watch = slowly  # type: ignore[method-assign]
+        broker.watches.watch = slowly  # type: ignore[assignment, method-assign]
         begins = client.ask(c.WatchTopics, 1, NAMESPACE)
         await asyncio.sleep(0)
         ends = client.ask(c.WatchTopics, 1, "")
