@@ -18,7 +18,7 @@ from typing import Any
 from magnetar.client import Client, Consumer, DeadLetterPolicy, Message
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto.commands import Command, Deliver
-from magnetar.proto.errors import ConsumerBusy, MagnetarError, ReceiveTimeout
+from magnetar.proto.errors import ConsumerBusy, MagnetarError, ReceiveTimeout, TopicTerminated
 from magnetar.proto.ids import MessageId, TopicName
 from sim.deliveries import Holder, Name, Subscription, Violation
 from sim.history import History, name_of
@@ -151,9 +151,15 @@ class Place:
         self._arrivals: dict[tuple[int, int], float] = {}
         self._came_at = 0.0
         self._acks: list[asyncio.Task[None]] = []
+        self._told_end_in: int | None = None  # the attachment in which nothing was to come any more
         self.leaving = False  # it is to close and come back
         self.seeking = False  # it is to seek, or does
         self._retry_topic = ""
+
+    @property
+    def reached_end(self) -> bool:
+        """It is told that nothing comes any more; of retry topics, which have no end, nobody is."""
+        return self.plan.retry or (self._consumer is not None and self._consumer.reached_end)
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
@@ -185,6 +191,9 @@ class Place:
                 bite += await consumer.receive_batch(1 + rng.randrange(BITE), timeout=1.0)
             except ReceiveTimeout:
                 pass
+            except TopicTerminated:
+                self._told_end_in = self._holder.attachment
+                await asyncio.sleep(0.2)
             except MagnetarError as error:
                 # Another process of this name may still hold the place.
                 if not error.retryable and not (isinstance(error, ConsumerBusy) and self._consumer is None):
@@ -223,6 +232,7 @@ class Place:
             hash_ranges=plan.hash_ranges(self._number),
         )
         self._consumer = consumer
+        self._told_end_in = None
         self._holder = holder = Holder(self.name, seeks=self.subscription.seeks, attached=began)
         member = consumer._consumer.consumers[self._around.full_topic]
         for change in ("detached", "active_changed"):
@@ -289,6 +299,9 @@ class Place:
                 continue
             if plan.type == "failover" and not consumer.active:
                 raise Violation(f"{self.name} got {name}, and is not the active consumer")
+            ended = self._told_end_in == holder.attachment and not plan.seeks
+            if ended and name not in subscription.delivered:
+                raise Violation(f"{self.name} was told that nothing comes any more, and got {name}")
             subscription.handed_out(
                 holder,
                 message.id,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from magnetar.client import Client, Producer, Reader, connect
-from magnetar.proto.errors import MagnetarError, ReceiveTimeout
+from magnetar.proto.errors import MagnetarError, ReceiveTimeout, TopicTerminated
 from magnetar.proto.ids import MessageId
 from sim.consuming import (
     KEYS,
@@ -59,6 +59,7 @@ class Load:
         self.history = history
         self.producing = True
         self.reading = True
+        self.tail_ended = False  # the tail reader is told that nothing comes any more
         self._loop = loop
         self._url = url
         self.dead_letters = 0
@@ -209,6 +210,9 @@ class Load:
                 self.history.tailed(message.id, message.value)
             except ReceiveTimeout:
                 continue
+            except TopicTerminated:
+                self.tail_ended = True
+                await asyncio.sleep(0.2)
             except MagnetarError as error:
                 if not error.retryable:
                     raise

@@ -17,6 +17,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     exclusive,
     recovery,
     repair,
+    terminated,
     writer,
 )
 from sim.defects.registry import (

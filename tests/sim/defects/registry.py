@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario ledgers
-REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
-STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standalone
-CLUSTER_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario cluster
-ONCE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenarios once and once_standalone
-EXCLUSIVE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario exclusive
-DELAYED_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario delayed
+Defects = dict[str, Callable[[], None]]
+
+DEFECTS: Defects = {}  # of the scenario ledgers
+REPAIR_DEFECTS: Defects = {}  # of the scenario repair
+STANDALONE_DEFECTS: Defects = {}  # of the scenario standalone
+CLUSTER_DEFECTS: Defects = {}  # of the scenario cluster
+ONCE_DEFECTS: Defects = {}  # of the scenarios once and once_standalone
+EXCLUSIVE_DEFECTS: Defects = {}  # of the scenario exclusive
+DELAYED_DEFECTS: Defects = {}  # of the scenario delayed
+TERMINATED_DEFECTS: Defects = {}  # of the scenario terminated
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
@@ -19,49 +22,28 @@ _OF_SCENARIO = {
     "once_standalone": ONCE_DEFECTS,
     "exclusive": EXCLUSIVE_DEFECTS,
     "delayed": DELAYED_DEFECTS,
+    "terminated": TERMINATED_DEFECTS,
 }
 
 
-def defect(function: Callable[[], None]) -> Callable[[], None]:
-    """Registers what plants a defect, under its name."""
-    DEFECTS[function.__name__] = function
-    return function
+def _registering(defects: Defects) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """A decorator that registers what plants a defect, under its name."""
+
+    def register(function: Callable[[], None]) -> Callable[[], None]:
+        defects[function.__name__] = function
+        return function
+
+    return register
 
 
-def repair_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenario repair."""
-    REPAIR_DEFECTS[function.__name__] = function
-    return function
-
-
-def standalone_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenario standalone."""
-    STANDALONE_DEFECTS[function.__name__] = function
-    return function
-
-
-def cluster_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenario cluster."""
-    CLUSTER_DEFECTS[function.__name__] = function
-    return function
-
-
-def once_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenarios once and once_standalone."""
-    ONCE_DEFECTS[function.__name__] = function
-    return function
-
-
-def exclusive_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenario exclusive."""
-    EXCLUSIVE_DEFECTS[function.__name__] = function
-    return function
-
-
-def delayed_defect(function: Callable[[], None]) -> Callable[[], None]:
-    """The same for the scenario delayed."""
-    DELAYED_DEFECTS[function.__name__] = function
-    return function
+defect = _registering(DEFECTS)
+repair_defect = _registering(REPAIR_DEFECTS)
+standalone_defect = _registering(STANDALONE_DEFECTS)
+cluster_defect = _registering(CLUSTER_DEFECTS)
+once_defect = _registering(ONCE_DEFECTS)
+exclusive_defect = _registering(EXCLUSIVE_DEFECTS)
+delayed_defect = _registering(DELAYED_DEFECTS)
+terminated_defect = _registering(TERMINATED_DEFECTS)
 
 
 def defects_of(scenario: str) -> list[str]:
