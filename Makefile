@@ -124,6 +124,8 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner delayed --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with exclusive producers, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --seeds $(SEEDS) --failed-once $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of topics that are terminated, in that cluster"
+	@PYTHONPATH=tests $(PY) -m sim.runner terminated --seeds $(SEEDS) --failed-once $(ARGS)
 
 teeth: SEEDS = 200
 teeth: $(STAMP) ## plant each known defect in the simulations; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
@@ -134,6 +136,7 @@ teeth: $(STAMP) ## plant each known defect in the simulations; a table of the se
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner delayed --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner terminated --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

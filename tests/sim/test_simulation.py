@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800), pyte
 # Scenario -> how many seeds a test plays. Twenty or more, as in `make sim`, must show each of its faults (sim.report).
 SHORT_FORM = {
     "broker": 2, "standalone": 4, "ledgers": 12, "deferred": 8, "repair": 6, "cluster": 4, "once": 2, "once_delayed": 1,
-    "once_standalone": 2, "exclusive": 2, "delayed": 1,
+    "once_standalone": 2, "exclusive": 1, "terminated": 1, "delayed": 1,
 }  # fmt: skip
 DISK_CALLS = 440  # a little more than the workload of every_call makes
 

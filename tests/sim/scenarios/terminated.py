@@ -77,6 +77,11 @@ class TopicLoad(DueLoad, cluster.TopicLoad):
 
     async def finish(self) -> None:
         """See Load."""
+        await self.all_are_told()
+        await super().finish()
+
+    async def all_are_told(self) -> None:
+        """Raises Violation if one of them is not: of a subscription with nothing left, and without faults."""
         until = self._loop.time() + TOLD_WITHIN_S
         while waits := self._not_told():
             if self._loop.time() > until:
@@ -84,11 +89,20 @@ class TopicLoad(DueLoad, cluster.TopicLoad):
                     f"{self.topic} is terminated, and {waits} are not told that nothing comes any more"
                 )
             await asyncio.sleep(0.2)
-        await super().finish()
 
     def _not_told(self) -> list[str]:
         names = [place.name for place in self.places if not place.reached_end]
         return names if self.tail_ended else [*names, "reader"]
+
+
+async def calm(machines: DelayedCluster, loads: list[TopicLoad]) -> None:
+    """Once before their brokers die, and once behind it."""
+    for load in loads:
+        await load.all_are_told()
+    await _calm(machines, loads)  # type: ignore[arg-type]
+
+
+_calm = cluster.calm
 
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
@@ -98,5 +112,6 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
         patch.object(cluster, "Cluster", DelayedCluster),
         patch.object(cluster, "History", TerminatedHistory),
         patch.object(cluster, "TopicLoad", TopicLoad),
+        patch.object(cluster, "calm", calm),
     ):
         return cluster.play(seed, trace)
