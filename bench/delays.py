@@ -3,7 +3,8 @@
     python -m bench delays [--seconds N] [--pending N]
 
 (1) 200,000 messages a second, scheduled and delivered side by side: batches of 1,000 that are all due after one second;
-    batches of 100 that are due at random times within five seconds; single messages that are all due after one second.
+    batches of 100 that are due at random times within five seconds; single messages that are all due after one second, and others that are
+    not delayed, to compare.
 (2) a million single messages that wait over a year: bytes of memory each; how long the topic loads, until its new messages
     are delivered and until the index is whole; and a publish until its delivery in another topic meanwhile, beside before.
 
@@ -135,7 +136,7 @@ async def _stream(say: Any, name: str, size: int, seconds: float, delay_ms: Any)
         due = int(passed * RATE) - stage.sent
         if due >= size:
             now_ms = clock.now_ms()
-            stage.publish([(size, now_ms + delay_ms()) for _ in range(due // size)])
+            stage.publish([(size, now_ms + delay_ms() if delay_ms else 0) for _ in range(due // size)])
         stage.acknowledge()
         await asyncio.sleep(TURN_S)
     published_s = loop.time() - start
@@ -144,7 +145,7 @@ async def _stream(say: Any, name: str, size: int, seconds: float, delay_ms: Any)
         await asyncio.sleep(TURN_S)
     cpu = time.process_time() - cpu
     cpu -= stage.encode_s
-    late = percentiles(ms / 1e3 for ms in stage.port.late_ms)
+    late = percentiles(ms / 1e3 for ms in stage.port.late_ms or (0,))
     say(
         f"{name:55} {stage.sent / published_s:9,.0f} a second  {stage.port.messages / stage.sent:6.1%} delivered  late "
         f"{late.p50:5.0f} ms p50 {late.p99:5.0f} ms p99  {cpu / stage.sent * 1e6:5.2f} us of CPU each"
@@ -229,6 +230,7 @@ async def _work(say: Any, seconds: float, pending: int) -> None:
     await _stream(say, "batches of 1,000, due after 1 s", 1_000, seconds, lambda: DELAY_MS)
     await _stream(say, "batches of 100, due within 5 s", 100, seconds, lambda: drawn.randrange(SPREAD_MS))
     await _stream(say, "single messages, due after 1 s", 1, seconds, lambda: DELAY_MS)
+    await _stream(say, "single messages, without a delay", 1, seconds, None)
     await _pending(say, pending)
 
 

@@ -25,7 +25,13 @@ from .batch import (
     decode_batch_header,
     verify_batch,
 )
-from .batch_extensions import BATCH_HEADER_BYTES, UNDECODABLE, BatchExtensions, batch_extensions
+from .batch_extensions import (
+    BATCH_HEADER_BYTES,
+    DELAYED_HEADER_BYTES,
+    UNDECODABLE,
+    BatchExtensions,
+    batch_extensions,
+)
 from .compression import Compression, decompress
 from .entry import Entry
 from .errors import ChecksumMismatch, InvalidArgument, MalformedFrame
@@ -57,7 +63,9 @@ class AdmittedGroups(NamedTuple):
     def part(self, start: int, end: int) -> AdmittedGroups:
         """The batches [start, end)."""
         extensions = self.extensions and {
-            position - start: found for position, found in self.extensions.items() if start <= position < end
+            position - start: self.extensions[position]
+            for position in range(start, end)
+            if position in self.extensions
         }
         return AdmittedGroups(
             self.batches[start:end], self.counts[start:end], self.sequence_ids[start:end], extensions or None
@@ -86,6 +94,8 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
     """
     batches, counts, sequence_ids = list[bytes](), list[int](), list[int]()
     extensions: dict[int, BatchExtensions] = {}
+    # As a rule neighbours have the same delivery time and nothing else: the bytes of the one before, and what they say.
+    known, of_known = b"", BatchExtensions()
     unpack = _ADMIT.unpack_from
     for position, payload in enumerate(payloads):
         try:
@@ -102,6 +112,11 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
                     found = _check_rules(payload)
                     if found is not None:
                         extensions[len(batches)] = found
+                elif header_length == DELAYED_HEADER_BYTES:
+                    if (found_bytes := payload[BATCH_HEADER_BYTES:header_length]) != known:
+                        of_known = _extensions(payload, header_length, count, has_ids=False)
+                        known = found_bytes if of_known == (of_known.deliver_at_ms, None, None) else b""
+                    extensions[len(batches)] = of_known
                 elif header_length != BATCH_HEADER_BYTES:
                     extensions[len(batches)] = _extensions(payload, header_length, count, has_ids=False)
                 batches.append(payload)

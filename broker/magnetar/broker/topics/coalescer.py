@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.batch_extensions import BatchExtensions
-from magnetar.proto.entry import encode_entry
+from magnetar.proto.entry import ENTRY_DELAYED, encode_entry
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 
@@ -117,11 +117,13 @@ class GatheredEntry:
         return begun
 
     def _note(self, counts: list[int], extensions: dict[int, BatchExtensions]) -> None:
-        firsts = list(accumulate(counts, initial=self.messages))
-        for position, found in extensions.items():
-            self.flags |= found.entry_flags
-            if found.deliver_at_ms is not None:
-                add_run(self.delayed, firsts[position], counts[position], found.deliver_at_ms)
+        for one in set(extensions.values()):
+            self.flags |= one.entry_flags
+        if self.flags & ENTRY_DELAYED:
+            firsts = list(accumulate(counts, initial=self.messages))
+            for position, one in extensions.items():
+                if one.deliver_at_ms is not None:
+                    add_run(self.delayed, firsts[position], counts[position], one.deliver_at_ms)
 
     def _add_runs(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals) -> int:
         runs = self.runs
@@ -178,7 +180,7 @@ def measure(groups: AdmittedGroups) -> Totals:
     expected = list(accumulate(counts, initial=sequence_ids[0]))
     messages = expected.pop() - sequence_ids[0]
     consecutive = expected == sequence_ids and not (
-        extensions is not None and any(one.has_ids for one in extensions.values())
+        extensions is not None and any(one.has_ids for one in set(extensions.values()))
     )
     return Totals(messages, sum(map(len, batches)) + ROW_BYTES * len(batches), consecutive)
 

@@ -65,8 +65,11 @@ assert MAX_TIME_MS < 1 << 63
 
 def add_run(runs: list[DelayedRun], first: int, count: int, due_ms: int) -> None:
     """Messages behind those of the runs; with the same time, and right behind them, they are of the last run."""
-    if runs and runs[-1][2] == due_ms and sum(runs[-1][:2]) == first:
-        first, count = runs[-1][0], runs.pop()[1] + count
+    if runs:
+        begin, before, last_due_ms = runs[-1]
+        if last_due_ms == due_ms and begin + before == first:
+            runs[-1] = begin, before + count, due_ms
+            return
     runs.append((first, count, due_ms))
 
 
