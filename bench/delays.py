@@ -187,7 +187,7 @@ async def _pending(say: Any, count: int) -> None:
     tracemalloc.start()
     index = DelayIndex()
     for piece in pieces:
-        index.apply(piece, now_ms)
+        list(index.apply(piece, now_ms))
     say(f"in memory {tracemalloc.get_traced_memory()[0] / index.rows:.1f} bytes each")
     tracemalloc.stop()
     del index, pieces, stage

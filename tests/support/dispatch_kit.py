@@ -176,7 +176,7 @@ class FakeDelays:
         """It has read all."""
         assert self.index is not None
         for piece in self.pieces:
-            self.index.apply(piece, now_ms)
+            list(self.index.apply(piece, now_ms))
         for key, runs, messages in self.later:
             if left := [run for run in runs if run[2] > now_ms]:
                 self.index.add(key, left, messages)

@@ -98,7 +98,7 @@ class Model(RuleBasedStateMachine):
             order.shuffle(pieces)
         index = DelayIndex()
         for piece in pieces:
-            index.apply(piece, self.now_ms)
+            list(index.apply(piece, self.now_ms))
             index.check()
         due = [place for place, due_ms in self.waiting.items() if due_ms <= self.now_ms]
         assert index.messages == len(self.waiting) - len(due)

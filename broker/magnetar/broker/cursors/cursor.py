@@ -134,7 +134,7 @@ class Cursor:
         assert self._store is not None
         state = AckState(topology, (0, 0, 0))
         self.redeliveries.clear()
-        if not await self._store.recover(lambda piece: replay(state, self.redeliveries, piece)):
+        if not await self._store.recover(lambda piece: (replay(state, self.redeliveries, piece),)):
             return False
         if self._store.damage:
             self.recovered_from = state.mark_delete

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from magnetar.metadata import MetadataStore
@@ -102,6 +102,7 @@ class SnapshotLedger:
         self._writer: Writer | None = None
         self._former: Writer | None = None  # of the ledger that the pointer named before
         self._entries = 0  # in the ledger
+        self._rows = 0  # that `recover` has replayed in this turn of the loop
         self.damage = ""  # that `recover` has met so far
         self.changed_rows = 0  # that reading the ledger replays beside the snapshot
 
@@ -116,8 +117,8 @@ class SnapshotLedger:
         """Records the state as a new one; durable when it returns. Raises AlreadyExists."""
         await self._pointer.create(list(self._state.pieces()), now_ms)
 
-    async def recover(self, apply: Callable[[bytes], int]) -> bool:
-        """Takes the state over: gives each piece of it to `apply`, which returns how many rows it has.
+    async def recover(self, apply: Callable[[bytes], Iterable[int]]) -> bool:
+        """Takes the state over: gives each piece of it to `apply`, which returns, step by step, how many rows it has.
 
         Its ledger is fenced and closed on the way; what is damaged there is left out, and said in `damage`. False if the
         state was being deleted: call `delete` then, which is all that can be done after DataDirectoryError as well: the
@@ -131,19 +132,24 @@ class SnapshotLedger:
         await self.delete_former()
         if not pointer.record.snapshot:
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: it has no snapshot")
-        for number, piece in enumerate(pointer.record.snapshot):
-            if number:
-                await asyncio.sleep(0)
-            apply(piece)
+        for piece in pointer.record.snapshot:
+            await self._apply(apply, piece)
         if pointer.record.ledger_id != NO_LEDGER:
             await self._read_ledger(pointer.record.ledger_id, apply)
         await pointer.take()
         pointer.record.snapshot = []  # `apply` has it
         return True
 
-    async def _read_ledger(self, ledger_id: int, apply: Callable[[bytes], int]) -> None:
+    async def _apply(self, apply: Callable[[bytes], Iterable[int]], piece: bytes) -> None:
+        self._rows += 1
+        for rows in apply(piece):
+            self._rows += rows
+            if self._rows >= _ROWS_PER_TURN:
+                self._rows = 0
+                await asyncio.sleep(self._pause_s)
+
+    async def _read_ledger(self, ledger_id: int, apply: Callable[[bytes], Iterable[int]]) -> None:
         first, last = 0, 0
-        rows = 0  # replayed in this turn of the loop
         reader: Reader | None = None
         damage: list[MagnetarError] = []
 
@@ -166,11 +172,8 @@ class SnapshotLedger:
                 first += 1
                 continue
             for entry in entries:
-                if rows >= _ROWS_PER_TURN:
-                    await asyncio.sleep(self._pause_s)
-                    rows = 0
                 try:
-                    rows += 1 + apply(entry[LEDGER_ENTRY_HEADER_BYTES:])
+                    await self._apply(apply, entry[LEDGER_ENTRY_HEADER_BYTES:])
                 except DataDirectoryError as error:
                     note(error)
             first += len(entries)

@@ -193,9 +193,9 @@ class Deduplication:
         """Of the names that are known."""
         self._known.clear()
 
-    def apply(self, piece: bytes) -> int:
+    def apply(self, piece: bytes) -> Iterable[int]:
         """Rows of names."""
-        return self._known.apply(piece)
+        return (self._known.apply(piece),)
 
     def pieces(self) -> Iterator[bytes]:
         """All names."""

@@ -92,8 +92,8 @@ class LogState(Protocol[T_contra]):
     def clear(self) -> None:
         """Empty, as before the first `apply`."""
 
-    def apply(self, piece: bytes) -> int:
-        """One of `pieces` or `changes`; returns how many rows it has. Raises DataDirectoryError for a damaged one."""
+    def apply(self, piece: bytes) -> Iterable[int]:
+        """One of `pieces` or `changes`, in steps; how many rows each has. Raises DataDirectoryError for a damaged one."""
 
     def pieces(self) -> Iterator[bytes]:
         """The whole state; each piece is made when it is asked for, as the state is then, and true without the others."""
@@ -244,16 +244,16 @@ class StoredLogState(Generic[T]):
         self._durable = place
         return place
 
-    def _apply(self, data: bytes) -> int:
+    def _apply(self, data: bytes) -> Iterator[int]:
         try:
             record = _decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DataDirectoryError(f"a record is damaged: {error}") from error
-        rows = self._state.apply(record.piece) if record.piece else 0
+        if record.piece:
+            yield from self._state.apply(record.piece)
         self._snapshot_bytes += len(record.piece)
         if not self._store.damage:
             self._place = record.place or self._place
-        return rows
 
     async def _replay(self, place: Place) -> None:
         """Ends in the turn of the loop in which the state has all confirmed entries: FOLLOWING."""

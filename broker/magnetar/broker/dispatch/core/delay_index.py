@@ -28,7 +28,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import groupby, repeat
-from operator import eq, floordiv
+from operator import floordiv
 
 from magnetar.proto.compression import Compression, compress, decompress
 from magnetar.proto.errors import DataDirectoryError, MalformedFrame
@@ -45,7 +45,7 @@ DelayedRun = tuple[int, int, int]
 BLOCK_ROWS = 4_096  # of a block that takes no further entry; the rows of an entry are in one block
 _SMALL_BLOCK_ROWS = 64  # of a block that is not worth being written anew
 STEP = 1_024  # rows that one step of spreading or of a sweep looks at: a millisecond
-PIECE_ROWS = 512  # that are stored, and read back in one turn of the loop, and the rest of an entry
+PIECE_ROWS = 512  # that are stored at once, and the rest of an entry; and that one step of `apply` adds
 # Widths of buckets in ms. What lies in the current bucket of a width, or in the next one, is in narrower ones.
 WIDTHS = (3_600_000, 1_000, 20)
 _LAST_OF_ENTRY = 1 << 31  # in the count of a row: its last message is the last one of the entry
@@ -122,7 +122,13 @@ class _Block:
         following = _following(self.numbers[-1], self.counts[-1]) if self.numbers else numbers[0]
         if numbers[0] != following or not (self.numbers or not numbers[0] & _INDEX_MASK):
             return False
-        return all(map(eq, map(_following, numbers, counts), numbers[1:]))
+        return all(
+            [
+                _following(number, count) == following
+                for number, count, following in zip(numbers, counts, numbers[1:])
+                if number + count != following or count >= _LAST_OF_ENTRY
+            ]
+        )
 
     @property
     def withheld(self) -> bool:
@@ -204,7 +210,7 @@ class DelayIndex:
             block is None
             or block.ledger != ledger
             or block.ids is not None
-            or len(block.numbers) >= BLOCK_ROWS
+            or (len(block.numbers) >= BLOCK_ROWS and block.numbers[-1] >> INDEX_BITS != numbers[0] >> INDEX_BITS)
         ):
             block = self._new_block(at, ledger, numbers[0])
         self._add_to(block, numbers, counts, times)
@@ -237,10 +243,10 @@ class DelayIndex:
             self._bucket(level, low // width).extend(items)
         else:
             for number, item in zip(map(floordiv, times, repeat(width)), items):
-                bucket = wheel.get(number)
-                if bucket is None:
-                    bucket = self._bucket(level, number)
-                bucket.append(item)
+                try:
+                    wheel[number].append(item)
+                except KeyError:
+                    self._bucket(level, number).append(item)
 
     def _level(self, due_ms: int) -> int:
         through = self._through
@@ -518,8 +524,8 @@ class DelayIndex:
                 data = b"".join([_little(array(code, column)) for code, column in columns])
                 yield _PIECE.pack(block.ledger, len(rows)) + compress(Compression.ZSTD, data)
 
-    def apply(self, piece: bytes, now_ms: int) -> int:
-        """Adds rows of a piece that are not there and not due, and returns how many it has. Raises DataDirectoryError."""
+    def apply(self, piece: bytes, now_ms: int) -> Iterator[int]:
+        """Adds rows of a piece that are not there and not due, in steps: how many each has. Raises DataDirectoryError."""
         try:
             ledger, rows = _PIECE.unpack_from(piece)
             data = decompress(Compression.ZSTD, memoryview(piece)[_PIECE.size :])
@@ -538,14 +544,16 @@ class DelayIndex:
             columns = [[column[row] for row in left] for column in columns]
         numbers = columns[0]
         if numbers and (ledger, numbers[0]) > self.last:
-            self._add(ledger, *columns)
-            return int(rows)
-        # Something was lost, or comes twice: what is there is left out, an entry after another.
-        for entry_id, part in groupby(range(len(numbers)), key=lambda row: numbers[row] >> INDEX_BITS):
-            entry_rows = list(part)
-            if not self.withheld((ledger, entry_id)):
-                self._add(ledger, *[[column[row] for row in entry_rows] for column in columns])
-        return int(rows)
+            steps = [(begin, begin + PIECE_ROWS) for begin in range(0, len(numbers), PIECE_ROWS)]
+        else:  # Something was lost, or comes twice: what is there is left out, an entry after another.
+            steps = []
+            for entry_id, part in groupby(range(len(numbers)), key=lambda row: numbers[row] >> INDEX_BITS):
+                entry_rows = list(part)
+                if not self.withheld((ledger, entry_id)):
+                    steps.append((entry_rows[0], entry_rows[-1] + 1))
+        for begin, end in steps:
+            self._add(ledger, *[column[begin:end] for column in columns])
+            yield min(end, len(numbers)) - begin
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
