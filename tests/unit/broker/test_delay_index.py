@@ -159,10 +159,10 @@ class SmallModel(Model):
     def begin(self, ahead_ms: int) -> None:
         self.before = {
             name: getattr(delay_index, name)
-            for name in ("BLOCK_ROWS", "STEP", "PIECE_ROWS", "_SMALL_BLOCK_ROWS")
+            for name in ("BLOCK_ROWS", "STEP", "PIECE_ROWS", "FAR_ROWS", "_SMALL_BLOCK_ROWS")
         }
         delay_index.BLOCK_ROWS, delay_index.STEP, delay_index._SMALL_BLOCK_ROWS = 4, 3, 2
-        delay_index.PIECE_ROWS = 3
+        delay_index.PIECE_ROWS, delay_index.FAR_ROWS = 3, 2
         super().begin(ahead_ms)
 
     def teardown(self) -> None:
@@ -217,6 +217,24 @@ def plant_rows_behind_a_damage_forgotten(patch: pytest.MonkeyPatch) -> None:
 
     made = DelayIndex._new_block
     patch.setattr(DelayIndex, "_new_block", new_block)
+
+
+def plant_far_rows_wait_for_themselves(patch: pytest.MonkeyPatch) -> None:
+    """Of rows that came together references are made when the last of them is near, and not the first."""
+    add_to = DelayIndex._add_to
+
+    def late(self: Any, block: Any, numbers: Any, counts: Any, times: Any) -> None:
+        before = len(self._far)
+        add_to(self, block, numbers, counts, times)
+        if len(self._far) > before:
+            self._far = sorted(
+                (max(times), *one[1:])
+                if one[1:3] == (block.number, len(block.numbers) - len(numbers))
+                else one
+                for one in self._far
+            )
+
+    patch.setattr(DelayIndex, "_add_to", late)
 
 
 PLANTS = [plant for name, plant in list(globals().items()) if name.startswith("plant_")]

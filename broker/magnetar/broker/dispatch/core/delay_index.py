@@ -6,6 +6,8 @@ two ways:
     by position   blocks of some 4,096 rows of one ledger, in parallel arrays: first message, how many, when
     by time       buckets of references to rows: an hour wide, then a second, then 20 ms; as its time comes near, a bucket
                   is spread over narrower ones, in steps, and the narrowest is sorted when it is due
+    far           rows that came together have no references until the hour of the first of them is near: they are one item
+                  of a heap, so an index is read back in a third of the time
 
     row           time in ms    reference: block 3, row 7 of it
     5:120, 3..6   7_205_030     hours[2] --spread in hour 1--> seconds[7205] --spread in second 7204--> ticks[360251]
@@ -26,7 +28,7 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import groupby, repeat
 from operator import floordiv
 
@@ -45,6 +47,7 @@ DelayedRun = tuple[int, int, int]
 BLOCK_ROWS = 4_096  # of a block that takes no further entry; the rows of an entry are in one block
 _SMALL_BLOCK_ROWS = 64  # of a block that is not worth being written anew
 STEP = 1_024  # rows that one step of spreading or of a sweep looks at: a millisecond
+FAR_ROWS = 64  # so many come together, at least, to be far
 PIECE_ROWS = 512  # that are stored at once, and the rest of an entry; and that one step of `apply` adds
 # Widths of buckets in ms. What lies in the current bucket of a width, or in the next one, is in narrower ones.
 WIDTHS = (3_600_000, 1_000, 20)
@@ -155,7 +158,7 @@ class _Block:
 class DelayIndex:
     """See the module docstring. False if nothing is withheld."""
 
-    __slots__ = ("_at", "_blocks", "_current", "_heaps", "_next_block", "_order", "_spreading", "_stale",
+    __slots__ = ("_at", "_blocks", "_current", "_far", "_heaps", "_next_block", "_order", "_spreading", "_stale",
                  "_starts", "_through", "_wheels", "messages", "rows")  # fmt: skip
 
     def __init__(self) -> None:
@@ -169,6 +172,9 @@ class DelayIndex:
         self._wheels: tuple[dict[int, array[int]], ...] = ({}, {}, {})
         self._heaps: tuple[list[int], ...] = ([], [], [])  # the keys of these
         self._through = [-1, -1]
+        self._far: list[
+            tuple[int, int, int, int]
+        ] = []  # earliest time, number of the block, rows of it [begin, end)
         # By the place of their width in WIDTHS: a bucket, and what of it is still to be spread over narrower ones.
         self._spreading: dict[int, tuple[int, array[int]]] = {}
         # The narrowest bucket that is due, or was when it was taken: the start of its hour in ms, sorted references.
@@ -210,7 +216,10 @@ class DelayIndex:
             block is None
             or block.ledger != ledger
             or block.ids is not None
-            or (len(block.numbers) >= BLOCK_ROWS and block.numbers[-1] >> INDEX_BITS != numbers[0] >> INDEX_BITS)
+            or (
+                len(block.numbers) >= BLOCK_ROWS
+                and block.numbers[-1] >> INDEX_BITS != numbers[0] >> INDEX_BITS
+            )
         ):
             block = self._new_block(at, ledger, numbers[0])
         self._add_to(block, numbers, counts, times)
@@ -223,11 +232,24 @@ class DelayIndex:
         return block
 
     def _add_to(self, block: _Block, numbers: list[int], counts: list[int], times: list[int]) -> None:
-        before, reference = block.messages, block.number << _ROW_BITS | len(block.numbers)
+        before, begin = block.messages, len(block.numbers)
         block.add(numbers, counts, times)
         self.rows += len(numbers)
         self.messages += block.messages - before
-        self._schedule(times, range(reference, reference + len(numbers)))
+        if len(numbers) >= FAR_ROWS and (low := min(times)) // WIDTHS[0] > self._through[0]:
+            heappush(self._far, (low, block.number, begin, begin + len(numbers)))
+        else:
+            reference = block.number << _ROW_BITS | begin
+            self._schedule(times, range(reference, reference + len(numbers)))
+
+    def _schedule_rows(self, block: _Block, begin: int, end: int) -> None:
+        """Those that references call so, and that are there."""
+        first = block.at(begin)
+        ids = range(begin, end) if block.ids is None else block.ids[first : block.at(end)]
+        rows = [(due_ms, row) for due_ms, row in zip(block.times[first:], ids) if due_ms]
+        if rows:
+            number = block.number << _ROW_BITS
+            self._schedule([due_ms for due_ms, _ in rows], [number | row for _, row in rows])
 
     def _schedule(self, times: list[int], references: Iterable[int]) -> None:
         """Into the buckets by time: at once if all are in the same, else 0.3 us each."""
@@ -272,6 +294,7 @@ class DelayIndex:
         hour_ms, current = self._current
         # Wide buckets are spread one bucket before their time.
         found = [(number - 1) * WIDTHS[level] for level, (number, _) in self._spreading.items()]
+        found += [(low // WIDTHS[0] - 1) * WIDTHS[0] for low, *_ in self._far[:1]]
         found += [(heap[0] - (level < 2)) * WIDTHS[level] for level, heap in enumerate(self._heaps) if heap]
         if self._at < len(current):
             found.append(hour_ms + (current[self._at] >> _TIME_SHIFT))
@@ -286,6 +309,11 @@ class DelayIndex:
         if not self.rows:
             self._forget_times()
             return found, False
+        if self._far and self._far[0][0] // WIDTHS[0] <= now_ms // WIDTHS[0] + 1:
+            _, number, begin, end = heappop(self._far)
+            if number in self._blocks:
+                self._schedule_rows(self._blocks[number], begin, end)
+            return found, True
         level = self._to_spread(now_ms)
         if level is not None and self._spreading[level][0] * WIDTHS[level] <= now_ms:
             self._spread(level)
@@ -477,17 +505,14 @@ class DelayIndex:
             self._reschedule()
 
     def _reschedule(self) -> None:
-        """References without a row are left out: 0.3 us for each that is left, of which there are fewer."""
+        """References without a row are left out: of the others they are made anew, a block at a time."""
         self._forget_times()
-        for block in self._order:
-            ids = range(len(block.times)) if block.ids is None else block.ids
-            rows = [
-                (due_ms, block.number << _ROW_BITS | row) for due_ms, row in zip(block.times, ids) if due_ms
-            ]
-            self._schedule([due_ms for due_ms, _ in rows], [row for _, row in rows])
+        self._far = [(min(filter(None, one.times)), one.number, 0, _ROW_MASK) for one in self._order]
+        heapify(self._far)
 
     def _forget_times(self) -> None:
         self._stale, self._at, self._current = 0, 0, (0, [])
+        self._far.clear()
         self._spreading.clear()
         for wheel, heap in zip(self._wheels, self._heaps):
             wheel.clear()
@@ -588,6 +613,12 @@ class DelayIndex:
         for level, number, bucket in buckets:
             start_ms = number * WIDTHS[level]
             parts.append((start_ms - start_ms % WIDTHS[0], bucket.tolist()))
+        for _, number, begin, end in self._far:
+            if block := self._blocks.get(number):
+                ids = range(len(block.times)) if block.ids is None else block.ids
+                for row, due_ms in zip(ids, block.times):
+                    if begin <= row < end:
+                        found.setdefault(number << _ROW_BITS | row, []).append(due_ms)
         for hour_ms, items in parts:
             for item in items:
                 found.setdefault(item & ((1 << _TIME_SHIFT) - 1), []).append(hour_ms + (item >> _TIME_SHIFT))
