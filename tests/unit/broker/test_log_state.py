@@ -57,9 +57,9 @@ class Seen:
         self.entries.clear()
         self.new.clear()
 
-    def apply(self, piece: bytes) -> int:
+    def apply(self, piece: bytes) -> Iterable[int]:
         self.entries.update(json.loads(piece))
-        return 1
+        return (1,)
 
     def pieces(self) -> Iterator[bytes]:
         for place, messages in list(self.entries.items()):
@@ -460,12 +460,12 @@ async def test_a_piece_that_cannot_be_applied_is_damage(monkeypatch: pytest.Monk
         await served.publish(4)
         await settle()
 
-    def apply(self: Seen, piece: bytes) -> int:
+    def apply(self: Seen, piece: bytes) -> Iterable[int]:
         found = json.loads(piece or b"{}")
         if "0 2" in found:
             raise DataDirectoryError("damaged")
         self.entries.update(found)
-        return 1
+        return (1,)
 
     monkeypatch.setattr(Seen, "apply", apply)
     async with stage.served() as heir:

@@ -1,7 +1,7 @@
 """A stored state that is no cursor: the last sequence id of each producer, as deduplication will store it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -34,10 +34,10 @@ class Sequences:
     def summary(self) -> bytes:
         return b"{}"
 
-    def apply(self, piece: bytes) -> int:
+    def apply(self, piece: bytes) -> Iterable[int]:
         rows = json.loads(piece)
         self.last.update(rows)
-        return len(rows)
+        return (len(rows),)
 
 
 class Stage:

@@ -42,6 +42,21 @@ from magnetar.proto.entry_messages import entry_keys, entry_values, without_valu
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.frames import FrameParser
 
+
+def test_each_of_a_run_of_batches_has_its_own_extensions() -> None:
+    """Those whose bytes are those of the one before are not decoded again, but another of the same size is."""
+    due_ms = 1_800_000_000_000
+
+    def batch(messages: int, extensions: dict[int, int]) -> bytes:
+        return encode_batch([b"a"] * messages, sequence_id=7, publish_time_ms=1, extensions=extensions)
+
+    batches = [batch(1, {1: due_ms}), batch(2, {1: due_ms}), batch(1, {1: due_ms + 1}), batch(1, {1: due_ms})]
+    found = admit_groups(batches).extensions or {}
+    assert [found[position].deliver_at_ms for position in range(4)] == [due_ms, due_ms, due_ms + 1, due_ms]
+    with pytest.raises(InvalidArgument, match="last sequence id"):
+        admit_groups([*batches, batch(1, {3: due_ms})])
+
+
 values_strategy = st.lists(st.one_of(st.none(), st.binary(max_size=60)), min_size=1, max_size=20)
 
 
