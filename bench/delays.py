@@ -3,8 +3,8 @@
     python -m bench delays [--seconds N] [--pending N]
 
 (1) 200,000 messages a second, scheduled and delivered side by side: batches of 1,000 that are all due after one second;
-    batches of 100 that are due at random times within five seconds; single messages that are all due after one second, and others that are
-    not delayed, to compare.
+    batches of 100 that are due at random times within five seconds; single messages that are all due after one second, and,
+    to compare, others that are not delayed.
 (2) a million single messages that wait over a year: bytes of memory each; how long the topic loads, until its new messages
     are delivered and until the index is whole; and a publish until its delivery in another topic meanwhile, beside before.
 

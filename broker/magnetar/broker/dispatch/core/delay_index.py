@@ -126,11 +126,9 @@ class _Block:
         if numbers[0] != following or not (self.numbers or not numbers[0] & _INDEX_MASK):
             return False
         return all(
-            [
-                _following(number, count) == following
-                for number, count, following in zip(numbers, counts, numbers[1:])
-                if number + count != following or count >= _LAST_OF_ENTRY
-            ]
+            _following(number, count) == following
+            for number, count, following in zip(numbers, counts, numbers[1:])
+            if number + count != following or count >= _LAST_OF_ENTRY
         )
 
     @property
