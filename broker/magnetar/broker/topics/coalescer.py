@@ -117,7 +117,7 @@ class GatheredEntry:
         return begun
 
     def _note(self, counts: list[int], extensions: dict[int, BatchExtensions]) -> None:
-        for one in set(extensions.values()):
+        for one in dict.fromkeys(extensions.values()):
             self.flags |= one.entry_flags
         if self.flags & ENTRY_DELAYED:
             firsts = list(accumulate(counts, initial=self.messages))
@@ -180,7 +180,7 @@ def measure(groups: AdmittedGroups) -> Totals:
     expected = list(accumulate(counts, initial=sequence_ids[0]))
     messages = expected.pop() - sequence_ids[0]
     consecutive = expected == sequence_ids and not (
-        extensions is not None and any(one.has_ids for one in set(extensions.values()))
+        extensions is not None and any(one.has_ids for one in dict.fromkeys(extensions.values()))
     )
     return Totals(messages, sum(map(len, batches)) + ROW_BYTES * len(batches), consecutive)
 
