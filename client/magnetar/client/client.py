@@ -261,7 +261,8 @@ class Client:
         topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
         public/default) whose names it matches as a whole, also those that are made later, from their beginning: the service
         tells of them, and they are looked for every discovery_interval seconds. Topics whose names end in -DLQ or -RETRY
-        belong to it only if the pattern has one of these in it. Several topics share the receiver queue.
+        belong to it only if the pattern has one of these in it, and single partitions if it has -partition- in it. Several
+        topics share the receiver queue.
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import DOMAINS, TopicName
+from magnetar.proto.ids import DOMAINS, PARTITION_INFIX, TopicName
 from magnetar.runtime.tasks import LongTask
 
 from .administration import Admin
@@ -50,16 +50,17 @@ class TopicPattern:
     def matches(self, topics: Iterable[str]) -> list[str]:
         """Those full names whose last part matches as a whole, without the number of a partition.
 
-        Retry and dead-letter topics only if it asks for them.
+        Retry and dead-letter topics, and partitions by their own names, only if it asks for them.
         """
-        names = {topic: TopicName.parse(topic).whole for topic in topics}
-        return [
-            topic
-            for topic, (domain, _, _, name) in names.items()
-            if domain == self._domain
-            and self._names.fullmatch(name)
-            and (self.of_letters or not name.endswith(LETTER_ENDINGS))
-        ]
+        return [topic for topic in topics if self._matches(TopicName.parse(topic))]
+
+    def _matches(self, topic: TopicName) -> bool:
+        name = topic.whole.name
+        if topic.domain != self._domain or (name.endswith(LETTER_ENDINGS) and not self.of_letters):
+            return False
+        names = self._names
+        of_partitions = PARTITION_INFIX in names.pattern
+        return bool(names.fullmatch(name) or (of_partitions and names.fullmatch(topic.name)))
 
     def __str__(self) -> str:
         return f"topics {self.namespace}/{self._names.pattern}"

@@ -124,8 +124,10 @@ def check_ids(ledger_id: int, first: int = 0, last: int = -1) -> None:
 _PART = re.compile(r"[-=:.\w]+")
 _MAX_NAME = 255
 DOMAINS = ("persistent", "non-persistent")
+# Between the name of a topic and the number of a partition.
+PARTITION_INFIX = "-partition-"
 # The number in its canonical form: "orders-partition-03" is a topic like any other.
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)")
+_PARTITION = re.compile(rf"(.+){PARTITION_INFIX}(0|[1-9][0-9]*)")
 
 
 class TopicName(NamedTuple):
@@ -166,7 +168,7 @@ class TopicName(NamedTuple):
 
     def partition_of(self, number: int) -> TopicName:
         """The name of partition `number` of this topic. Raises InvalidTopicName if that is too long for a name."""
-        name = f"{self.name}-partition-{number}"
+        name = f"{self.name}{PARTITION_INFIX}{number}"
         if len(name) > _MAX_NAME:
             raise InvalidTopicName(
                 f"not a topic name: {name[:40]!r}... (with the number of its partition it has {len(name)} characters, "

@@ -59,8 +59,13 @@ def test_a_wrong_time_names_its_option(text: str, capsys: pytest.CaptureFixture[
 
 def test_values_are_shown_as_they_are_given() -> None:
     texts = {
-        ("retention_ms", -1): "no limit",
-        ("message_ttl_ms", 0): "off",
+        ("retention_ms", -1): "infinite",
+        ("retention_ms", 0): "0",
+        ("retention_bytes", 0): "0",
+        ("message_ttl_ms", 0): "infinite",
+        ("max_delivery_delay_ms", 0): "infinite",
+        ("max_delayed_messages", 0): "infinite",
+        ("deduplication", False): "off",
         ("retention_ms", 259_200_000): "3d",
         ("message_ttl_ms", 5_400_000): "90m",
         ("message_ttl_ms", 1_500): "1500ms",

@@ -366,6 +366,9 @@ def test_a_pattern_says_its_namespace_or_means_the_default_one() -> None:
     assert pattern.matches(names) == [full("orders"), full("ord")]
     assert TopicPattern(re.compile("persistent://acme/sales/o.*")).namespace == "acme/sales"
     assert TopicPattern(re.compile("acme/sales/o.*")).namespace == "acme/sales"
+    partitions = [full("orders-partition-0"), full("orders-partition-1"), full("orders")]
+    for text, found in {"orders": partitions, r"orders-partition-\d": partitions[:2], r".*\d": []}.items():
+        assert TopicPattern(re.compile(text)).matches(partitions) == found
     for wrong in ("acme/o.*", "a.*/sales/o"):
         with pytest.raises((InvalidArgument, InvalidTopicName)):
             TopicPattern(re.compile(wrong))

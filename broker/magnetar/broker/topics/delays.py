@@ -33,6 +33,7 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.quantities import counted, format_duration
 from magnetar.runtime.tasks import TaskSet
 
 from ..cursors.core.acks import Position, number_of
@@ -181,13 +182,15 @@ class TopicDelays:
             room -= groups.counts[position]
             if longest_ms and due_ms - now_ms > longest_ms:
                 return 0 if whole else position, InvalidArgument(
-                    f"a delivery time lies {due_ms - now_ms} ms ahead, and max_delivery_delay_ms, a policy of the "
-                    f"{longest_of}, is {longest_ms}: deliver it sooner, or raise the policy"
+                    f"a delivery time lies {(due_ms - now_ms) / 1000:,.1f} s ahead, and the {longest_of} allows "
+                    f"{format_duration(longest_ms)} (policy max_delivery_delay_ms, --max-delivery-delay): deliver it "
+                    "sooner, or raise the policy"
                 )
             if most and room < 0:
                 return 0 if whole else position, TooManyRequests(
-                    f"max_delayed_messages={most} messages of the topic wait for their delivery time (a policy of the "
-                    f"{most_of}); this is tried again until some of them are due, or the policy is raised"
+                    f"{counted(most, 'message')} of the topic wait for their delivery time, as many as the {most_of} allows "
+                    "(policy max_delayed_messages, --max-delayed-messages); this is tried again until some of them are "
+                    "due, or the policy is raised"
                 )
         return None
 

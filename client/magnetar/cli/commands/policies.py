@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from magnetar.proto.policies import DESCRIBED, UNLIMITED, Described
+from magnetar.proto.policies import DESCRIBED, Described
 from magnetar.runtime.quantities import format_duration, format_size, parse_size
 
 from ..terminal.command import Answer, command, with_options
@@ -144,12 +144,11 @@ def shown(policy: str, value: bool | int | str) -> str:
     row = _BY_POLICY.get(policy)
     if row is None or isinstance(value, str):  # a newer broker may have policies that are not known here
         return str(value) or ANY
-    if row.unit == "word":
-        return next(word for word, known in row.words.items() if known == value)
-    if value == UNLIMITED:
-        return "no limit"
-    if value == 0:
-        return "off"
+    for word, known in row.words.items():
+        if known == value:
+            return word
+    if not value:
+        return "0"
     if row.unit == "size":
         return _size_text(value)
     return format_duration(value) if row.unit == "time" else str(value)
