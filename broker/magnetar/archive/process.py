@@ -11,12 +11,16 @@ once, also while a file system lets it wait; the end of the socket ends it after
 """
 
 import _thread
+import functools
 import json
 import os
 import socket
 import struct
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from magnetar.archive.entries import ArchivedEntries
 
 LENGTH = struct.Struct(">I")
 # Decoding should not compete with the broker for a processor.
@@ -32,10 +36,9 @@ def main(arguments: "list[str]") -> int:
     sys.path[:] = json.loads(arguments[1])
     _thread.start_new_thread(_watch, ())
     os.nice(NICENESS)
-    answers = Answers()
     with socket.socket(fileno=int(arguments[0])) as link, link.makefile("rb") as requests:
         while head := requests.read(LENGTH.size):  # less only at the end of the socket
-            link.sendall(answers.answer(requests.read(*LENGTH.unpack(head))))
+            link.sendall(_answer(requests.read(*LENGTH.unpack(head))))
     return 0
 
 
@@ -46,42 +49,42 @@ def _watch() -> None:
     os._exit(0)
 
 
-class Answers:
-    """Remembers between requests what `ArchivedEntries` does."""
+def _answer(request: bytes) -> bytes:
+    import msgspec
 
-    def __init__(self) -> None:
-        self._entries: Any = None
+    from magnetar.proto.errors import EntryDamaged, MagnetarError
 
-    def answer(self, request: bytes) -> bytes:
-        """The answer's bytes."""
-        import msgspec
+    kind = text = ""
+    entries: list[bytes] = []
+    try:
+        entries = _read(*msgspec.msgpack.decode(request))
+    except ImportError as error:
+        kind, text = "unavailable", MISSING.format(error=error)
+    except EntryDamaged as error:
+        kind, text = "damaged", error.message
+    except MagnetarError as error:
+        kind, text = "unavailable", error.message
+    head = msgspec.msgpack.encode([kind, text, [len(entry) for entry in entries]])
+    size = LENGTH.size + len(head) + sum(map(len, entries))
+    return b"".join((LENGTH.pack(size), LENGTH.pack(len(head)), head, *entries))
 
-        from magnetar.proto.errors import EntryDamaged, MagnetarError
 
-        kind = text = ""
-        entries: list[bytes] = []
-        try:
-            entries = self._read(*msgspec.msgpack.decode(request))
-        except ImportError as error:
-            kind, text = "unavailable", MISSING.format(error=error)
-        except EntryDamaged as error:
-            kind, text = "damaged", error.message
-        except MagnetarError as error:
-            kind, text = "unavailable", error.message
-        head = msgspec.msgpack.encode([kind, text, [len(entry) for entry in entries]])
-        size = LENGTH.size + len(head) + sum(map(len, entries))
-        return b"".join((LENGTH.pack(size), LENGTH.pack(len(head)), head, *entries))
+def _read(
+    topic: str, location: str, ledger: "list[int]", first: int, last: int, max_bytes: int
+) -> "list[bytes]":
+    from magnetar.archive.entries import Place
+    from magnetar.archive.ledgers import TopicLedger
 
-    def _read(
-        self, topic: str, location: str, ledger: "list[int]", first: int, last: int, max_bytes: int
-    ) -> "list[bytes]":
-        from magnetar.archive.entries import ArchivedEntries, Place
-        from magnetar.archive.ledgers import TopicLedger
+    place = Place(topic, TopicLedger(*ledger, True, b"", location))  # type: ignore[call-arg, arg-type]
+    return _archives().read(place, first, last, max_bytes)
 
-        self._entries = self._entries or ArchivedEntries()
-        place = Place(topic, TopicLedger(*ledger, True, b"", location))  # type: ignore[call-arg, arg-type]
-        found: list[bytes] = self._entries.read(place, first, last, max_bytes)
-        return found
+
+@functools.cache
+def _archives() -> "ArchivedEntries":
+    """Remembers between requests what it has opened."""
+    from magnetar.archive.entries import ArchivedEntries
+
+    return ArchivedEntries()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @short_errors("schema", "reader", "streamReader", "writer", "streamWriter")
 class MagnetarDataSource(DataSource):
-    """`spark.read.format("magnetar").option("service_url", ...).load("orders")`: see magnetar.spark.options."""
+    """`spark.read.format("magnetar").option("service_url", ...).load("orders")`; all options: docs/spark-options.md."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,44 +1,7 @@
 """Options of the data source: read once, checked at once. Every error names the option and the cure.
 
-service_url            required: `magnetar://host:port`
-topic                  what to read: a name (also `.load(NAME)`), of a partitioned topic as a whole or of one partition,
-topics                 names with commas between them,
-topics_pattern         or a regular expression over full names
-start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, `offset:N` (N
-                       messages of the topic stand before it), a time (ISO 8601, local time of the driver unless it
-                       names a zone, or 13 digits: milliseconds since the epoch), or JSON with one of these per topic
-                       ("" for the others); `end` itself is not read. Ids and offsets are of a log: of a partitioned topic
-                       the JSON has one for each partition
-partition_bytes        what one Spark task reads, about (64m)
-min_partitions         tasks are made smaller until there are so many, about (0)
-lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
-                       the broker grants at most its max_lease_ms (15 minutes)
-timeout_s              for what the service or a bookie is asked (30)
-fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that was deleted (true)
-max_rows_per_batch     streams: admission control (0: no bound)
-max_bytes_per_batch    the same in bytes
-min_rows_per_batch     streams: a batch waits for so many messages, but not longer than
-max_trigger_delay_s    these seconds (0, 900)
-subscription           streams: a durable subscription that keeps what the query still needs, however long it is away;
-                       without one a lease does, as long as it runs and lease_s thereafter (none)
-
-What Kafka's and Pulsar's connectors call these is understood as well (`aliases`).
-
-For writing: `service_url`, `topic` (without it the column `topic` says where each row goes), `timeout_s`, and
-
-key_batches            messages of a key stand together, each key in a batch of its own, as subscriptions of type key_shared
-                       need it (false)
-compression            none, lz4, zstd, zlib or snappy (none)
-max_message_bytes      of a value, its key and its properties; not above that of the service (5m)
-query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
-                       numbers of a query rise, and each write of a batch has a query of its own
-staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms
-                       (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes; without `topic` the bound, as
-                       a task that still runs does not know the topics of the others)
-routing_hash           of keys, to choose the partition of a partitioned topic as its other producers do: xxh3, murmur3 or
-                       java (xxh3); rows without a key go to one partition after the other, task by task
-repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
-                       otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
+What each of them means is in docs/spark-options.md, which a test holds against this module. Sizes are bytes; `parse` reads
+units (64m). What Kafka's and Pulsar's connectors call them is understood as well (`aliases`).
 """
 
 from __future__ import annotations
@@ -85,7 +48,7 @@ Place = str | MessageId | AtOffset | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """See the module docstring. `start` and `end` map full topic names to places; "" stands for all others."""
+    """For reading. `start` and `end` map full topic names to places; "" stands for all others."""
 
     service_url: str
     topics: tuple[str, ...] = ()  # full names; empty with a pattern
@@ -184,7 +147,7 @@ REPEATED_BATCH: Final = ("compare", "done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """See the module docstring."""
+    """For writing."""
 
     service_url: str
     topic: str  # full name; "": each row says it

@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 from magnetar.client import Client
 from magnetar.client.administration import ask
 from magnetar.client.core.routing import Router
-from magnetar.proto.commands import AttachLedgers, DiscardStaged, QueryState
+from magnetar.proto.commands import AttachLedgers, QueryState
 from magnetar.proto.errors import FinalError, InvalidArgument, MagnetarError, RetryableError
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import awaited
@@ -46,7 +46,7 @@ from .error_boundary import short_errors
 from .options import WriteOptions
 from .packing import CONTENT_MODULUS, Packer, check_written, keys_of
 from .service import asking, asking_once, connected, logs_of
-from .staged import DISCARD_TIMEOUT_S, StagedLedger, keeping_staged, staged_ledger
+from .staged import StagedLedger, discard_staged, keeping_staged, staged_ledger
 from .versions import STREAMS_WRITE_ARROW, DataSourceStreamArrowWriter, arrow_batches
 
 _log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ async def _attach(
     command = AttachLedgers(0, topic, of.query, of.batch, remember_ms, content)
     done = await ask(client.admin, command, topic=topic, payload=msgpack.packb(rows))
     # The batch is there; what tasks wrote that failed, or ran twice, goes.
-    await _discard(client, topic, of.transaction)
+    await discard_staged(client, topic, of.transaction)
     return bool(done["attached"])
 
 
@@ -299,7 +299,7 @@ def discard(
     async def run(client: Client) -> None:
         for topic in topics:
             for log in await logs_of(client, topic):
-                await _discard(client, log, transaction)
+                await discard_staged(client, log, transaction)
 
     if not transaction:
         return
@@ -307,16 +307,6 @@ def discard(
         asking_once(options, run)
     except MagnetarError as error:
         _log.warning("staged ledgers of %s are left to the sweep: %s", ", ".join(topics), error)
-
-
-async def _discard(client: Client, topic: str, transaction: str) -> None:
-    """Tidies up, but not at any price."""
-    command = DiscardStaged(0, topic, transaction)
-    try:
-        async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            await ask(client.admin, command, topic=topic)
-    except (MagnetarError, TimeoutError) as error:
-        _log.warning("staged ledgers of %s are left to the sweep: %s", topic, error)
 
 
 @short_errors("write", "commit", "abort")

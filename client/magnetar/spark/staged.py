@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -165,7 +165,7 @@ async def staged_ledger(
         finally:
             await ledgers.close()
             if not staged.closed:
-                await _discard(client, topic, transaction, made["ledger"])
+                await discard_staged(client, topic, transaction, [made["ledger"]])
 
 
 @contextlib.asynccontextmanager
@@ -185,11 +185,13 @@ async def _keep(client: Client, topic: str, transaction: str, ttl_ms: int) -> No
         await asyncio.sleep(kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL)
 
 
-async def _discard(client: Client, topic: str, transaction: str, ledger_id: int) -> None:
-    """A task that failed tidies up; not at any price, for the sweep would do it too."""
-    command = DiscardStaged(0, topic, transaction)
+async def discard_staged(
+    client: Client, topic: str, transaction: str, ledgers: Sequence[int] | None = None
+) -> None:
+    """Tidies up, all of the transaction or these ledgers; not at any price, for the sweep would do it too."""
+    payload = b"" if ledgers is None else msgpack.packb(ledgers)
     try:
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            await ask(client.admin, command, topic=topic, payload=msgpack.packb([ledger_id]))
+            await ask(client.admin, DiscardStaged(0, topic, transaction), topic=topic, payload=payload)
     except (MagnetarError, TimeoutError) as error:
-        _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)
+        _log.warning("staged ledgers of %s are left to the sweep: %s", topic, error)

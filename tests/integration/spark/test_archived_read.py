@@ -151,7 +151,7 @@ def test_a_service_that_is_killed_while_it_lets_go_of_ledgers(
         topics.produce("killed", messages(40), per_entry=4)
         before = topics.rows("killed", 40)
         path = str(tmp_path / "archive")
-        real = trim._ask
+        real = trim.Trimming._ask
 
         def asking(*arguments: Any, dry: bool) -> Any:
             if dry:
@@ -163,7 +163,7 @@ def test_a_service_that_is_killed_while_it_lets_go_of_ledgers(
                 return asked.result()
 
         with monkeypatch.context() as patched:
-            patched.setattr(trim, "_ask", asking)
+            patched.setattr(trim.Trimming, "_ask", asking)
             run(spark, service.url, path)
         counts = [row[4] for row in topics.ledgers("killed")]
         assert sum(counts) == 40, "each ledger is archived or at the bookies"

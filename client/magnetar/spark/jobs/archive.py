@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
@@ -39,7 +38,7 @@ from ..service import TopicPlan, asking, topic_names
 from .folders import check_writable
 from .job import checks, runs
 from .topics import check_topics, full_name, read_options
-from .trim import KeptLedgers, foreign, trim_topic
+from .trim import KeptLedgers, Trimming, foreign
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
 ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
@@ -161,7 +160,8 @@ class Archiving:
             manifests |= {manifest.ledger: manifest for manifest in written}
             to_record = (elsewhere if self.moved else []) + (at_bookies if self.trim else [])
             pairs = [(ledger, manifests.get(ledger.position_id)) for ledger in to_record]
-            recorded = trim_topic(spark, options, folder, plan, pairs, with_backlog=self.with_backlog)
+            recorded = Trimming(spark, options, folder, plan, self.with_backlog)
+            recorded.run(pairs)
             kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
         finally:
             keeper.stop()
@@ -283,10 +283,7 @@ def read_archive(
     names = archived_names(folder, topics)
     paths: list[str] = []
     for topic in names:
-        manifests = folder.manifests(topic)
-        if not manifests:
-            raise InvalidArgument(f"the archive {path} has nothing of topic {topic}; has it been archived?")
-        for one in manifests.values():
+        for one in folder.manifests(topic).values():
             if any(file.chunked for file in one.files):
                 raise Unsupported(
                     f"ledger {one.ledger} of {topic} has messages in chunks, and its files a row for each chunk: read them "
@@ -294,7 +291,7 @@ def read_archive(
                 )
             paths += [folder.path_of(topic, one.ledger, file.name) for file in one.files]
     if not paths:
-        raise InvalidArgument(f"there is no archive at {path}: no manifest was found below {path}/_manifest")
+        raise _nothing_of(folder, names[0])
     rows = spark.read.schema(_READ_SCHEMA).option("basePath", folder.base_path).parquet(*paths)
     # As `schema.topic_and_partition`.
     number = sql.regexp_extract("topic", _PARTITION, 1)
@@ -307,14 +304,26 @@ _PARTITION: Final = "-partition-(0|[1-9][0-9]*)$"
 
 
 def archived_names(folder: ArchiveFolder, topics: Sequence[str]) -> tuple[str, ...]:
-    """Full names as the archive has them, of these topics or of all; those of its partitions for a partitioned one."""
+    """Full names as the archive has them, of these topics or of all; those of its partitions for a partitioned one.
+
+    Raises InvalidArgument for one that it does not have.
+    """
     there = folder.topics()
-    wanted = dict.fromkeys(full_name(topic) for topic in topics)
-    found = [
-        [name for name in there if name == topic or str(TopicName.parse(name).whole) == topic] or [topic]
-        for topic in wanted
-    ]
-    return tuple(itertools.chain.from_iterable(found)) or tuple(there)
+    if not there:
+        raise InvalidArgument(
+            f"archive: there is no archive at {folder.place}: no manifest was found below it"
+        )
+    names: list[str] = []
+    for topic in dict.fromkeys(full_name(topic) for topic in topics):
+        found = [name for name in there if name == topic or str(TopicName.parse(name).whole) == topic]
+        if not found:
+            raise _nothing_of(folder, topic)
+        names += found
+    return tuple(names or there)
+
+
+def _nothing_of(folder: ArchiveFolder, topic: str) -> InvalidArgument:
+    return InvalidArgument(f"the archive {folder.place} has nothing of topic {topic}; has it been archived?")
 
 
 _READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))

@@ -96,7 +96,7 @@ class Replay:
         sources = options.topics
         if self.archive:
             _check_places(options)
-            sources = _archived_topics(self.archive, [full_name(topic) for topic in self.topics])
+            sources = archived_names(ArchiveFolder(self.archive), self.topics)
         if full_name(self.to_topic) in [str(TopicName.parse(topic).whole) for topic in sources]:
             raise InvalidArgument(
                 f"to_topic: topic {full_name(self.to_topic)} cannot be replayed into itself; name another topic"
@@ -165,21 +165,6 @@ def _marked() -> Column:
     )
     origin = sql.create_map(sql.lit(topic), log, sql.lit(offset), sql.col("offset").cast("string"))
     return sql.map_concat(own, origin)
-
-
-def _archived_topics(archive: str, topics: Sequence[str]) -> tuple[str, ...]:
-    """Full names: those that are asked for, or all that the archive has. InvalidArgument if one of them is not there."""
-    folder = ArchiveFolder(archive)
-    there = folder.topics()
-    if not there:
-        raise InvalidArgument(f"archive: there is no archive at {archive}: no manifest was found below it")
-    names = archived_names(folder, topics)
-    missing = [topic for topic in names if topic not in there]
-    if missing:
-        raise InvalidArgument(
-            f"the archive {archive} has nothing of topic {missing[0]}; has it been archived?"
-        )
-    return names
 
 
 def _check_places(options: ReadOptions) -> None:

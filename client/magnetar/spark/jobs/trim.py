@@ -10,7 +10,6 @@ trimmed stay, with all after them, since only the beginning of a topic is archiv
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -50,65 +49,133 @@ class KeptLedgers:
     damaged: bool
 
 
-@dataclass(slots=True)
-class TrimResult:
-    """Of one topic. `moved`: ledgers that were archived elsewhere before. `not_in_topic`: those that the broker trimmed
-    before their archive was recorded, as nobody needed them.
-    """
-
-    trimmed: list[TopicLedger] = field(default_factory=list)
-    moved: int = 0
-    not_in_topic: int = 0
-    kept: KeptLedgers | None = None
-
-
 Pairs = Sequence[tuple[TopicLedger, LedgerManifest]]
 # The first ledger that stays, why it does, and whether its archive is damaged.
 Stopped = tuple[int, str, bool]
 
 
-def trim_topic(
-    spark: SparkSession,
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    plan: TopicPlan,
-    archived: Sequence[tuple[TopicLedger, LedgerManifest | None]],
-    *,
-    with_backlog: bool,
-) -> TrimResult:
-    """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them.
+@dataclass(slots=True)
+class Trimming:
+    """Of one topic: `run` trims as many archived ledgers as can be, and says in `kept` why not more of them.
 
-    Those that are archived elsewhere are recorded as being in this archive.
+    Those that are archived elsewhere (`moved`) are recorded as being in this archive. `not_in_topic`: those that the broker
+    trimmed before their archive was recorded, as nobody needed them.
     """
-    result = TrimResult()
-    pairs, wrong = _good(folder, plan, archived)
-    # A round has to end before its lease does, and its files are read in it.
-    for some in (*portions(pairs, lambda pair: pair[0].size, ROUND_BYTES, LEDGERS_AT_ONCE), None):
-        stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result, with_backlog)
-        if stopped is not None:
-            first, reason, damaged = stopped
-            left = len(archived) - len(result.trimmed) - result.moved - result.not_in_topic
-            result.kept = KeptLedgers(plan.topic, first, left, reason, damaged)
-            break
-    return result
 
+    spark: SparkSession
+    options: ReadOptions
+    folder: ArchiveFolder
+    plan: TopicPlan
+    with_backlog: bool
+    trimmed: list[TopicLedger] = field(default_factory=list)
+    moved: int = 0
+    not_in_topic: int = 0
+    kept: KeptLedgers | None = None
 
-def _good(
-    folder: ArchiveFolder, plan: TopicPlan, archived: Sequence[tuple[TopicLedger, LedgerManifest | None]]
-) -> tuple[Pairs, Stopped | None]:
-    """The first of them, as far as they have a manifest that is theirs, and what is wrong with the next one."""
-    pairs: list[tuple[TopicLedger, LedgerManifest]] = []
-    for ledger, manifest in archived:
-        path = folder.manifest_path(plan.topic, ledger.position_id)
-        if manifest is None:
-            reason = (
-                f"it is archived at {ledger.archive}, and {path} is not there; copy the whole archive first"
+    def run(self, archived: Sequence[tuple[TopicLedger, LedgerManifest | None]]) -> None:
+        """In the topic's order."""
+        pairs, wrong = self._good(archived)
+        # A round has to end before its lease does, and its files are read in it.
+        for some in (*portions(pairs, lambda pair: pair[0].size, ROUND_BYTES, LEDGERS_AT_ONCE), None):
+            stopped = wrong if some is None else self._round(some)
+            if stopped is not None:
+                first, reason, damaged = stopped
+                left = len(archived) - len(self.trimmed) - self.moved - self.not_in_topic
+                self.kept = KeptLedgers(self.plan.topic, first, left, reason, damaged)
+                break
+
+    def _good(
+        self, archived: Sequence[tuple[TopicLedger, LedgerManifest | None]]
+    ) -> tuple[Pairs, Stopped | None]:
+        """The first of them, as far as they have a manifest that is theirs, and what is wrong with the next one."""
+        pairs: list[tuple[TopicLedger, LedgerManifest]] = []
+        for ledger, manifest in archived:
+            path = self.folder.manifest_path(self.plan.topic, ledger.position_id)
+            if manifest is None:
+                reason = f"it is archived at {ledger.archive}, and {path} is not there; copy the whole archive first"
+                return pairs, (ledger.position_id, reason, True)
+            if wrong := manifest.differs_from(self.plan.topic, ledger):
+                return pairs, (ledger.position_id, _OF_ANOTHER.format(path=path, wrong=wrong), True)
+            pairs.append((ledger, manifest))
+        return pairs, None
+
+    def _round(self, pairs: Pairs) -> Stopped | None:
+        """Returns why it did not come to its end."""
+        try:
+            stopped, _ = self._ask(pairs, dry=True)
+            pairs = _before(stopped, pairs)
+            if damaged := self._damaged(pairs):
+                stopped, pairs = damaged, _before(damaged, pairs)
+            came, gone = self._ask(pairs, dry=False)
+        except InvalidArgument as refused:
+            return pairs[0][0].position_id, refused.message, True
+        if came is not None:  # somebody who needs it, meanwhile
+            stopped, pairs = came, _before(came, pairs)
+        self.trimmed += [
+            ledger for ledger, _ in pairs if not ledger.archive and ledger.position_id not in gone
+        ]
+        self.moved += sum(bool(ledger.archive) for ledger, _ in pairs)
+        self.not_in_topic += len(gone)
+        return stopped
+
+    def _ask(self, pairs: Pairs, *, dry: bool) -> tuple[Stopped | None, set[int]]:
+        """What the broker keeps, and what is not in the topic any more."""
+        if not pairs:
+            return None, set()
+        rows = [[one.ledger, one.stored_ledger, one.entries, one.rows] for _, one in pairs]
+        moved = any(ledger.archive for ledger, _ in pairs)
+        topic, lease = self.plan.topic, self.plan.lease
+        command = ArchiveLedgers(0, topic, self.folder.location, lease, dry, moved, self.with_backlog)
+
+        async def work(client: Client) -> dict[str, Any]:
+            await keep(client, topic, lease, self.options.lease_s)
+            answer: dict[str, Any] = await ask(
+                client.admin, command, topic=topic, payload=msgspec.msgpack.encode(rows)
             )
-            return pairs, (ledger.position_id, reason, True)
-        if wrong := manifest.differs_from(plan.topic, ledger):
-            return pairs, (ledger.position_id, _OF_ANOTHER.format(path=path, wrong=wrong), True)
-        pairs.append((ledger, manifest))
-    return pairs, None
+            return answer
+
+        answer = asking(self.options, work)
+        kept = answer["kept"]
+        return None if kept is None else (*kept, False), set(answer["gone"])
+
+    def _damaged(self, pairs: Pairs) -> Stopped | None:
+        """The first of them whose files are not as they were written; where all are, all of it is durable."""
+        found: dict[int, str] = {}
+        files: list[tuple[int, ArchivedFile]] = []
+        folder, topic = self.folder, self.plan.topic
+        for _, manifest in pairs:
+            if missing := folder.missing(manifest):
+                # As the driver sees it: workers may write to disks of their own.
+                path = folder.data_path(topic, manifest.ledger, missing[0])
+                found[manifest.ledger] = f"{path} is not there, or of another size"
+            else:
+                files += [(manifest.ledger, one) for one in manifest.files]
+                folder.sync_manifest(manifest)
+        place = folder.place
+
+        def check(item: tuple[int, ArchivedFile]) -> str:
+            return ArchiveFolder(place).check_file(topic, *item)
+
+        if files:
+            context = self.spark.sparkContext
+            tasks = min(len(files), context.defaultParallelism * TASKS_PER_CORE)
+            for (ledger, _), wrong in zip(
+                files, context.parallelize(files, tasks).map(check).collect(), strict=True
+            ):
+                if wrong:
+                    found.setdefault(ledger, wrong)
+        if not found:
+            return None
+        first = min(found)
+        known_at = next(ledger.archive for ledger, _ in pairs if ledger.position_id == first)
+        cure = f"delete {folder.manifest_path(topic, first)}, and the ledger is archived again"
+        if known_at:
+            cure = f"copy it again from {known_at}"
+        return first, f"{found[first]}; {cure}", True
+
+
+def _before(stopped: Stopped | None, pairs: Pairs) -> Pairs:
+    return pairs if stopped is None else [pair for pair in pairs if pair[0].position_id < stopped[0]]
 
 
 def foreign(
@@ -134,103 +201,3 @@ _OF_ANOTHER: Final = (
     "{path} is of something else: {wrong}; delete it, or archive to another path if this one "
     "is that of another service"
 )
-
-
-def _trim(
-    spark: SparkSession,
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    plan: TopicPlan,
-    archived: Pairs,
-    result: TrimResult,
-    with_backlog: bool,
-) -> Stopped | None:
-    """One round. Returns why it did not come to its end."""
-    stopped: Stopped | None = None
-    try:
-        answer = _ask(options, folder, plan, archived, with_backlog, dry=True)
-        if answer["kept"] is not None:
-            first, reason = answer["kept"]
-            stopped = (first, reason, False)
-            archived = [pair for pair in archived if pair[0].position_id < first]
-        damaged = _damaged(spark, folder, plan.topic, [manifest for _, manifest in archived])
-        if damaged:
-            first = min(damaged)
-            known_at = next(ledger.archive for ledger, _ in archived if ledger.position_id == first)
-            path = folder.manifest_path(plan.topic, first)
-            cure = (
-                f"copy it again from {known_at}"
-                if known_at
-                else f"delete {path}, and the ledger is archived again"
-            )
-            stopped = (first, f"{damaged[first]}; {cure}", True)
-            archived = list(itertools.takewhile(lambda pair: pair[0].position_id < first, archived))
-        answer = _ask(options, folder, plan, archived, with_backlog, dry=False)
-    except InvalidArgument as refused:
-        return archived[0][0].position_id, refused.message, True
-    if answer["kept"] is not None:  # somebody came meanwhile
-        first, reason = answer["kept"]
-        stopped = (first, reason, False)
-        archived = [pair for pair in archived if pair[0].position_id < first]
-    gone = set(answer["gone"])
-    result.trimmed += [
-        ledger for ledger, _ in archived if not ledger.archive and ledger.position_id not in gone
-    ]
-    result.moved += sum(bool(ledger.archive) for ledger, _ in archived)
-    result.not_in_topic += len(gone)
-    return stopped
-
-
-def _ask(
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    plan: TopicPlan,
-    archived: Pairs,
-    with_backlog: bool,
-    *,
-    dry: bool,
-) -> dict[str, Any]:
-    if not archived:
-        return {"gone": [], "kept": None}
-    rows = [
-        [manifest.ledger, manifest.stored_ledger, manifest.entries, manifest.rows] for _, manifest in archived
-    ]
-
-    async def work(client: Client) -> dict[str, Any]:
-        await keep(client, plan.topic, plan.lease, options.lease_s)
-        moved = any(ledger.archive for ledger, _ in archived)
-        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry, moved, with_backlog)
-        payload = msgspec.msgpack.encode(rows)
-        answer: dict[str, Any] = await ask(client.admin, command, topic=plan.topic, payload=payload)
-        return answer
-
-    return asking(options, work)
-
-
-def _damaged(
-    spark: SparkSession, folder: ArchiveFolder, topic: str, manifests: Sequence[LedgerManifest]
-) -> Mapping[int, str]:
-    """What is wrong with the files of ledgers, by position id; where nothing is, all of it is durable."""
-    found: dict[int, str] = {}
-    files: list[tuple[int, ArchivedFile]] = []
-    for manifest in manifests:
-        if missing := folder.missing(manifest):
-            # As the driver sees it: workers may write to disks of their own.
-            path = folder.data_path(topic, manifest.ledger, missing[0])
-            found[manifest.ledger] = f"{path} is not there, or of another size"
-        else:
-            files += [(manifest.ledger, one) for one in manifest.files]
-            folder.sync_manifest(manifest)
-    place = folder.place
-
-    def check(item: tuple[int, ArchivedFile]) -> str:
-        return ArchiveFolder(place).check_file(topic, *item)
-
-    if files:
-        context = spark.sparkContext
-        tasks = min(len(files), context.defaultParallelism * TASKS_PER_CORE)
-        told = context.parallelize(files, tasks).map(check).collect()
-        for (ledger, _), wrong in zip(files, told, strict=True):
-            if wrong:
-                found.setdefault(ledger, wrong)
-    return found
