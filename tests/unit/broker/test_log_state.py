@@ -336,7 +336,7 @@ async def test_a_failed_write_is_said_once_and_tried_again(caplog: pytest.LogCap
         await served.write()
         assert served.stored.needed_from[:2] == (0, 4)
         assert [record.message for record in caplog.records].count(
-            f"the seen state of topic {TOPIC} cannot be written yet: the bookie has failed"
+            f"the seen state of topic {TOPIC} cannot be written yet, and is tried again: the bookie has failed"
         ) == 1  # fmt: skip
     async with stage.served() as heir:
         assert heir.complete()

@@ -41,7 +41,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -179,7 +179,7 @@ class StoredLogState(Generic[T]):
 
     async def open(self) -> None:
         """Returns when the state follows the log, or when the first attempt failed; others come by themselves."""
-        self._task = begin(self._open(), f"opening the {self._name}")
+        self._task = begin(self._until_done(self._open, "read"), f"opening the {self._name}")
         await wait_at_most(self._tried, _FIRST_TRY_S)
 
     async def opened(self) -> bool:
@@ -193,25 +193,29 @@ class StoredLogState(Generic[T]):
         if not self.following:
             raise ServiceNotReady(self._trouble)
 
-    async def _open(self) -> None:
-        pause_ms = self._components.settings.retry_initial_ms
+    async def _until_done(self, attempt: Callable[[], Coroutine[Any, Any, None]], done: str) -> None:
+        """Or until the state is closed, or the topic has another owner. What fails is said once."""
+        settings, failed = self._components.settings, False
+        pause_ms = settings.retry_initial_ms
         try:
-            while not self._closing.is_set() and not self.following:
+            while not self._closing.is_set() and self._ledger.changes.not_served is None:
                 try:
-                    await self._replay(await self._recover())
+                    await attempt()
+                    break
                 except Exception as error:
-                    self._trouble = f"the {self._name} cannot be read yet, and is tried again: {error}"
-                    _log.warning("%s", self._trouble, exc_info=not isinstance(error, MagnetarError))
+                    self._trouble = f"the {self._name} cannot be {done} yet, and is tried again: {error}"
+                    if not failed:
+                        _log.warning("%s", self._trouble, exc_info=not isinstance(error, MagnetarError))
+                    failed = True
                     self._tried.set()
-                    pause_ms = await self._pause(pause_ms)
+                    await wait_at_most(self._closing, pause_ms / 1000)
+                    pause_ms = min(pause_ms * 2, settings.retry_max_ms)
         finally:
             self._tried.set()
             self._idle()
 
-    async def _pause(self, pause_ms: int) -> int:
-        """Returns how long the next one is to be; ends early when the state is closed."""
-        await wait_at_most(self._closing, pause_ms / 1000)
-        return min(pause_ms * 2, self._components.settings.retry_max_ms)
+    async def _open(self) -> None:
+        await self._replay(await self._recover())
 
     async def _recover(self) -> Place:
         """Takes over what is stored, or begins a state; returns from where on the log is to be replayed."""
@@ -331,25 +335,11 @@ class StoredLogState(Generic[T]):
             self._timer.cancel()
             self._timer = None
         if self._task is None and self.following:
-            self._task = begin(self._write_until_stored(), f"writing the {self._name}")
+            self._task = begin(self._until_done(self._write_all, "written"), f"writing the {self._name}")
 
-    async def _write_until_stored(self) -> None:
-        pause_ms = self._components.settings.retry_initial_ms
-        failed = False
-        try:
-            while not self._closing.is_set() and self._ledger.changes.not_served is None:
-                try:
-                    await self._write()
-                    await self._store.delete_former()
-                    break
-                except Exception as error:
-                    if not failed:
-                        failed = True
-                        defect = not isinstance(error, MagnetarError)
-                        _log.warning("the %s cannot be written yet: %s", self._name, error, exc_info=defect)
-                    pause_ms = await self._pause(pause_ms)
-        finally:
-            self._idle()
+    async def _write_all(self) -> None:
+        await self._write()
+        await self._store.delete_former()
 
     async def _write(self) -> None:
         """Durable when it returns, as it was when this was called."""
