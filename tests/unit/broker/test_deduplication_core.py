@@ -118,7 +118,7 @@ def run_scenario(text: str) -> str:
             case "reload":
                 topic.reload(pieces, len(topic.log) - described)
         return [
-            ", ".join(f"{name} {topic.known.begin(name).last}" for name in sorted(topic.known))
+            ", ".join(f"{name} {topic.known.begin(name).last}" for name in sorted(topic.known._known))
             or "nobody is known"
         ]
 
@@ -255,7 +255,7 @@ def test_memory_and_forgetting_by_number() -> None:
     known = KnownProducers(HOUR_MS, 100, connected.__contains__)
     for number in range(1_000):
         known.stored(f"p{number}", number, None, number)
-        assert len(known) <= 100
+        assert len(known._known) <= 100
     assert known.begin("p0").last == 0
     assert known.begin("p999").last == 999
     assert known.begin("p500").last == -1
@@ -272,12 +272,12 @@ def test_names_that_are_connected_are_not_looked_through_for_each_new_one() -> N
     known = KnownProducers(HOUR_MS, 160, connected)
     for number in range(1_600):
         known.stored(f"p{number}", number, None, number)
-    assert len(known) == 1_600
+    assert len(known._known) == 1_600
     assert looks < 1_600 * 160
     there = False
     for number in range(1_600, 1_611):
         known.stored(f"p{number}", number, None, number)
-    assert len(known) <= 160
+    assert len(known._known) <= 160
 
 
 def test_by_age_but_never_while_it_is_connected() -> None:
@@ -286,12 +286,12 @@ def test_by_age_but_never_while_it_is_connected() -> None:
     known.stored("p", 1, None, 0)
     known.stored("q", 1, None, 0)
     known.forget(HOUR_MS)
-    assert len(known) == 2
+    assert len(known._known) == 2
     known.forget(HOUR_MS + 1)
     assert [known.begin(name).last for name in "pq"] == [1, -1]
     connected.clear()
     known.forget(HOUR_MS + 1)
-    assert not len(known)
+    assert not len(known._known)
 
 
 def test_many_producers_are_several_pieces_and_damage_is_said() -> None:

@@ -190,23 +190,20 @@ def first_too_large(
 ) -> tuple[AdmittedGroups, int, MagnetarError] | None:
     """If a group is more than an entry can hold: the groups before the first such, its sequence id, and why."""
     batches, _, sequence_ids, _ = groups
-    position = 0
-    error: MagnetarError | None = None
-    if whole:
-        if totals.messages > MAX_MESSAGES_PER_BATCH:
-            error = InvalidArgument(
-                f"a group of {totals.messages} messages exceeds what an entry can hold ({MAX_MESSAGES_PER_BATCH}); "
-                "send it as several"
-            )
-    sizes = [totals.size] if whole else list(map(len, batches))
-    if error is None and max(sizes) > max_bytes:
-        position = next(number for number, size in enumerate(sizes) if size > max_bytes)
-        error = MessageTooLarge(
-            f"{sizes[position]} bytes exceed max_message_bytes ({max_bytes}); send less at once or raise the setting"
+    error: MagnetarError
+    if whole and totals.messages > MAX_MESSAGES_PER_BATCH:
+        error = InvalidArgument(
+            f"a group of {totals.messages} messages exceeds what an entry can hold ({MAX_MESSAGES_PER_BATCH}); "
+            "send it as several"
         )
-    if error is None:
-        return None
-    return groups.part(0, position), sequence_ids[position], error
+        return groups.part(0, 0), sequence_ids[0], error
+    for position, size in enumerate([totals.size] if whole else map(len, batches)):
+        if size > max_bytes:
+            error = MessageTooLarge(
+                f"{size} bytes exceed max_message_bytes ({max_bytes}); send less at once or raise the setting"
+            )
+            return groups.part(0, position), sequence_ids[position], error
+    return None
 
 
 class Coalescer:

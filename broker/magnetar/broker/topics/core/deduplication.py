@@ -128,12 +128,6 @@ class KnownProducers:
         self._known: dict[str, _Known] = {}
         self._changed: dict[str, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
     def begin(self, name: str, unconfirmed: Iterable[tuple[int, Chunk | None]] = ()) -> Pushed:
         """Of a new session of that name, of which these groups are on their way."""
         known = self._known.get(name)
