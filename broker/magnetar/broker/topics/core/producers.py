@@ -357,19 +357,16 @@ class Producers:
                 claim.epoch = max(claim.epoch, session.epoch + 1)
             if session.outstanding:
                 return self._wait(claim, session)
-        if not alone:
-            self._by_name[claim.name] = session = ProducerSession(
-                claim.name, claim.epoch, new_port(claim.epoch)
-            )
-            return session
-        if claim.topic_epoch == NOT_ALONE:
+        if alone and claim.topic_epoch == NOT_ALONE:
             return StoreEpoch()
-        self._entering = None
-        self.reserved_until = 0.0
+        topic_epoch = claim.topic_epoch if alone else NOT_ALONE
         session = ProducerSession(
-            claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, claim.topic_epoch
+            claim.name, claim.epoch, new_port(claim.epoch), claim.access_mode, topic_epoch
         )
-        self._by_name[claim.name] = self._alone = session
+        if alone:
+            self._entering, self._alone = None, session
+            self.reserved_until = 0.0
+        self._by_name[claim.name] = session
         return session
 
     def epoch_stored(self, claim: Claim, epoch: int) -> None:
