@@ -124,6 +124,7 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner delayed --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with exclusive producers, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --seeds $(SEEDS) --failed-once $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner exclusive_once --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics that are terminated, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner terminated --seeds $(SEEDS) --failed-once $(ARGS)
 
