@@ -1,4 +1,4 @@
-"""The topics of `exclusive` with deduplication: producers of one name, whose sequence ids go on where the one before ended."""
+"""The topics of `exclusive` with deduplication: producers of one name, each of which goes on behind the ids of the last."""
 
 from __future__ import annotations
 
