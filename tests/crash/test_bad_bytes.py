@@ -28,6 +28,7 @@ pytestmark = pytest.mark.real
 FRAMES = times(20_000, 100_000)
 # Few: a frame whose border is lost ends its connection, and what follows it there is not read.
 FRAMES_PER_CONNECTION = 5
+TOGETHER = 10  # connections: half of them wait a moment for the service to hang up
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 HELLO = encode_frame(c.Connect(1, c.PROTOCOL_VERSION, c.MIN_PROTOCOL_VERSION).encode())
 
@@ -121,7 +122,6 @@ async def drain(reader: asyncio.StreamReader) -> None:
 
 @pytest.mark.timeout(600)
 async def test_mutated_frames_neither_crash_nor_hang_nor_grow_the_service(tmp_path: Path) -> None:
-    rng = random.Random(7)
     frames = seed_frames()
     service = Service(tmp_path / "data")
     await asyncio.to_thread(service.start)
@@ -131,13 +131,19 @@ async def test_mutated_frames_neither_crash_nor_hang_nor_grow_the_service(tmp_pa
             ids = [await producer.send(b"%d" % n) for n in range(10)]
             connections = FRAMES // FRAMES_PER_CONNECTION
             after_warm_up = 0
-            for turn in range(connections):
-                port = service.bookie_port if turn % 4 == 3 else service.port
-                await throw(port, rng, frames, FRAMES_PER_CONNECTION)
-                if turn % 1000 == 0:
+            for first in range(0, connections, TOGETHER):
+                turns = range(first, first + TOGETHER)
+                ports = [service.bookie_port if turn % 4 == 3 else service.port for turn in turns]
+                await asyncio.gather(
+                    *[
+                        throw(port, random.Random(turn), frames, FRAMES_PER_CONNECTION)
+                        for port, turn in zip(ports, turns)
+                    ]
+                )
+                if first % 1000 == 0:
                     async with asyncio.timeout(5):
                         ids.append(await producer.send(b"%d" % len(ids)))
-                if turn == connections // 4:
+                if not after_warm_up and first >= connections // 4:
                     after_warm_up = resident_bytes(service.daemon_pid)
             growth = resident_bytes(service.daemon_pid) - after_warm_up
             async with client.create_reader("healthy", start="earliest") as healthy:

@@ -49,7 +49,7 @@ def played(
     taking = threading.Lock()
     results: queue.Queue[list[Report] | BaseException | None] = queue.Queue(8 * jobs)
     crews = [
-        [Worker(scenario, 1 + 10_000 * job + HASH_SEEDS_A_ROUND * turn) for turn in range(2 if twice else 1)]
+        [Worker(1 + 10_000 * job + HASH_SEEDS_A_ROUND * turn) for turn in range(2 if twice else 1)]
         for job in range(min(jobs, len(seeds)))
     ]
     stopping = threading.Event()
@@ -61,7 +61,7 @@ def played(
                     seed = next(waiting, None)
                 if seed is None:
                     break
-                reports = [worker.play(seed) for worker in crew]
+                reports = [worker.play(scenario, seed) for worker in crew]
                 if not stopping.is_set():
                     results.put(reports)
             results.put(None)
@@ -167,20 +167,20 @@ def write_json(path: str, tally: Tally, seconds: float, state: str, seeds: Seque
     os.replace(f"{path}.tmp", path)
 
 
-def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tuple[list[Report], int]:
+def catches(
+    worker: Worker, scenario: str, defect: str, seeds: Sequence[int], enough: int
+) -> tuple[list[Report], int]:
     """Plays with a planted defect until it was caught `enough` times; returns what caught it, and how many were played."""
     caught: list[Report] = []
     count = 0
-    worker = Worker(scenario, 1, defect)
-    with contextlib.closing(worker):
-        for seed in seeds:
-            report = worker.play(seed)
-            count += 1
-            if "TypeError" in report.error and f"{defect}.<locals>" in report.error:
-                raise RuntimeError(f"the plant {defect} does not fit the code any more:\n{report.error}")
-            caught += [report] if report.error else []
-            if len(caught) == enough:
-                break
+    for seed in seeds:
+        report = worker.play(scenario, seed, defect)
+        count += 1
+        if "TypeError" in report.error and f"{defect}.<locals>" in report.error:
+            raise RuntimeError(f"the plant {defect} does not fit the code any more:\n{report.error}")
+        caught += [report] if report.error else []
+        if len(caught) == enough:
+            break
     return caught, count
 
 
@@ -196,9 +196,10 @@ def reason_of(error: str) -> str:
 def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enough: int) -> int:
     """A table: after how many seeds each was caught first, and the median from one catch to the next."""
     missed = 0
+    worker = Worker(1)
     print(f"{'defect':48} {'first':>6} {'median':>7} {'caught':>7}  by")
     for name in names:
-        caught, count = catches(scenario, name, seeds, enough)
+        caught, count = catches(worker, scenario, name, seeds, enough)
         if not caught:
             missed += 1
             print(f"{name:48} not caught by {count} seeds", flush=True)
@@ -208,6 +209,7 @@ def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enoug
         reason = Counter(reason_of(report.error) for report in caught).most_common(1)[0][0]
         figures = f"{at[0]:6} {statistics.median(gaps):7.0f} {len(at):3}/{count:<4}"
         print(f"{name:48} {figures} {reason}", flush=True)
+    worker.close()
     print(f"{len(names) - missed} of {len(names)} defects were caught")
     return missed
 

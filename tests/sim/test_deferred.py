@@ -20,7 +20,7 @@ from magnetar.ledger.core.writer import WriterCore
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import ConnectionLost
 from sim.ledgers import deferred
-from sim.runner import judge, play, play_all
+from sim.runner import play
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,12 +28,6 @@ MOST_SEEDS = 40  # for a defect
 SOON = 3
 
 Patch = pytest.MonkeyPatch
-
-
-@pytest.mark.real
-def test_same_seed_has_the_same_trace_in_two_processes() -> None:
-    wrong = judge("deferred", play_all("deferred", [0, 1], twice=True))
-    assert not wrong, "\n\n".join(wrong)
 
 
 def accepted_is_said_to_be_durable(patch: Patch) -> None:

@@ -5,12 +5,13 @@ means another history once anything draws from the generator that did not before
 and the last lines of the run say which number to write here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from sim.defects import CLUSTER_DEFECTS, DEFECTS
-from sim.runner import catches, play_all
+from sim.runner import catches
+from sim.worker import Worker
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,16 +68,24 @@ SOON = 3
 CONTROL_SEED = 1
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """It has imported the simulation once, for all defects."""
+    one = Worker(1)
+    yield one
+    one.close()
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("scenario", "defect"),
     [(scenario, defect) for scenario, plants in SCENARIO_PLANTS.items() for defect in plants],
 )
 def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(
-    scenario: str, defect: str, record_property: Callable[[str, object], None]
+    scenario: str, defect: str, worker: Worker, record_property: Callable[[str, object], None]
 ) -> None:
     first, *rules = SCENARIO_PLANTS[scenario][defect]
-    caught, played = catches(scenario, defect, range(first, first + SEEDS), 1)
+    caught, played = catches(worker, scenario, defect, range(first, first + SEEDS), 1)
     assert caught, f"{defect} was not noticed by {played} seeds from {first} on"
     assert any(rule in caught[0].error for rule in rules), caught[0].error
     if played > SOON:
@@ -84,9 +93,9 @@ def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(
 
 
 @pytest.mark.real
-def test_without_deduplication_the_storm_of_once_stores_messages_twice() -> None:
+def test_without_deduplication_the_storm_of_once_stores_messages_twice(worker: Worker) -> None:
     for seed in range(CONTROL_SEED, CONTROL_SEED + SEEDS):
-        ((report,),) = play_all("once_control", [seed])
+        report = worker.play("once_control", seed)
         assert not report.error, report.error
         if report.counts["duplicates"]:
             return

@@ -70,16 +70,17 @@ class Worker:
     `hash_seed` is the PYTHONHASHSEED of its first process; each later one has the next.
     """
 
-    def __init__(self, scenario: str, hash_seed: int, defect: str = "") -> None:
-        self._scenario = scenario
+    def __init__(self, hash_seed: int) -> None:
         self._hash_seed = hash_seed
-        self._defect = defect
         self._process: subprocess.Popen[str] | None = None
         self._played = 0  # by this process
         self._stopped = False
 
-    def play(self, seed: int) -> Report:
-        """Plays it. A worker that dies over it (one that was killed from outside) is a failure of the seed."""
+    def play(self, scenario: str, seed: int, defect: str = "") -> Report:
+        """Plays it, with a defect of sim.defects if one is named.
+
+        A worker that dies over it (one that was killed from outside) is a failure of the seed.
+        """
         process = self._process
         if process is None or self._played >= SEEDS_A_WORKER:
             self.close()
@@ -88,7 +89,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(f"{seed}\n")
+            process.stdin.write(f"{scenario},{seed},{defect}\n")
             process.stdin.flush()
         for line in process.stdout:
             if line.startswith("{"):
@@ -114,7 +115,7 @@ class Worker:
         environment = {**os.environ, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": path}
         self._hash_seed += 1
         process = subprocess.Popen(
-            [sys.executable, "-m", "sim.worker", self._scenario, self._defect],
+            [sys.executable, "-m", "sim.worker"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,19 +134,23 @@ def _kill(worker: subprocess.Popen[str]) -> None:
             os.killpg(worker.pid, signal.SIGKILL)
 
 
-def work(scenario: str, seeds: IO[str]) -> None:
-    """What a worker process does: a fork, and a line on standard output, for each seed that it reads."""
-    scenario_named(scenario)
-    gc.collect()
-    gc.freeze()  # what was imported is shared with all children, and no collection of theirs touches it
+def work(requests: IO[str]) -> None:
+    """What a worker process does: a fork, and a line on standard output, for each seed that it is asked for."""
+    imported: set[str] = set()
     with tempfile.TemporaryFile() as stderr:  # what a child writes to its standard error
-        for line in seeds:
-            seed = int(line)
+        for line in requests:
+            scenario, number, defect = line.rstrip("\n").split(",")
+            seed = int(number)
+            if scenario not in imported:
+                scenario_named(scenario)
+                imported.add(scenario)
+                gc.collect()
+                gc.freeze()  # what was imported is shared with all children, and no collection of theirs touches it
             stderr.seek(0)
             stderr.truncate()
             child = os.fork()
             if not child:
-                _play_and_exit(scenario, seed, stderr.fileno())
+                _play_and_exit(scenario, seed, defect, stderr.fileno())
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if code:
                 stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - STDERR_BYTES))
@@ -154,9 +159,11 @@ def work(scenario: str, seeds: IO[str]) -> None:
                 _write_line(Report(seed, error=f"{hung}the process ended with code {code}\n{text}"))
 
 
-def _play_and_exit(scenario: str, seed: int, standard_error: int) -> None:
+def _play_and_exit(scenario: str, seed: int, defect: str, standard_error: int) -> None:
     code = 1
     try:
+        if defect:
+            defects.plant(defect)
         os.dup2(standard_error, 2)
         resource.setrlimit(resource.RLIMIT_AS, (SEED_MEMORY_BYTES, SEED_MEMORY_BYTES))
         faulthandler.register(signal.SIGPROF, chain=True)  # tells where it is, and ends the process
@@ -176,7 +183,5 @@ def _write_line(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2]:
-        defects.plant(sys.argv[2])
     with contextlib.suppress(BrokenPipeError):  # the runner has ended
-        work(sys.argv[1], sys.stdin)
+        work(sys.stdin)

@@ -1,7 +1,7 @@
 """Planted defects: mistakes that others made in this protocol (CORRECTNESS.md), each a patch of the real code.
 
-Nothing of this is in the shipped package. `plant(name)` changes classes of the running process; the runner does it in worker
-processes (`python -m sim.runner ledgers --defect NAME`), which never play a healthy seed afterwards.
+Nothing of this is in the shipped package. `plant(name)` changes classes of the running process; the runner does it in the
+process that plays the one seed (`python -m sim.runner ledgers --defect NAME`).
 
 A plant must be the mistake itself: one that breaks by its own fault (a signature that has changed) would be "caught" by
 every seed. Classes with slots and private names are patched, so they are `Any`.

@@ -137,13 +137,13 @@ def test_seeds_that_are_not_asked_for_any_more_are_given_up() -> None:
 
 @pytest.mark.real
 def test_worker_that_is_killed_fails_its_seed_and_the_next_goes_to_another() -> None:
-    worker = Worker("selftest", 1)
+    worker = Worker(1)
     try:
-        assert not worker.play(0).error
+        assert not worker.play("selftest", 0).error
         assert worker._process is not None
         worker._process.kill()
         worker._process.wait()
-        assert "the worker process ended with code -9" in worker.play(1).error
-        assert not worker.play(2).error
+        assert "the worker process ended with code -9" in worker.play("selftest", 1).error
+        assert not worker.play("selftest", 2).error
     finally:
         worker.close()
