@@ -98,15 +98,18 @@ async def fill(broker: ServiceProcess) -> None:
 
 async def nothing_is_lost_meanwhile(broker: ServiceProcess) -> None:
     """A topic either cannot be loaded, for now, or is whole."""
+
+    async def look(topic: int) -> None:
+        try:
+            found = await consume(client, topic)
+        except MagnetarError as error:
+            if not error.retryable:
+                raise
+        else:
+            assert found == values(topic)
+
     async with connect(broker.url, operation_timeout=2.0) as client:
-        for topic in range(3):
-            try:
-                found = await consume(client, topic)
-            except MagnetarError as error:
-                if not error.retryable:
-                    raise
-            else:
-                assert found == values(topic)
+        await asyncio.gather(*(look(topic) for topic in range(3)))
 
 
 async def refusals(broker: ServiceProcess, count: int) -> list[str]:

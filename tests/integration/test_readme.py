@@ -7,8 +7,10 @@ and the Spark pages are run by the tests in spark_shells.
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,9 +18,11 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.forked_commands import run_magnetar, spawn
 from support.pages import blocks_of, same
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -48,13 +52,15 @@ class Terminals:
     """What somebody has open who follows a page: a folder, an environment, daemons. The page's ports become free ones."""
 
     def __init__(self, folder: Path) -> None:
+        """The working directory of this process is that folder, for commands that are forked."""
         self.folder = folder
         self.ran = 0
         self._ports: dict[str, str] = {}
-        self._daemons: list[subprocess.Popen[str]] = []
+        self._daemons: list[Any] = []
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(folder),
+            **{name: value for name, value in os.environ.items() if name.startswith("PYTHON")},
             "MAGNETAR_URL": f"magnetar://127.0.0.1:{self.port('7650')}",
             "MAGNETAR_DAEMON_PORT": self.port("7650"),
             "MAGNETAR_DAEMON_BOOKIE_PORT": self.port("3181"),
@@ -104,38 +110,48 @@ class Terminals:
         return self.run(command.replace("pip install", "pip install --no-index --no-build-isolation"))
 
     def run(self, arguments: list[str] | str) -> str:
-        done = subprocess.run(
-            arguments,
-            shell=isinstance(arguments, str),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done: subprocess.CompletedProcess[str]
+        if isinstance(arguments, str) and (words := self._forkable(arguments)):
+            done = run_magnetar(*words, environment=self.environment, timeout=100)
+        else:
+            done = subprocess.run(
+                arguments,
+                shell=isinstance(arguments, str),
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
         assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
         self.ran += 1
         return done.stdout
+
+    def _forkable(self, command: str) -> list[str]:
+        """The arguments of a plain `magnetar` of this environment; none of what needs a shell, or another environment."""
+        binary = shutil.which("magnetar", path=self.environment["PATH"])
+        ours = binary is not None and Path(binary).parent == Path(sys.executable).parent
+        words = shlex.split(command)
+        return words[1:] if ours and words[0] == "magnetar" and not set(command) & set("|>$;&\n") else []
 
     def _freed(self, text: str) -> str:
         return PORT.sub(lambda found: self.port(found[0]), text)
 
     def _start(self, command: str) -> None:
         errors = self.folder / f"daemon-{len(self._daemons)}.log"
-        with errors.open("w") as log:
-            daemon = subprocess.Popen(
-                f"exec {command}",
-                shell=True,
-                cwd=self.folder,
-                env=self.environment,
+        with errors.open("wb") as log:
+            words = self._forkable(command)
+            line = [sys.executable, "-m", "magnetar.cli.main", *words] if words else shlex.split(command)
+            daemon = spawn(
+                line,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
+                env=self.environment,
             )
         self._daemons.append(daemon)
-        assert daemon.stdout is not None
-        ready = daemon.stdout.readline()
+        ready = daemon.stdout.readline().decode()
         assert " is ready: " in ready, f"{command}\n{ready}{errors.read_text()}"
         self.ran += 1
 
@@ -144,12 +160,14 @@ class Terminals:
         daemons, self._daemons = self._daemons, []
         for daemon in reversed(daemons):
             daemon.terminate()
-            daemon.communicate(timeout=30)
+            daemon.wait(timeout=30)
+            daemon.stdout.close()
         assert [daemon.returncode for daemon in daemons] == [0] * len(daemons)
 
 
 @pytest.fixture
-def terminals(tmp_path: Path) -> Iterator[Terminals]:
+def terminals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminals]:
+    monkeypatch.chdir(tmp_path)
     opened = Terminals(tmp_path)
     yield opened
     opened.close()

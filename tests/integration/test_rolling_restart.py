@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shlex
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +16,7 @@ from support.cluster.checker import check
 from support.cluster.figures import Confirmations
 from support.cluster.load import LoadProcess
 from support.cluster.run import load_plan
-from support.forked_commands import run_magnetar
-from support.local_cluster import REPOSITORY, LocalCluster
+from support.local_cluster import RESTART, LocalCluster
 from support.long_form import LONG, long_form
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -74,16 +70,6 @@ class Load:
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
-def rolling_restart(local: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = ("cluster", "rolling-restart", *arguments)
-    return run_magnetar(*line, environment=local.environment, timeout=200)
-
-
-def restart_command() -> tuple[str, str]:
-    script = REPOSITORY / "deploy" / "cluster" / "local.py"
-    return "--command", f"{shlex.quote(sys.executable)} {shlex.quote(str(script))} restart {{name}}"
-
-
 async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
     """Restarts them one after another, prints how long producers waited, and asserts that nothing was lost."""
     load = Load()
@@ -95,7 +81,7 @@ async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
         stalls = {}
         for name in names:
             since = time.monotonic()
-            done = await asyncio.to_thread(rolling_restart, local, *restart_command(), "--only", name)
+            done = await asyncio.to_thread(local.rolling_restart, *RESTART, "--only", name)
             assert done.returncode == 0, done.stderr + local.output()
             print(done.stdout.splitlines()[0])
             stalls[name] = load.longest_stall(since, time.monotonic())
@@ -112,7 +98,7 @@ async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
 @pytest.mark.real
 async def test_nothing_is_lost_while_every_daemon_is_restarted(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as local:
-        planned = await asyncio.to_thread(rolling_restart, local, *restart_command(), "--dry-run")
+        planned = await asyncio.to_thread(local.rolling_restart, *RESTART, "--dry-run")
         names = [line.split()[-1] for line in planned.stdout.splitlines()]
         assert names == ["bookie-1", "bookie-2", "bookie-3", "broker-1", "broker-2"]
         await restarted_under_load(local, names)
@@ -129,7 +115,7 @@ async def test_the_bookie_and_the_broker_of_each_zone_are_restarted_together_und
     }  # read again at the end
     steps: dict[str, tuple[float, float]] = {}
     with LocalCluster(tmp_path, brokers=3, CLUSTER_ZONES="3", **keep) as local:
-        refused = await asyncio.to_thread(rolling_restart, local, *restart_command(), "--by", "machine")
+        refused = await asyncio.to_thread(local.rolling_restart, *RESTART, "--by", "machine")
         words = (
             "machine 127.0.0.1 cannot be restarted together: no broker would be left to take over its topics"
         )
@@ -139,7 +125,7 @@ async def test_the_bookie_and_the_broker_of_each_zone_are_restarted_together_und
             for zone in ("zone-1", "zone-2", "zone-3") if LONG else ("zone-2",):
                 since = time.monotonic()
                 done = await asyncio.to_thread(
-                    rolling_restart, local, *restart_command(), "--by", "zone", "--only", zone
+                    local.rolling_restart, *RESTART, "--by", "zone", "--only", zone
                 )
                 assert done.returncode == 0, done.stderr + local.output()
                 print(done.stdout.splitlines()[0])
@@ -180,29 +166,3 @@ def environment_of(local: LocalCluster, name: str) -> str:
     (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     variables = Path(f"/proc/{child}/environ").read_text().split("\0")
     return next((text for text in variables if text.startswith("PYTHONPATH=")), "")
-
-
-@pytest.mark.real
-async def test_it_stops_at_what_does_not_come_back(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, brokers=1) as local:
-        stop = restart_command()[1].replace(" restart ", " stop ")
-        done = await asyncio.to_thread(
-            rolling_restart, local, "--command", stop, "--only", "bookie", "--timeout", "3"
-        )
-        assert done.returncode == 1
-        assert "bookie bookie-1 was restarted and is not ready after 3 s" in done.stderr
-        done = await asyncio.to_thread(
-            rolling_restart, local, *restart_command(), "--only", "bookie-2", "--timeout", "2"
-        )
-        assert done.returncode == 1
-        assert "bookie bookie-2 is not stopped: bookie bookie-1 is lost, for 2 s" in done.stderr
-        await asyncio.to_thread(local.control, "start", "bookie-1")
-        for arguments, words in (
-            ((), "say how a daemon is restarted"),
-            (("--via", "upstart"), "--via systemd or --via kubernetes"),
-            (("--command", "false"), "`false` ended with code 1; nothing else was restarted"),
-            (("--command", "restart {nam}"), "may have {name}, {kind}, {host}, {port}"),
-            ((*restart_command(), "--only", "bookie-9"), "there is no daemon bookie-9 in this cluster"),
-        ):
-            done = await asyncio.to_thread(rolling_restart, local, *arguments)
-            assert (done.returncode != 0, words in done.stderr) == (True, True), (arguments, done.stderr)

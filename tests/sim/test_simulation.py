@@ -39,8 +39,8 @@ def test_seeds_that_failed_once_hold(scenario: str) -> None:
 
 
 def test_power_loss_at_disk_calls_of_a_short_workload() -> None:
-    """Every eleventh call; the long form, or `python -m sim.runner every_call --seeds 440`, takes them all."""
-    wrong = judge("every_call", play_all("every_call", range(0, DISK_CALLS, 1 if LONG else 11)))
+    """Every 22nd call; the long form, or `python -m sim.runner every_call --seeds 440`, takes them all."""
+    wrong = judge("every_call", play_all("every_call", range(0, DISK_CALLS, 1 if LONG else 22)))
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,14 @@ from pathlib import Path
 import pytest
 from members import Cluster
 
-__all__ = ["LocalCluster"]
+from support.forked_commands import run_magnetar
+
+__all__ = ["RESTART", "LocalCluster"]
 
 REPOSITORY = Path(__file__).parents[2]
 _SCRIPT = str(REPOSITORY / "deploy" / "cluster" / "local.py")
+# Of `magnetar cluster rolling-restart`.
+RESTART = ("--command", f"{shlex.quote(sys.executable)} {shlex.quote(_SCRIPT)} restart {{name}}")
 _TRIES = 20
 
 
@@ -92,6 +97,11 @@ class LocalCluster:
         """stop, start, restart a daemon; returns when it is done."""
         done = self._run(action, name)
         assert done.returncode == 0, done.stderr
+
+    def rolling_restart(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`magnetar cluster rolling-restart ARGUMENTS`."""
+        line = ("cluster", "rolling-restart", *arguments)
+        return run_magnetar(*line, environment=self.environment, timeout=200)
 
     def processes(self) -> list[int]:
         """All that belong to the cluster, by their command lines and environments."""

@@ -16,14 +16,26 @@ from support.zookeeper import Ensemble, ZooKeeperServer, ensemble_or_skip, open_
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.real]
 
 
-@pytest.fixture
-def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
-    """Three servers for one test."""
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Three servers."""
     # A session may last longer than any pause of this machine.
     longest = "maxSessionTimeout=120000\n"
-    with ensemble_or_skip(tmp_path / "ensemble", 3, longest) as started:
-        started.start()
+    with ensemble_or_skip(tmp_path_factory.mktemp("ensemble"), 3, longest) as started:
         yield started
+
+
+@pytest.fixture
+def ensemble(shared: Ensemble) -> Ensemble:
+    """All of them serve, whatever the test before did to them."""
+    shared.start()
+    return shared
+
+
+@pytest.fixture
+def root(ensemble: Ensemble, tmp_path: Path) -> str:
+    """An address of this test alone."""
+    return f"{ensemble.url}/{tmp_path.name}"
 
 
 class Load:
@@ -84,9 +96,8 @@ def pause(server: ZooKeeperServer) -> None:
 
 @pytest.mark.parametrize("fault", [kill, pause])
 async def test_the_leader_goes_and_nothing_is_lost_silently(
-    ensemble: Ensemble, fault: Callable[[ZooKeeperServer], None]
+    ensemble: Ensemble, root: str, fault: Callable[[ZooKeeperServer], None]
 ) -> None:
-    root = f"{ensemble.url}/root"
     store = await open_store(root, make_root=True)
     await store.create("/there", b"")
     session = await store.open_session(20)
@@ -116,9 +127,8 @@ async def test_the_leader_goes_and_nothing_is_lost_silently(
 
 
 async def test_rule_31_without_a_quorum_sessions_are_lost_and_the_store_goes_on_after_it(
-    ensemble: Ensemble,
+    ensemble: Ensemble, root: str
 ) -> None:
-    root = f"{ensemble.url}/root"
     store = await open_store(root, make_root=True)
     session = await store.open_session(2)
     await store.create("/owner", b"", session=session)
@@ -148,13 +158,15 @@ async def test_rule_31_without_a_quorum_sessions_are_lost_and_the_store_goes_on_
     await store.close()
 
 
-async def test_rule_31_a_server_that_dies_with_what_its_leader_has_not_heard(ensemble: Ensemble) -> None:
+async def test_rule_31_a_server_that_dies_with_what_its_leader_has_not_heard(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
     """A follower reports sessions to its leader twice a tick: one may end earlier than its last answer suggests."""
     leader = ensemble.leader()
     follower = next(server for server in ensemble.servers if server is not leader)
-    await (await open_store(f"{ensemble.url}/root", make_root=True)).close()
-    async with opened(f"zk://{leader.address}/root") as witness:
-        store = await open_store(f"zk://{follower.address}/root")
+    await (await open_store(f"{ensemble.url}/{tmp_path.name}", make_root=True)).close()
+    async with opened(f"zk://{leader.address}/{tmp_path.name}") as witness:
+        store = await open_store(f"zk://{follower.address}/{tmp_path.name}")
         session = await store.open_session(3)
         await store.create("/owner", b"", session=session)
         gone = asyncio.Event()
@@ -174,9 +186,9 @@ async def test_rule_31_a_server_that_dies_with_what_its_leader_has_not_heard(ens
         await store.close()
 
 
-async def test_what_one_session_wrote_another_of_the_same_store_reads(ensemble: Ensemble) -> None:
+async def test_what_one_session_wrote_another_of_the_same_store_reads(root: str) -> None:
     """The two are connected to different servers, and the plain one may be behind."""
-    store = await open_store(f"{ensemble.url}/root", make_root=True)
+    store = await open_store(root, make_root=True)
     sessions = [await store.open_session(20) for _ in range(3)]
     await store.create("/plain", b"")
     for number in range(300):
@@ -184,7 +196,7 @@ async def test_what_one_session_wrote_another_of_the_same_store_reads(ensemble: 
         await store.create(path, b"%d" % number, session=sessions[number % 3])
         assert await store.get(path) == (b"%d" % number, 0)
         await store.put("/plain", b"", version=number)
-    async with opened(f"{ensemble.url}/root") as other:
+    async with opened(root) as other:
         assert len(await other.children("/")) == 301
         with pytest.raises(VersionConflict):
             await other.put("/plain", b"", version=299)

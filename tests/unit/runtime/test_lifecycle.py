@@ -186,11 +186,12 @@ async def test_rule_04_a_failure_ends_the_process_without_draining() -> None:
 async def test_rule_45_a_thread_that_a_disk_holds_does_not_keep_the_process() -> None:
     program = (
         "import asyncio, sys, threading\n"
-        "from magnetar.runtime.lifecycle import run_daemon\n"
+        "from magnetar.runtime import lifecycle\n"
+        "lifecycle._EXIT_S = 0.2\n"
         "async def start(daemon):\n"
         "    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)\n"
         "    daemon.stop()\n"
-        "sys.exit(run_daemon('bookie', start))\n"
+        "sys.exit(lifecycle.run_daemon('bookie', start))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=140

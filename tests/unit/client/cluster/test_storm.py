@@ -1,4 +1,4 @@
-"""A broker with 10,000 producers fails, in virtual time: all of them find its successor, and no broker meets a storm."""
+"""A broker with thousands of producers fails, in virtual time: all find its successor, and no broker meets a storm."""
 
 import asyncio
 import random
@@ -53,8 +53,8 @@ async def fail_over(clients: int, producers: int) -> tuple[FakeCluster, Counter[
     [
         # 64 look-ups at once, each answered within 5 ms.
         pytest.param(1, 2_000, 2_700, id="one client"),
-        # Two requests each to find the owner and to report it, one to follow. Without the pauses 9,500 come in one tenth.
-        pytest.param(1_000, 10, 6_500, id="a thousand clients"),
+        # Two requests each to find the owner and to report it, one to follow; without pauses most in one tenth.
+        pytest.param(300, 10, 2_000, id="many clients"),
     ],
 )
 def test_a_failed_broker_with_many_producers(clients: int, producers: int, most: int) -> None:
