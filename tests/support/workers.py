@@ -7,7 +7,8 @@ pytest-xdist hands out units of tests. A unit here is the largest of these that 
 * a single test, in the folders of long searches, where one module is minutes.
 
 A worker takes the next unit when it is almost done with its last. Collection order is the order of `tests/`, so the long
-units of crash/ and integration/ come early and the short ones of unit/ fill up the end; Spark comes first of all.
+units of crash/ and integration/ come early and the short ones of unit/ fill up the end; Spark comes first of all, and then
+the long ones of unit/.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from xdist.workermanage import WorkerController
 __all__ = ["UnitScheduling", "starts_early", "unit_of"]
 
 SPARK = ("tests/integration/spark/", "tests/integration/spark_jobs/")
+LONG_UNITS = ("tests/unit/sim/test_runner.py", "tests/unit/support/test_second_try.py")
 SINGLE = ("tests/crash/", "tests/sim/", "tests/model/")
 
 
@@ -30,7 +32,7 @@ def unit_of(nodeid: str) -> str:
 
 def starts_early(nodeid: str) -> bool:
     """True for the tests that every run begins with."""
-    return nodeid.startswith(SPARK)
+    return nodeid.startswith((*SPARK, *LONG_UNITS))
 
 
 class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]

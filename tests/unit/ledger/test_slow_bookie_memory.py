@@ -126,7 +126,7 @@ async def test_what_waits_for_a_stalled_bookie_is_bounded_and_the_others_go_on()
         await load.run(200)
         usual = await peak_of(load.run(200))
         cluster.servers["b2"].pause_reading()
-        count = 800  # 50 MiB for each bookie, 25 times what may wait for one
+        count = 2_000  # 125 MiB for each bookie, 60 times what may wait for one
         stored = cluster.bookies["b2"].adds
         stalled = await peak_of(asyncio.wait_for(load.run(count), 60))
         assert load.errors == []
