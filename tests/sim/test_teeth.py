@@ -44,9 +44,8 @@ CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "split_without_compare_and_set": (0, "the namespace has no such bundle"),
     "stopping_broker_takes_bundles": (0, "did not say that it stops", "while it stops"),
 }
-ONCE_PLANTS: dict[
-    str, tuple[int, *tuple[str, ...]]
-] = {  # a seed takes seconds: the others are for `make teeth`
+# A seed takes seconds: the others are for `make teeth`.
+ONCE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "snapshot_without_its_position": (1, "stored twice", "is acknowledged", "as first occurrence"),
 }
 DELAYED_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
