@@ -1,15 +1,16 @@
 """Exclusive producers of a whole broker: durable epochs, fencing, those who wait, hand-over."""
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.log.records import TopicRecord, topic_path
-from magnetar.broker.topics.core.producers import Producers
+from magnetar.broker.topics.core.producers import ACCESS_MODES, Producers
 from magnetar.broker.topics.producer_access import let_in
 from magnetar.broker.topics.topic import Topic
+from magnetar.client.options import AccessMode
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     AlreadyClosed,
@@ -335,3 +336,7 @@ async def test_planted_a_fenced_producer_is_not_waited_for(monkeypatch: pytest.M
     monkeypatch.setattr("magnetar.broker.topics.topic.let_in", impatient)
     with pytest.raises(AssertionError):
         await check_what_a_fenced_producer_has_queued()
+
+
+def test_access_modes_are_those_that_clients_name() -> None:
+    assert tuple(ACCESS_MODES) == get_args(AccessMode)

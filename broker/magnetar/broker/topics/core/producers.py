@@ -320,8 +320,8 @@ class Producers:
             return Queued(reason)
         if not mode.alone:
             raise ProducerBusy(f"{reason}; close it, or wait until it has left")
-        cure = "close it, or choose access_mode='wait_for_exclusive' or 'exclusive_with_fencing'"
-        raise ProducerFenced(f"{reason}; {cure}")
+        patient = [repr(name) for name, other in ACCESS_MODES.items() if other.waits or other.fences]
+        raise ProducerFenced(f"{reason}; close it, or choose access_mode={' or '.join(patient)}")
 
     def _held_by(self, others: list[ProducerSession], before: list[Claim]) -> str:
         """Who is in the way, in words."""
