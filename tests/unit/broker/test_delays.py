@@ -200,7 +200,7 @@ async def test_what_becomes_due_between_two_attempts_to_read_the_index_comes(
         await client.publish_at(([b"late"], due_ms), ([b"later"], due_ms + 60_000))
     replay, failing = StoredLogState._replay, [BookieUnavailable("away")]
 
-    async def replayed(self: StoredLogState[Any], place: Any) -> None:
+    async def replayed(self: StoredLogState, place: Any) -> None:
         if failing:
             raise failing.pop()
         await replay(self, place)

@@ -109,7 +109,7 @@ class Stage:
 
 
 class Served:
-    stored: StoredLogState[GatheredEntry]
+    stored: StoredLogState
 
     def __init__(self, stage: Stage, broker: Broker, topic: Topic, client: FakeClient, state: Seen) -> None:
         self.stage, self.broker, self.topic, self.client, self.state = stage, broker, topic, client, state

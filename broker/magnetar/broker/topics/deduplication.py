@@ -41,7 +41,7 @@ class Deduplication:
     def __init__(
         self,
         topic: TopicName,
-        states: LogStates[GatheredEntry],
+        states: LogStates,
         producers: Producers,
         policies: Callable[[], Resolved | None],
         components: Components,
@@ -58,7 +58,7 @@ class Deduplication:
             settings.deduplication_max_producers,
             producers.__contains__,
         )
-        self._opened: StoredLogState[GatheredEntry] | None = None  # None: OFF
+        self._opened: StoredLogState | None = None  # None: OFF
         self._found = False  # something is stored by a former owner, and neither opened nor deleted
         self._left_over = False  # something is stored that has to be deleted, for it was switched off
         self._jobs = Jobs(f"topic {topic}")

@@ -56,7 +56,7 @@ class TopicDelays:
 
     def __init__(
         self,
-        states: LogStates[GatheredEntry],
+        states: LogStates,
         policies: Callable[[], Resolved | None],
         clock: Clock,
         tasks: TaskSet,
@@ -77,7 +77,7 @@ class TopicDelays:
         self._loop = asyncio.get_running_loop()
         self.index: DelayIndex | None = None  # None: OFF
         self.whole = True  # False while OPENING, READING
-        self._stored: StoredLogState[GatheredEntry] | None = None
+        self._stored: StoredLogState | None = None
         self._reading = False
         self._opening: asyncio.Task[None] | None = None
         self._dropping: asyncio.Task[None] | None = None

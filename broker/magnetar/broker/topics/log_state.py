@@ -42,7 +42,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,12 +65,11 @@ from ..cursors.pointer import Pointer
 from ..cursors.snapshot_ledger import SnapshotLedger, delete_stored, is_damage
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import log_state_path, log_states_path
+from .coalescer import GatheredEntry
 from .components import Components
 
 _log = logging.getLogger(__name__)
 
-T_contra = TypeVar("T_contra", contravariant=True)
-T = TypeVar("T")
 Place = tuple[int, int]  # ledger (position id) and entry: the first one that is not included
 
 _FIRST_TRY_S = 5.0
@@ -80,10 +79,10 @@ _PAUSE_S = 0.001  # between turns in which what is stored is read back
 _MIN_CHANGED_BYTES = 256 * 1024
 
 
-class LogState(Protocol[T_contra]):
+class LogState(Protocol):
     """What follows from a log. Nothing here awaits; entries come in the order of the log, and no piece ceases to be true."""
 
-    def confirmed(self, ledger_id: int, entry_id: int, context: T_contra) -> None:
+    def confirmed(self, ledger_id: int, entry_id: int, context: GatheredEntry) -> None:
         """An entry that this broker appended is durable; `context` is what was given to `append`."""
 
     def replay(self, ledger_id: int, entry_id: int, entry: Entry) -> None:
@@ -128,7 +127,7 @@ def _records(pieces: Iterator[bytes], place: Place) -> Iterator[bytes]:
         piece = following
 
 
-class StoredLogState(Generic[T]):
+class StoredLogState:
     """One state of one topic; see the module docstring. `open` before use, `close` in the end."""
 
     generation = 0  # a piece stays true: what follows from the log is never taken back
@@ -136,8 +135,8 @@ class StoredLogState(Generic[T]):
     def __init__(
         self,
         kind: str,
-        state: LogState[T],
-        ledger: ManagedLedger[Any],
+        state: LogState,
+        ledger: ManagedLedger[GatheredEntry],
         components: Components,
         every_entries: int,
         interval_ms: int,
@@ -298,7 +297,7 @@ class StoredLogState(Generic[T]):
 
     # --- following ---------------------------------------------------------------------------------------------------
 
-    def confirmed(self, ledger_id: int, entry_id: int, context: T) -> None:
+    def confirmed(self, ledger_id: int, entry_id: int, context: GatheredEntry) -> None:
         """Of every entry that is confirmed; those that come before the state follows are read back."""
         if self.following:
             self._state.confirmed(ledger_id, entry_id, context)
@@ -405,21 +404,21 @@ class StoredLogState(Generic[T]):
             _log.warning("the %s was not closed cleanly: %s", self._name, error, exc_info=defect)
 
 
-class LogStates(Generic[T]):
+class LogStates:
     """Those of one topic, by kind. `close` it in the end."""
 
-    def __init__(self, ledger: ManagedLedger[T], components: Components) -> None:
+    def __init__(self, ledger: ManagedLedger[GatheredEntry], components: Components) -> None:
         self._ledger = ledger
         self._components = components
-        self._by_kind: dict[str, StoredLogState[T]] = {}
+        self._by_kind: dict[str, StoredLogState] = {}
 
     async def stored(self) -> list[str]:
         """Kinds that something is stored of, whether they are open or not."""
         return await self._components.metadata.children(log_states_path(self._ledger.name))
 
     async def open(
-        self, kind: str, state: LogState[T], *, every_entries: int, interval_ms: int
-    ) -> StoredLogState[T]:
+        self, kind: str, state: LogState, *, every_entries: int, interval_ms: int
+    ) -> StoredLogState:
         """Returns as `StoredLogState.open`. From now on the state gets what is confirmed."""
         assert kind not in self._by_kind
         opened = StoredLogState(kind, state, self._ledger, self._components, every_entries, interval_ms)
@@ -439,7 +438,7 @@ class LogStates(Generic[T]):
             await self._ledger.changes.edit(self._ledger.list.commit)
             await self._delete(kind, found)
 
-    def confirmed(self, ledger_id: int, entry_id: int, context: T) -> None:
+    def confirmed(self, ledger_id: int, entry_id: int, context: GatheredEntry) -> None:
         """An entry is durable. A defect in a state ends the topic here: its next owner makes the state of the log."""
         for one in self._by_kind.values():
             try:

@@ -20,7 +20,7 @@ that it has as long as it has no durable subscription: readers and Spark read to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from magnetar.proto.policies import UNLIMITED
 from magnetar.runtime.clock import Clock
@@ -49,7 +49,7 @@ class Retention:
         self,
         ledgers: LedgerList,
         subscriptions: Subscriptions,
-        states: LogStates[Any],
+        states: LogStates,
         leases: Leases,
         policies: Callable[[], Resolved | None],
         clock: Clock,
