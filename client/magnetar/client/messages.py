@@ -121,9 +121,6 @@ class ChunkedMessage(Message, gc=False, eq=False, weakref=False):
         """See Message."""
         return self.delivery.first_id
 
-    __eq__ = Message.__eq__
-    __hash__ = Message.__hash__
-
 
 class StreamedMessage(ChunkedMessage, gc=False, eq=False, weakref=False):
     """A message that was handed out before all of its chunks had come: its value is read by `consumer.stream(message)`."""
@@ -143,9 +140,6 @@ class StreamedMessage(ChunkedMessage, gc=False, eq=False, weakref=False):
 
     def __repr__(self) -> str:
         return f"<StreamedMessage {self.id}>"
-
-    __eq__ = Message.__eq__
-    __hash__ = Message.__hash__
 
 
 SeekTarget = Start | Message | Callable[[str], Start | Message | None]

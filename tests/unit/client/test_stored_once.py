@@ -182,7 +182,7 @@ async def test_send_timeout_says_that_too_many_messages_are_delayed() -> None:
     ):
         for _ in range(2):
             await producer.send(b"", deliver_after=3600)
-        with pytest.raises(SendTimeout, match="cannot store messages for now: max_delayed_messages=2"):
+        with pytest.raises(SendTimeout, match="cannot store messages for now: 2 messages of the topic wait"):
             await producer.send(b"", deliver_after=3600)
 
 

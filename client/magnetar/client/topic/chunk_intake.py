@@ -38,6 +38,7 @@ from ..options import INDIVIDUAL_TYPES, ConsumerOptions
 from ..receipts import copy_of
 from .acknowledger import Acknowledger
 from .resume_point import ResumePoint
+from .window import Window
 
 _log = logging.getLogger(__name__)
 
@@ -164,18 +165,13 @@ class ChunkIntake:
         options: ConsumerOptions,
         acknowledger: Acknowledger,
         position: ResumePoint,
+        window: Window,
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
-        may_receive: Callable[[], bool],
-        is_full: Callable[[], bool],
         now_ms: Callable[[], int],
     ) -> None:
-        """queue: to be handed out. on_taken: there may be room for more. may_receive: there is, and the broker knows.
-
-        is_full: there is none, because of what nobody has taken.
-        """
-        self._may_receive = may_receive
-        self._is_full = is_full
+        """queue: to be handed out. on_taken: there may be room for more."""
+        self._window = window
         self._now_ms = now_ms
         self._what = what
         self._acknowledger = acknowledger
@@ -321,9 +317,14 @@ class ChunkIntake:
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_full(self) -> bool:
+        """The broker may send nothing, because of what nobody has taken."""
+        return not (self._window.paused or self._window.has_permits)
+
     def make_room(self) -> None:
         """Puts off what is queued if it leaves no room for a stream that is awaited."""
-        if self.awaited and self._is_full():
+        if self.awaited and self._is_full:
             for delivery in [one for one in self.reading if not one.opened]:
                 del self.reading[delivery]
                 delivery.put_off = True
@@ -395,7 +396,7 @@ class ChunkIntake:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
-        if not self._may_receive():
+        if self._window.paused or not self._window.has_permits:
             for message in self._assembler.unfinished:
                 self._assembler.touch(message, now)  # its chunks wait at the broker
         idle = dict[StreamedDelivery, Unfinished[AckRow]]()
@@ -405,7 +406,7 @@ class ChunkIntake:
             else:
                 self._assembler.touch(message, now)
         # Whoever waits for the rest of one does not take what is in the way of it, and would wait for ever.
-        stuck = [one for one in idle if one in self.awaited] if self._is_full() else []
+        stuck = [one for one in idle if one in self.awaited] if self._is_full else []
         if stuck or (self.waits_since is not None and now - self.waits_since >= self._expire_s):
             unread = [one for one in idle if one.pieces]
             why = "nobody reads it, and others wait"

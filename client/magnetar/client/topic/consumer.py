@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -108,7 +109,6 @@ class TopicConsumer:
         self._create = create
         self._on_wake = on_wake
         self._delivery_filter = delivery_filter
-        self._paused = False
         self._epoch = 0
         self._asked_start = self.position.start()  # as it subscribed last
         self.active = options.type != "failover"  # it gets messages; with failover one consumer does
@@ -134,10 +134,9 @@ class TopicConsumer:
             options,
             self.acknowledger,
             self.position,
+            self._window,
             self._enqueue,
             self._grant,
-            self._may_receive,
-            lambda: not (self._paused or self._may_receive()),
             pool.clock.now_ms,
         )
         self.acknowledger.up_to = self._chunks.up_to
@@ -291,10 +290,10 @@ class TopicConsumer:
         return self._attachment.failure
 
     def pause(self) -> None:
-        self._paused = True
+        self._window.paused = True
 
     def resume(self) -> None:
-        self._paused = False
+        self._window.paused = False
         self._grant()
 
     def share_queue(self, parts: int) -> None:
@@ -349,7 +348,7 @@ class TopicConsumer:
             raise
         finally:
             self.open_delivery.held -= 1
-            self._drop_stale()
+            self._drop_before(self._epoch)
             self._grant()
             self._wake()
 
@@ -586,7 +585,7 @@ class TopicConsumer:
         """Somebody else moved the subscription: what came before is stale."""
         self._epoch = epoch
         self.open_delivery.close()
-        self._drop_stale()
+        self._drop_before(self._epoch)
         self.acknowledger.forget_nacks()
 
     def _unreadable(self, command: UnreadableEntry) -> None:
@@ -613,7 +612,7 @@ class TopicConsumer:
 
     def _grant(self) -> None:
         connection = self._attachment.connection
-        if connection is None or self._paused or self.stopped:
+        if connection is None or self.stopped:
             self._window.charge(self._queued_bytes)
             return
         messages, size = self._queued_messages, self._queued_bytes
@@ -625,23 +624,20 @@ class TopicConsumer:
             connection.send(Flow(0, self._attachment.id, *permits).encode())
 
     def _drop_local(self) -> None:
-        self._queue.clear()
-        self._drop_chunks(self._epoch + 1)
-        self._queued_messages = self._queued_bytes = 0
-        self._window.charge(0)
+        """Nothing that is here is handed out any more."""
+        self._drop_before(sys.maxsize)
         self.open_delivery.close()
 
-    def _may_receive(self) -> bool:
-        return not self._paused and min(self._window.granted, self._window.granted_bytes) > 0
-
-    def _drop_chunks(self, before_epoch: int) -> None:
-        lost = f"{self._attachment.what}: the rest of the message did not come; it comes again as another message"
-        closed = AlreadyClosed(f"{self._attachment.what} was stopped, or is closed")
-        self._chunks.clear(closed if self.stopped else MessageLost(lost), before_epoch)
-
-    def _drop_stale(self) -> None:
-        self._drop_chunks(self._epoch)
-        kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]
-        self._queue = deque(kept)
-        self._queued_messages = sum(delivery.permits for delivery in kept)
-        self._queued_bytes = sum(delivery.bytes for delivery in kept)
+    def _drop_before(self, epoch: int) -> None:
+        """What came in an older epoch comes again, or nothing more comes."""
+        what = self._attachment.what
+        lost: MagnetarError = MessageLost(
+            f"{what}: the rest of the message did not come; it comes again as another message"
+        )
+        if self.stopped:
+            lost = AlreadyClosed(f"{what} was stopped, or is closed")
+        self._chunks.clear(lost, epoch)
+        self._queue = deque(delivery for delivery in self._queue if delivery.epoch >= epoch)
+        self._queued_messages = sum(delivery.permits for delivery in self._queue)
+        self._queued_bytes = sum(delivery.bytes for delivery in self._queue)
+        self._window.charge(self._queued_bytes)

@@ -32,6 +32,7 @@ class Window:
         "granted",
         "granted_bytes",
         "messages_limit",
+        "paused",
     )
 
     def __init__(self, messages: int | None, bytes_limit: int, budget: QueueBudget) -> None:
@@ -45,6 +46,12 @@ class Window:
         self._spent = False  # the broker had (almost) no permits left when it was granted some last
         self.granted = 0
         self.granted_bytes = 0
+        self.paused = False  # nothing is granted
+
+    @property
+    def has_permits(self) -> bool:
+        """The broker may send something."""
+        return self.granted > 0 and self.granted_bytes > 0
 
     def reset(self) -> None:
         """A new subscription at the broker has no permits."""
@@ -64,6 +71,8 @@ class Window:
     def grant(self, queued: int, queued_bytes: int) -> tuple[int, int] | None:
         """Messages and bytes to grant now, given what waits in the queue; None if it is too early."""
         self.charge(queued_bytes)
+        if self.paused:
+            return None
         available = self._charged + self._budget.limit - self._budget.used
         bytes_limit = min(self.bytes_limit, max(available, GUARANTEED_BYTES))
         messages = self.messages_limit - queued - self.granted
