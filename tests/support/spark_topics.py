@@ -7,7 +7,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
 from magnetar.client.administration import ask
@@ -15,6 +15,9 @@ from magnetar.proto import commands as c
 from magnetar.proto.ids import MessageId, TopicName
 
 from .service import Service
+
+if TYPE_CHECKING:
+    from magnetar.spark.batch_source import TopicReader
 
 T = TypeVar("T")
 
@@ -139,6 +142,19 @@ class Topics:
     def values(self, topic: str) -> list[bytes | None]:
         """Values of all messages that are confirmed now."""
         return [row.value for row in self.rows(topic)]
+
+    def reader(self, *columns: str, **options: str) -> TopicReader:
+        """As Spark has it in a driver."""
+        from magnetar.spark.batch_source import TopicReader
+        from magnetar.spark.options import ReadOptions
+
+        return TopicReader(ReadOptions.parse({"service_url": self.service.url, **options}), columns)
+
+    def read(self, *columns: str, **options: str) -> list[tuple[Any, ...]]:
+        """What Spark's tasks would read, one after another, without Spark."""
+        reader = self.reader(*columns, **options)
+        batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     def ledgers(self, topic: str) -> list[list[Any]]:
         """Rows of TopicLedgers."""

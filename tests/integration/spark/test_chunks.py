@@ -12,9 +12,7 @@ import pytest
 
 from magnetar.client import connect
 from magnetar.proto.errors import Unsupported
-from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.jobs import archive, read_archive
-from magnetar.spark.options import ReadOptions
 from magnetar.spark.plan import TopicLedger
 from support.service import Service
 from support.spark_tasks import LocalSession
@@ -88,21 +86,17 @@ def test_batch(topics: Topics, service: Service, read: Callable[..., Any]) -> No
     assert sorted(row.properties["n"] for row in keyed) == ["0", "1"]
 
 
-def rows_of_tasks(service: Service, topic: str, **options: str) -> dict[bytes, bytes]:
-    """What Spark's tasks would read, one after another, without Spark."""
-    given = ReadOptions.parse({"service_url": service.url, "topic": topic, **options})
-    reader = TopicReader(given, ("message_id", "value"))
-    batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
-    found = [(row["message_id"], row["value"]) for batch in batches for row in batch.to_pylist()]
+def rows_of_tasks(topics: Topics, topic: str, **options: str) -> dict[bytes, bytes]:
+    found = topics.read("message_id", "value", topic=topic, **options)
     assert len(found) == len(dict(found)), "a row came twice"
     return dict(found)
 
 
-def check_cuts(service: Service, topic: str, sent: dict[bytes, bytes | None], cuts: Iterable[int]) -> None:
+def check_cuts(topics: Topics, topic: str, sent: dict[bytes, bytes | None], cuts: Iterable[int]) -> None:
     """Two ranges that meet at an offset have all messages between them, each by its first chunk."""
     for cut in cuts:
-        first = rows_of_tasks(service, topic, end=f"offset:{cut}")
-        second = rows_of_tasks(service, topic, start=f"offset:{cut}")
+        first = rows_of_tasks(topics, topic, end=f"offset:{cut}")
+        second = rows_of_tasks(topics, topic, start=f"offset:{cut}")
         assert first | second == sent, cut
         assert not first.keys() & second.keys()
         assert sorted(first) == sorted(sent)[: len(first)]
@@ -112,7 +106,7 @@ def test_a_range_that_begins_or_ends_between_chunks(topics: Topics, service: Ser
     topics.create("cut")
     sent = asyncio.run(produce(service.url, "cut", 2))
     end = sum(row[4] for row in topics.ledgers("cut"))
-    check_cuts(service, "cut", sent, range(1, end, 5))
+    check_cuts(topics, "cut", sent, range(1, end, 5))
 
 
 def test_stream(topics: Topics, service: Service, stream: Callable[..., Any], tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def test_archived(topics: Topics, service: Service, tmp_path: Path) -> None:
     border = ledgers[-1].first_offset
     assert border > ledgers[-1].end_offset - 9
     for partition_bytes in ("2500", "64m"):
-        assert rows_of_tasks(service, "archived", partition_bytes=partition_bytes) == sent
-    check_cuts(service, "archived", sent, (3, border - 5, border - 1, border, border + 1))
+        assert rows_of_tasks(topics, "archived", partition_bytes=partition_bytes) == sent
+    check_cuts(topics, "archived", sent, (3, border - 5, border - 1, border, border + 1))
     with pytest.raises(Unsupported, match="has messages in chunks"):
         read_archive(LocalSession(), path)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bench.service_process import ServiceProcess
 
+from magnetar.proto.errors import RetryableError
 from support.service import Service
 from support.spark_topics import Topics
 
@@ -16,19 +17,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True),
 Read = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"topic": "a", "strat": "earliest"}, "option 'strat' is not known; did you mean 'start'?"),
-        ({"topic": "a", "start": "yesterday"}, "option start: not a position: 'yesterday' (want earliest, latest,"),
-        ({}, "one of the options topic, topics and topics_pattern says what to read, not none of them"),
-        ({"topic": "a", "service_url": "http://x"}, "option service_url is 'http://x'; want magnetar://host:port"),
-    ],
-)  # fmt: skip
-def test_wrong_options(read: Read, options: dict[str, str], message: str) -> None:
-    with pytest.raises(Exception) as caught:
-        read(**options).collect()
-    assert f"InvalidArgument: {message}" in str(caught.value)
+def test_a_wrong_option(read: Read) -> None:
+    """What else can be wrong is in tests/unit/spark/test_options.py."""
+    with pytest.raises(
+        Exception, match=r"InvalidArgument: option 'strat' is not known; did you mean 'start'\?"
+    ):
+        read("a", strat="earliest").collect()
 
 
 def test_a_missing_topic_and_a_column_that_a_topic_has_not(read: Read) -> None:
@@ -64,7 +58,7 @@ def test_a_topic_is_not_overwritten(spark: Any, service: Service) -> None:
 
 
 def test_another_replica_is_read_when_a_bookie_is_down_and_none_is_one_clear_error(
-    spark: Any, tmp_path: Any
+    tmp_path: Any,
 ) -> None:
     bookies = [ServiceProcess(tmp_path / f"bookie{n}", command="bookie") for n in range(2)]
     for bookie in bookies:
@@ -83,14 +77,13 @@ def test_another_replica_is_read_when_a_bookie_is_down_and_none_is_one_clear_err
         topics.produce("replicated", [b"%d" % n for n in range(50)], per_entry=5)
 
         def count() -> int:
-            reader = spark.read.format("magnetar").option("service_url", broker.url).option("timeout_s", "4")
-            return int(reader.load("replicated").count())
+            return len(topics.read("value", topic="replicated", timeout_s="4"))
 
         assert count() == 50
         bookies[0].kill("daemon")
         assert count() == 50
         bookies[1].kill("daemon")
-        with pytest.raises(Exception, match=r"(?i)magnetar\.proto\.errors\.\w+: .*(bookie|replica)"):
+        with pytest.raises(RetryableError, match=r"(?i)(bookie|replica)"):
             count()
     finally:
         for process in (broker, *bookies):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from magnetar.client import Client
@@ -46,11 +47,6 @@ def send(topics: Topics, name: str, numbers: range) -> None:
 
 def of_partitions(topics: Topics, name: str, partitions: int) -> list[list[bytes | None]]:
     return [topics.values(f"{name}-partition-{number}") for number in range(partitions)]
-
-
-def frame(spark: Any, first: int, end: int, *, tasks: int = 2, keyed: bool = True) -> Any:
-    key = "concat('k', id)" if keyed else "cast(null AS string)"
-    return spark.range(first, end, 1, tasks).selectExpr("cast(id AS string) AS value", f"{key} AS key")
 
 
 def test_a_read_has_all_partitions_with_their_numbers_and_ids(
@@ -112,31 +108,33 @@ def test_rows_without_a_key_go_to_one_partition_for_each_task(
     spark: Any, topics: Topics, service: Service
 ) -> None:
     create(topics, "turns", 3)
-    writer = frame(spark, 0, 90, tasks=3, keyed=False).write.format("magnetar").mode("append")
-    writer.option("service_url", service.url).option("topic", "turns").save()
+    rows = spark.range(0, 90, 1, 3).selectExpr("cast(id AS string) AS value", "cast(null AS string) AS key")
+    writer = rows.write.format("magnetar").mode("append").option("service_url", service.url)
+    writer.option("topic", "turns").save()
     assert [len(values) for values in of_partitions(topics, "turns", 3)] == [30, 30, 30]
 
 
 def attempt(
-    spark: Any, service: Service, topic: str, batch: int, first: int, end: int
+    service: Service, topic: str, batch: int, first: int, end: int
 ) -> tuple[WriteOptions, list[WrittenByTask]]:
     """What the tasks of a batch of a stream write, in this process."""
     options = WriteOptions.parse({"service_url": service.url, "topic": topic})
-    rows = frame(spark, first, end).toArrow()
+    values, keys = [b"%d" % n for n in range(first, end)], [f"k{n}" for n in range(first, end)]
+    rows = pa.record_batch({"value": values, "key": keys})
     halves = [rows.slice(0, 10), rows.slice(10)]
-    return options, [write_task(options, "q", batch, iter(half.to_batches())) for half in halves]
+    return options, [write_task(options, "q", batch, iter([half])) for half in halves]
 
 
 @pytest.mark.parametrize("done", [0, 1, 2, 3])
 def test_a_commit_that_was_interrupted_is_completed_by_its_repetition_though_the_topic_has_grown(
-    spark: Any, topics: Topics, service: Service, monkeypatch: pytest.MonkeyPatch, done: int
+    topics: Topics, service: Service, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     """The driver dies when so many partitions have the batch."""
     topic = f"once-{done}"
     create(topics, topic, 3)
-    options, written = attempt(spark, service, topic, 0, 0, 30)
+    options, written = attempt(service, topic, 0, 0, 30)
     assert attach(options, written)
-    options, written = attempt(spark, service, topic, 1, 30, 60)
+    options, written = attempt(service, topic, 1, 30, 60)
     from magnetar.spark import sink
 
     attach_one, left = sink._attach, done
@@ -159,11 +157,11 @@ def test_a_commit_that_was_interrupted_is_completed_by_its_repetition_though_the
         "it says that it is done before it is"
     )
     grow(topics, topic, 5)
-    options, written = attempt(spark, service, topic, 1, 30, 60)
+    options, written = attempt(service, topic, 1, 30, 60)
     attach(options, written)
     attach(options, written)
     assert last_batch(service.url, topic, "q") == 1
-    options, written = attempt(spark, service, topic, 2, 60, 90)
+    options, written = attempt(service, topic, 2, 60, 90)
     attach(options, written)
     found = of_partitions(topics, topic, 5)
     assert Counter(int(value or b"") for values in found for value in values) == Counter(range(90))
@@ -171,13 +169,11 @@ def test_a_commit_that_was_interrupted_is_completed_by_its_repetition_though_the
     assert sum(topics.staged(f"{topic}-partition-{number}") for number in range(5)) == 0
 
 
-def test_tasks_that_divided_rows_differently_publish_nothing(
-    spark: Any, topics: Topics, service: Service
-) -> None:
+def test_tasks_that_divided_rows_differently_publish_nothing(topics: Topics, service: Service) -> None:
     create(topics, "torn", 2)
-    options, before = attempt(spark, service, "torn", 0, 0, 20)
+    options, before = attempt(service, "torn", 0, 0, 20)
     grow(topics, "torn", 3)
-    _, after = attempt(spark, service, "torn", 0, 0, 20)
+    _, after = attempt(service, "torn", 0, 0, 20)
     with pytest.raises(Exception, match="among 2 and among 3; nothing was published"):
         attach(options, [before[0], after[1]])
     assert of_partitions(topics, "torn", 3) == [[], [], []]
