@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from magnetar.proto import commands as c
+from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.batches import last_batch
 from magnetar.spark.data_source import MagnetarDataSource
 from magnetar.spark.options import WriteOptions
@@ -147,18 +150,32 @@ def late_failure() -> type:
     return Late
 
 
-def test_a_named_write_is_done_once(spark: Any, topics: Topics, write: Callable[..., None]) -> None:
+def write_here(topics: Topics, topic: str, *tasks: pa.RecordBatch, **options: str) -> None:
+    """A write of these tasks, one after another, without Spark."""
+    given = {"service_url": topics.service.url, "topic": topic, **options}
+    writer = MagnetarDataSource(given).writer(from_arrow_schema(tasks[0].schema), overwrite=False)
+    written: list[Any] = [writer.write(iter([rows])) for rows in tasks]
+    try:
+        writer.commit(written)
+    except InvalidArgument:
+        writer.abort(written)
+        raise
+
+
+def values(*some: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(some)})
+
+
+def test_a_named_write_is_done_once(topics: Topics) -> None:
     topics.create("named")
     for batch in (0, 0, 1, 1):  # as a foreachBatch that is repeated after a crash
-        rows = spark.range(3).selectExpr(f"concat({batch}, '-', id) AS value").coalesce(1)
-        write(rows, "named", query="fan-out", batch=str(batch))
-    write(spark.sql("SELECT 'x' AS value"), "named", query="another", batch="0")
+        rows = values(*(f"{batch}-{n}" for n in range(3)))
+        write_here(topics, "named", rows, query="fan-out", batch=str(batch))
+    write_here(topics, "named", values("x"), query="another", batch="0")
     for batch in (0, 1):  # a backfill, and another write of the same batch
-        with pytest.raises(
-            Exception, match=rf"InvalidArgument: batch {batch} of query 'fan-out' is not written"
-        ):
-            write(spark.sql("SELECT 'lost' AS value"), "named", query="fan-out", batch=str(batch))
-    write(spark.sql("SELECT 'other' AS value"), "named", query="fan-out", batch="1", repeated_batch="done")
+        with pytest.raises(InvalidArgument, match=rf"batch {batch} of query 'fan-out' is not written"):
+            write_here(topics, "named", values("lost"), query="fan-out", batch=str(batch))
+    write_here(topics, "named", values("other"), query="fan-out", batch="1", repeated_batch="done")
     assert topics.values("named") == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2", b"x"]
     assert [last_batch(topics.service.url, "named", query) for query in ("fan-out", "another", "none")] == [
         1,
@@ -168,26 +185,39 @@ def test_a_named_write_is_done_once(spark: Any, topics: Topics, write: Callable[
     assert topics.staged("named") == 0
 
 
-def test_a_repeated_batch_is_known_by_its_rows_in_any_order_and_from_any_tasks(
-    spark: Any, topics: Topics, write: Callable[..., None]
-) -> None:
+def test_a_repeated_batch_is_known_by_its_rows_in_any_order_and_from_any_tasks(topics: Topics) -> None:
     topics.create("shuffled")
-    rows = spark.range(300).selectExpr(
-        "if(id % 3 = 0, null, concat('v', id)) AS value", "if(id % 2 = 0, null, concat('k', id)) AS key",
-        "map('n', cast(id AS string)) AS properties", "timestamp_millis(id) AS event_time",
-    )  # fmt: skip
-    write(rows.coalesce(1), "shuffled", query="q", batch="0")
-    write(rows.repartition(3).orderBy("key"), "shuffled", query="q", batch="0")
+    rows = pa.record_batch(
+        {
+            "value": [None if n % 3 == 0 else f"v{n}" for n in range(300)],
+            "key": [None if n % 2 == 0 else f"k{n}" for n in range(300)],
+            "properties": pa.array([[("n", str(n))] for n in range(300)], pa.map_(pa.string(), pa.string())),
+            "event_time": pa.array(range(300), pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+
+    def write(*tasks: pa.RecordBatch) -> None:
+        write_here(topics, "shuffled", *tasks, query="q", batch="0")
+
+    def changed(column: str, row: int, value: Any) -> pa.RecordBatch:
+        cells = rows.column(column).to_pylist()
+        cells[row] = value
+        at = rows.schema.get_field_index(column)
+        return rows.set_column(at, column, pa.array(cells, rows.schema.field(at).type))
+
+    write(rows)
+    order = [*range(300)]
+    random.Random(1).shuffle(order)
+    turned = rows.take(pa.array(order))
+    write(turned.slice(0, 100), turned.slice(100, 1), turned.slice(101))
     assert len(topics.values("shuffled")) == 300
-    changed = (
-        ("value", "if(value = 'v4', 'w4', value)"), ("key", "if(key = 'k1', 'k2', key)"),
-        ("properties", "if(value = 'v4', map('n', 'm'), properties)"), ("event_time", "event_time + INTERVAL 1 SECOND"),
-    )  # fmt: skip
-    for column, expression in changed:
-        with pytest.raises(Exception, match="with other rows"):
-            write(rows.withColumn(column, f.expr(expression)), "shuffled", query="q", batch="0")
-    with pytest.raises(Exception, match="with other rows"):
-        write(rows.where("value IS NOT NULL OR key IS NOT NULL"), "shuffled", query="q", batch="0")
+    for column, row, value in (
+        ("value", 4, "w4"), ("key", 1, "k2"), ("properties", 4, [("n", "m")]), ("event_time", 4, 1_000_000)
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="with other rows"):
+            write(changed(column, row, value))
+    with pytest.raises(InvalidArgument, match="with other rows"):
+        write(rows.slice(1))  # whose first row has neither value nor key
     assert topics.staged("shuffled") == 0
 
 
