@@ -13,7 +13,7 @@ from magnetar.broker import Broker
 from magnetar.broker.log.records import log_state_path, namespace_path
 from magnetar.broker.topics.coalescer import GatheredEntry, ReceiptRun
 from magnetar.broker.topics.core.producers import SessionState
-from magnetar.broker.topics.log_state import StoredLogState
+from magnetar.broker.topics.log_state import LogStates, StoredLogState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID
@@ -28,6 +28,7 @@ from magnetar.proto.frames import encode_frame
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
+from support.virtual_time import in_virtual_time
 
 NOWHERE = (-1, -1, 0)  # in bytes 2**64 - 1: see test_commands
 
@@ -493,6 +494,21 @@ async def test_a_defect_while_it_is_switched_on_leaves_nobody_without_it(
         client.publish(b"0")
         await client.confirmed(2)
         assert await stored(broker, 1) == [b"0"]
+
+
+@in_virtual_time
+async def test_a_topic_is_loaded_for_consumers_although_a_defect_keeps_its_producers_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+    async with stage.producer() as client:
+        client.publish(b"0")
+        await client.confirmed(1)
+    monkeypatch.setattr(LogStates, "open", AsyncMock(side_effect=ValueError("a defect")))
+    async with stage.broker() as broker:
+        assert await stored(broker, 1) == [b"0"]
+        with pytest.raises(ServiceNotReady, match="is read or deleted first"):
+            await connected(broker)
 
 
 async def test_no_producer_is_let_in_while_it_is_not_known_what_it_has_stored() -> None:

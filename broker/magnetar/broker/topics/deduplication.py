@@ -13,6 +13,7 @@ on the way, by a defect too, is tried again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,7 +28,7 @@ from .coalescer import NOT_STORED, GatheredEntry
 from .components import Components
 from .core.deduplication import KnownProducers, Pushed
 from .core.producers import Producers
-from .log_state import LogStates, StoredLogState
+from .log_state import FIRST_TRY_S, LogStates, StoredLogState
 from .policies import Resolved
 
 _log = logging.getLogger(__name__)
@@ -68,11 +69,13 @@ class Deduplication:
     # --- the policy --------------------------------------------------------------------------------------------------
 
     async def load(self, stored: Iterable[str]) -> None:
-        """Returns as `LogStates.open`. `stored`: kinds of states that former owners of the topic left."""
+        """Returns as `LogStates.open`, or after 5 s. `stored`: kinds of states that former owners of the topic left."""
         self._found = KIND in stored
         self.policies_changed()
         if self._wanted():
-            await self._jobs.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_TRY_S):
+                    await self._jobs.wait()
 
     def policies_changed(self) -> None:
         """Perhaps it is to be on now, or off."""

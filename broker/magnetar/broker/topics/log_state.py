@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 Place = tuple[int, int]  # ledger (position id) and entry: the first one that is not included
 
-_FIRST_TRY_S = 5.0
+FIRST_TRY_S = 5.0
 _BYTES_PER_TURN = 256 * 1024
 _PAUSE_S = 0.001  # between turns in which what is stored is read back
 # Changes are appended until they outweigh the snapshot: then reading them back takes longer than writing it.
@@ -179,7 +179,7 @@ class StoredLogState:
     async def open(self) -> None:
         """Returns when the state follows the log, or when the first attempt failed; others come by themselves."""
         self._task = begin(self._until_done(self._open, "read"), f"opening the {self._name}")
-        await wait_at_most(self._tried, _FIRST_TRY_S)
+        await wait_at_most(self._tried, FIRST_TRY_S)
 
     async def opened(self) -> bool:
         """Returns when the state follows the log; False if it is closed before that."""
