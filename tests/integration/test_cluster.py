@@ -349,6 +349,7 @@ async def test_a_zone_is_drained_under_load_and_comes_back(zookeeper: Ensemble, 
                 while not done.is_set():
                     sent.append(b"%d" % len(sent))
                     await producer.send(sent[-1])
+                    await asyncio.sleep(0.005)
 
             sending = asyncio.create_task(send())
             await client.admin.create_topic("idle")

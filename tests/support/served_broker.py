@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import pytest_asyncio
+
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, connect
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
@@ -36,3 +38,17 @@ def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextMana
 async def take(consumer: Any, count: int) -> list[Any]:
     """The next messages."""
     return [await consumer.receive(10.0) for _ in range(count)]
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FramedServer]:
+    """Of a test alone."""
+    async with serving() as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def client(server: FramedServer) -> AsyncIterator[Client]:
+    """Of that server."""
+    async with connect_to(server) as client:
+        yield client

@@ -2,12 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from magnetar.client import (
     AlreadyExists,
@@ -22,19 +20,9 @@ from magnetar.client.options import SubscriptionType
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import FramedServer
 from support.memory_metadata import MemoryMetadataStore
-from support.served_broker import connect_to, serving, take
+from support.served_broker import client, connect_to, server, serving, take
 
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FramedServer]:
-    async with serving() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def client(server: FramedServer) -> AsyncIterator[Client]:
-    async with connect_to(server) as client:
-        yield client
+__all__ = ["client", "server"]
 
 
 @pytest.mark.parametrize("batching", [True, False])

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.client import (
@@ -20,22 +18,11 @@ from magnetar.client import (
     TopicTerminated,
 )
 from magnetar.client.options import SubscriptionType
-from magnetar.runtime.connection import FramedServer
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
-from support.served_broker import connect_to, serving, take
+from support.served_broker import client, connect_to, server, serving, take
 
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FramedServer]:
-    async with serving() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def client(server: FramedServer) -> AsyncIterator[Client]:
-    async with connect_to(server) as client:
-        yield client
+__all__ = ["client", "server"]
 
 
 async def filled(client: Client, topic: str = "t", count: int = 10) -> list[MessageId]:

@@ -3,31 +3,18 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from magnetar.client import AlreadyClosed, Client, InvalidArgument, TopicNotFound
 from magnetar.client.blocking import connect as connect_blocking
-from magnetar.runtime.connection import FramedServer
 from support.client_kit import until
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
-from support.served_broker import connect_to, serving, take
+from support.served_broker import client, connect_to, server, serving, take
 
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FramedServer]:
-    async with serving() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def client(server: FramedServer) -> AsyncIterator[Client]:
-    async with connect_to(server) as client:
-        yield client
+__all__ = ["client", "server"]
 
 
 async def send(client: Client, *messages: tuple[str | bytes | None, bytes | None]) -> list[Any]:
