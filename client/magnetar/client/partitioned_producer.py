@@ -39,7 +39,7 @@ from .options import ProducerOptions
 from .receipts import Receipt
 from .topic.chunking import Source
 from .topic.columns import checked_key, cut_columns
-from .topic.producer import TopicProducer
+from .topic.producer import TopicProducer, stored_ids
 from .topics_watch import PartitionsWatch
 
 _log = logging.getLogger("magnetar.client")
@@ -163,12 +163,13 @@ class PartitionedProducer:
                 start += len(piece.values)
         if len(parts) == 1:
             return await producers[next(iter(parts))].store_columns(columns)
-        outcomes = await asyncio.gather(
-            *[
-                producers[partition].store_columns(_part_of(columns, part))
-                for partition, part in parts.items()
-            ]
-        )
+        size = sum(size for _, size in pieces)
+        sends = [(producers[partition], _part_of(columns, part)) for partition, part in parts.items()]
+        if all(producer.has_room(size) for producer, _ in sends):  # nobody waits: no tasks
+            sent = [await producer.send_columns(part) for producer, part in sends]
+        else:
+            sent = await asyncio.gather(*[producer.send_columns(part) for producer, part in sends])
+        outcomes = [await stored_ids(*one) for one in sent]
         ids: list[MessageId | None] = [None] * count
         for part, (stored, _) in zip(parts.values(), outcomes, strict=True):
             for number, message_id in zip(part, stored):  # nothing is stored of what was not sent

@@ -140,11 +140,13 @@ class Producer(Member):
         sequence_ids: Sequence[int] | None = None,
         deliver_at: Sequence[datetime | int | None] | None = None,
     ) -> list[MessageId]:
-        """Sends many messages as one batch (cut at 10,000 messages or 1 MiB) and waits until all are durable.
+        """Sends many messages and waits until all are durable; returns their ids.
 
-        The fast way: nothing runs per message. Messages that are due at different times are sent as several batches. Waits
-        for room and raises as `send`. The error of a call of which some messages failed has in `details["ids"]` the id of
-        each message that is stored, and None for the others; its text says whether these may have been stored all the same.
+        The fast way: nothing runs per message. They are one batch (cut at 10,000 messages or 1 MiB), and share one with what
+        is sent meanwhile if they are less than half of a batch, and have values and keys only. Messages that are due at
+        different times are sent as several batches. Waits for room and raises as `send`. The error of a call of which some
+        messages failed has in `details["ids"]` the id of each message that is stored, and None for the others; its text says
+        whether these may have been stored all the same.
         """
         columns = checked_columns(values, keys, properties, event_times, sequence_ids, deliver_at)
         ids, failure = await self._producer.store_columns(columns)

@@ -177,22 +177,30 @@ class Group:
             return DUPLICATE_ID._replace(partition=self.partition)
         return _new_id((run[1], run[2], run[3] + index - run[0], self.partition))
 
-    def stored_ids(self) -> list[MessageId | None]:
-        """The id of each message of a settled group, None for those that are not known to be stored."""
+    def stored_ids(self, start: int = 0, end: int | None = None) -> list[MessageId | None]:
+        """The id of each message [start, end) of a settled group, None for those that are not known to be stored."""
+        end = self.message_count if end is None else end
+        if self.order is not None:
+            ids = self._ids_in_place(0, self.message_count)
+            return [ids[place] for place in self.order[start:end]]
+        return self._ids_in_place(start, end)
+
+    def _ids_in_place(self, start: int, end: int) -> list[MessageId | None]:
+        """Of the messages [start, end) in the order in which they are stored."""
         ids: list[MessageId | None] = []
-        for (first, ledger, entry, index), end in zip(
+        for (first, ledger, entry, index), behind in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.confirmed]
         ):
+            low, high = max(first, start), min(behind, end)
             if first in self.refused:
-                ids += repeat(None, end - first)
-                continue
-            if ledger < 0:
-                ids += repeat(DUPLICATE_ID._replace(partition=self.partition), end - first)
-                continue
-            indexes = range(index, index + end - first)
-            ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(self.partition)))
-        ids += [None] * (self.message_count - self.confirmed)
-        return ids if self.order is None else [ids[place] for place in self.order]
+                ids += repeat(None, high - low)
+            elif ledger < 0:
+                ids += repeat(DUPLICATE_ID._replace(partition=self.partition), high - low)
+            elif low < high:
+                indexes = range(index + low - first, index + high - first)
+                ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(self.partition)))
+        ids += [None] * (end - start - len(ids))
+        return ids
 
     def raisable_error(self) -> MagnetarError:
         """The error, to raise."""

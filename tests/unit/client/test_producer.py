@@ -66,6 +66,33 @@ async def test_while_something_is_in_flight_messages_gather_until_it_is_confirme
     assert [await receipt for receipt in later] == [MessageId(1, 1, 0), MessageId(1, 1, 1)]
 
 
+async def test_few_messages_of_many_calls_share_a_batch(broker: FakeBroker, client: Client) -> None:
+    producer = await client.create_producer("t", batching_max_delay=30.0)
+    broker.hold_receipts = True
+    first = asyncio.ensure_future(producer.send_many([b"first"]))
+    await until(lambda: broker.held)
+    calls = [
+        producer.send_many([b"1", b"2"]),
+        producer.send(b"3", "k"),
+        producer.send_many([b"4"], keys=["l"]),
+        producer.send_many([b"5", None]),
+        producer.send(b"6"),
+        producer.send_many([b"7"], properties=[{"a": "b"}]),  # more than values and keys: a batch of its own
+    ]
+    later = [asyncio.ensure_future(call) for call in calls]
+    await client.admin.list_topics()
+    assert broker.frames_of_sends == 3
+    broker.release_receipts()
+    assert await first == [MessageId(1, 0, 0)]
+    in_batch = [MessageId(1, 1, number) for number in range(7)]
+    found = [await one for one in later]
+    assert found == [in_batch[:2], in_batch[2], [in_batch[3]], in_batch[4:6], in_batch[6], [found[5][0]]]
+    reader = await client.create_reader("t", start="earliest")
+    got = [await reader.receive(2.0) for _ in range(9)]
+    assert [message.key for message in got] == [None, None, None, "k", "l", None, None, None, None]
+    assert [message.value for message in got] == [b"first", b"1", b"2", b"3", b"4", b"5", None, b"6", b"7"]
+
+
 @in_virtual_time
 async def test_a_batch_waits_for_its_delay_and_no_longer() -> None:
     broker = await FakeBroker.start()

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import struct
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
@@ -201,18 +202,20 @@ class Router:
     def share_out(self, columns: Columns, ready: Ready) -> dict[int, Sequence[int]]:
         """Of many messages, which are one batch: the numbers of those that go to each partition. Raises as `of_message`."""
         values, keys, properties, *_ = columns
+        found: Iterable[int]
         if self.by_function:
-            rows = map(OutgoingMessage, values, keys or repeat(None), properties or repeat(None))
-            found = list(map(self.of_message, rows))
+            found = map(
+                self.of_message,
+                map(OutgoingMessage, values, keys or repeat(None), properties or repeat(None)),
+            )
         elif keys is None or not any(key is not None for key in keys):
             return {self.of_batch(ready): range(len(values))}
         elif None in keys:
             of_batch = self.of_batch(ready)
-            found = [of_batch if key is None else self.of_key[key] for key in keys]
+            found = (of_batch if key is None else self.of_key[key] for key in keys)
         else:
-            found = list(map(self.of_key.__getitem__, keys))  # type: ignore[arg-type]
-        shares: dict[int, list[int]] = {partition: [] for partition in dict.fromkeys(found)}
-        appends = {partition: share.append for partition, share in shares.items()}
-        for number, partition in enumerate(found):
-            appends[partition](number)
+            found = map(self.of_key.__getitem__, keys)  # type: ignore[arg-type]
+        shares = defaultdict[int, list[int]](list)
+        for number, partition in enumerate(found):  # 50 ns a message
+            shares[partition].append(number)
         return dict(shares)

@@ -98,6 +98,17 @@ class OpenBatch:
             self.plain_room = room
         return Receipt(self.group, count)
 
+    def extend(self, columns: Columns, size: int) -> int:
+        """Messages with values and keys only, as all in it, for which there is room; returns the first one's number."""
+        first, count = len(self.values), len(columns.values)
+        self.values += columns.values
+        if columns.keys is not None or self.keys is not None:
+            self.keys = [None] * first if self.keys is None else self.keys
+            self.keys += columns.keys or [None] * count
+        room = self.room - size
+        self.plain_room, self.keyed_room = (room, -1) if self.keys is None else (-1, room)
+        return first
+
     def slow_down(self) -> None:
         """Every message goes through `append` until one has."""
         self.other_room = self.room

@@ -87,6 +87,27 @@ log = logging.getLogger("magnetar.client")
 MAX_FAILED_GROUPS = 10_000  # remembered for `flush`: of more, the oldest are forgotten
 
 
+Part = tuple[Group, int, int]
+"""Messages of a group: from the one on, up to the other."""
+
+_VALUES_AND_KEYS_ONLY = (None, None, None, None, None)
+
+
+async def stored_ids(
+    parts: Iterable[Part], failure: MagnetarError | None
+) -> tuple[list[MessageId | None], MagnetarError | None]:
+    """What `store_columns` returns, once all that was sent has settled."""
+    ids: list[MessageId | None] = []
+    for group, start, end in parts:
+        if not group.settled:
+            await group
+        ids += group.stored_ids(start, end)
+        if None in ids[start - end :]:
+            group.error_seen = True
+            failure = failure or group.error
+    return ids, failure
+
+
 class TopicProducer:
     """Attached to the broker of its topic. What users call is described in `Producer`."""
 
@@ -217,39 +238,66 @@ class TopicProducer:
 
         No ids: nothing was sent.
         """
-        groups: list[Group] = []
-        failure: MagnetarError | None = None
+        return await stored_ids(*await self.send_columns(columns))
+
+    def has_room(self, size: int) -> bool:
+        """True if `send_columns` does not wait."""
+        return not self.room.waiting and self.room.fits(size)
+
+    async def send_columns(self, columns: Columns) -> tuple[list[Part], MagnetarError | None]:
+        """The same without waiting for it to be stored: where the messages that were sent are, in order."""
+        parts: list[Part] = []
         try:
             for piece, size in self._cut(columns):
                 if self._is_cut(size):
                     row = row_of(piece)
-                    groups.append((await self._send_pieces(row, row.value or b"")).group)
+                    receipt = await self._send_pieces(row, row.value or b"")
+                    parts.append((receipt.group, 0, 1))
                     continue
-                if self.room.waiting or not self.room.fits(size):
+                if not self.has_room(size):
                     if not self.options.block_when_full:
                         raise self.room.queue_full(size)
                     async with self.room.turn():
                         self._attachment.check_open()
                         await self.room.wait(size)
                 self._attachment.check_open()
-                self._close_batch()
-                own = piece.sequence_ids
-                group = Group(self._checked_sequence_id(None if own is None else own[0]), self._partition)
-                groups.append(group)
-                self._close_group(group, piece, size)
-                if group.error is not None:
+                parts.append(self._send_piece(piece, size))
+                if parts[-1][0].error is not None:
                     break
         except MagnetarError as error:
-            failure = error
-        ids: list[MessageId | None] = []
-        for group in groups:
-            if not group.settled:
-                await group
-            ids += group.stored_ids()
-            if group.error is not None:
-                group.error_seen = True
-                failure = failure or group.error
-        return ids, failure
+            return parts, error
+        return parts, None
+
+    def _send_piece(self, columns: Columns, size: int) -> Part:
+        """Messages for which there is room: few of them share the open batch, many are a batch of their own."""
+        count = len(columns.values)
+        batch, options = self._batch, self.options
+        if (
+            options.batching
+            and 2 * size <= options.batching_max_bytes
+            and 2 * count <= options.batching_max_messages
+            and columns[2:] == _VALUES_AND_KEYS_ONLY
+        ):
+            if batch.values and (
+                batch.other_room >= 0
+                or batch.room < size
+                or len(batch.values) + count > options.batching_max_messages
+            ):
+                self._close_batch()
+            if not batch.values:
+                self._open_batch(size, self._automatic_id, waited=True)
+            first = batch.extend(columns, size)
+            if self.room.waiting:
+                batch.slow_down()
+            group = batch.group
+            if len(batch.values) > self._last_index:
+                self._close_batch()
+            return group, first, first + count
+        self._close_batch()
+        own = columns.sequence_ids
+        group = Group(self._checked_sequence_id(None if own is None else own[0]), self._partition)
+        self._close_group(group, columns, size)
+        return group, 0, count
 
     async def flush(self) -> None:
         self._close_batch()
