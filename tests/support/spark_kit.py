@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,13 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARK_SETTINGS", "make_session", "spark", "topic_frame"]
+__all__ = ["SPARK_SETTINGS", "make_session", "old_spark", "spark", "topic_frame"]
+
+
+def old_spark(*since: int) -> bool:
+    """Whether PySpark is older than this release, in which something came that a test is about."""
+    return tuple(map(int, version("pyspark").split(".")[:2])) < since
+
 
 SPARK_SETTINGS = {
     "spark.ui.enabled": "false",

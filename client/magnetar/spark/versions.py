@@ -14,6 +14,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,6 +23,11 @@ from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+    DataSourceStreamArrowWriter = getattr(
+        datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter
+    )
+try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
@@ -29,50 +35,31 @@ if TYPE_CHECKING:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
+except ModuleNotFoundError:
 
-    STREAMS_ARE_BOUNDED: bool  # whether Spark asks for so many rows
-else:
-    DataSourceStreamArrowWriter = getattr(
-        datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter
-    )
-    try:
-        from pyspark.sql.streaming.datasource import (
-            ReadAllAvailable,
-            ReadLimit,
-            ReadMaxBytes,
-            ReadMaxRows,
-            SupportsTriggerAvailableNow,
-        )
+    class ReadLimit:  # type: ignore[no-redef]
+        """How much a batch may have."""
 
-        STREAMS_ARE_BOUNDED = True
-    except ModuleNotFoundError:
-        STREAMS_ARE_BOUNDED = False
-        from dataclasses import dataclass
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """Everything."""
 
-        class ReadLimit:
-            """How much a batch may have."""
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """So many messages."""
 
-        class ReadAllAvailable(ReadLimit):
-            """Everything."""
+        max_rows: int
 
-        @dataclass
-        class ReadMaxRows(ReadLimit):
-            """So many messages."""
+    @dataclass
+    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
+        """So many bytes."""
 
-            max_rows: int
+        max_bytes: int
 
-        @dataclass
-        class ReadMaxBytes(ReadLimit):
-            """So many bytes."""
-
-            max_bytes: int
-
-        class SupportsTriggerAvailableNow:
-            """Nobody asks for it."""
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Nobody asks for it."""
 
 
 STREAMS_WRITE_ARROW = DataSourceStreamArrowWriter is not datasource.DataSourceStreamWriter
-FILTERS_ARE_HANDED_DOWN = hasattr(datasource, "EqualTo")
 ROWS_PER_BATCH = 10_000
 _FILTERS_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -103,8 +90,6 @@ def arrow_batches(rows: Iterable[Any], schema: StructType) -> Iterator[pa.Record
 
 
 __all__ = [
-    "FILTERS_ARE_HANDED_DOWN",
-    "STREAMS_ARE_BOUNDED",
     "STREAMS_WRITE_ARROW",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",

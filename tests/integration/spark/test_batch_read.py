@@ -12,8 +12,8 @@ import pytest
 
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
-from magnetar.spark.versions import FILTERS_ARE_HANDED_DOWN
 from support.service import Service
+from support.spark_kit import old_spark
 from support.spark_topics import Row, Sent, Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True), pytest.mark.real]
@@ -143,7 +143,7 @@ def _now_ms() -> int:
     return round(datetime.now().timestamp() * 1000)
 
 
-@pytest.mark.skipif(not FILTERS_ARE_HANDED_DOWN, reason="before 4.1 Spark has no such setting")
+@pytest.mark.skipif(old_spark(4, 1), reason="before 4.1 Spark has no such setting")
 @pytest.mark.parametrize("setting", ["true", "false"])
 def test_filters_skip_ledgers_and_entries_where_spark_hands_them_down(
     topics: Topics, read: Read, spark: Any, setting: str

@@ -20,8 +20,8 @@ from magnetar.spark.count import count_messages
 from magnetar.spark.jobs import archive, audit, check_replay, compact, read_archive, replay
 from magnetar.spark.options import ReadOptions, WriteOptions
 from magnetar.spark.sink import WrittenByTask, attach, write_task
-from magnetar.spark.versions import STREAMS_ARE_BOUNDED
 from support.service import Service
+from support.spark_kit import old_spark
 from support.spark_topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True), pytest.mark.real]
@@ -73,7 +73,7 @@ def test_a_read_has_all_partitions_with_their_numbers_and_ids(
             TopicReader(options, ["value"]).partitions()
 
 
-@pytest.mark.skipif(not STREAMS_ARE_BOUNDED, reason="before 4.2 Spark makes one batch of what is there")
+@pytest.mark.skipif(old_spark(4, 2), reason="before 4.2 Spark makes one batch of what is there")
 def test_a_stream_follows_a_topic_that_grows_and_writes_as_the_client_routes(
     stream: Callable[..., Any], topics: Topics, service: Service, tmp_path: Path
 ) -> None:

@@ -16,8 +16,9 @@ from magnetar.proto.ids import MessageId
 from magnetar.spark.options import ReadOptions
 from magnetar.spark.schema import COLUMNS
 from magnetar.spark.stream_source import TopicStreamReader
-from magnetar.spark.versions import STREAMS_ARE_BOUNDED, ReadAllAvailable
+from magnetar.spark.versions import ReadAllAvailable
 from support.service import Service
+from support.spark_kit import old_spark
 from support.spark_topics import Topics, full
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True), pytest.mark.real]
@@ -26,7 +27,7 @@ Stream = Callable[..., Any]
 
 
 needs_bounded_batches = pytest.mark.skipif(
-    not STREAMS_ARE_BOUNDED, reason="before 4.2 Spark makes one batch of what is there"
+    old_spark(4, 2), reason="before 4.2 Spark makes one batch of what is there"
 )
 
 

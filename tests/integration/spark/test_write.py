@@ -19,9 +19,9 @@ from magnetar.spark.batches import last_batch
 from magnetar.spark.data_source import MagnetarDataSource
 from magnetar.spark.options import WriteOptions
 from magnetar.spark.sink import TopicWriter
-from magnetar.spark.versions import STREAMS_ARE_BOUNDED
 from support.broken_line import BrokenLine
 from support.service import Service
+from support.spark_kit import old_spark
 from support.spark_topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True), pytest.mark.real]
@@ -75,7 +75,7 @@ def test_a_large_batch_is_attached_in_the_order_of_its_tasks(
     assert topics.staged("large") == 0
 
 
-@pytest.mark.skipif(not STREAMS_ARE_BOUNDED, reason="before 4.2 Spark makes one batch of what is there")
+@pytest.mark.skipif(old_spark(4, 2), reason="before 4.2 Spark makes one batch of what is there")
 @pytest.mark.parametrize("answered", [False, True], ids=["before it reached the broker", "after it was done"])
 def test_a_stream_whose_commit_fails_has_one_copy_after_its_restart(
     spark: Any, topics: Topics, service: Service, tmp_path: Path, answered: bool
