@@ -8,6 +8,7 @@ broker leaves room for the others.
     the service tells of more partitions --their producers are open--> messages go there as well
     ... of fewer, or of partitions that are made again --> the topic was deleted and made again: it goes on with those
     the topic is deleted --> each producer learns it from its broker; sends raise TopicNotFound
+    another has taken a partition for itself --> all are fenced: half a topic is no access for oneself
 
 Partition 0 is opened alone first: of two that want the topic for themselves one gets all of it.
 """
@@ -26,6 +27,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     PartitionNotFound,
+    ProducerFenced,
     ProducerQueueFull,
     TopicNotFound,
 )
@@ -80,6 +82,7 @@ class PartitionedProducer:
             replace(self.options, topic=topic, max_pending_bytes=self._share(partitions))
         )
         producer.on_batch_closed = self._batch_closed
+        producer.on_failed = self._part_failed
         return producer
 
     def _share(self, partitions: int) -> int:
@@ -211,6 +214,9 @@ class PartitionedProducer:
         with contextlib.suppress(MagnetarError):  # it is watched later
             await self._watch.begin()
         await self._open(others)
+        for producer in self._producers:
+            if isinstance(producer.failure, ProducerFenced):  # while the others were opened
+                raise producer.failure
         self._growth = LongTask(f"the partitions of {self.topic}", self._follow)
 
     async def _open(self, producers: list[TopicProducer]) -> None:
@@ -263,6 +269,12 @@ class PartitionedProducer:
         for producer in self._producers:
             producer.abort()
         self._on_closed()
+
+    def _part_failed(self, error: MagnetarError) -> None:
+        if isinstance(error, ProducerFenced) and self._growth is not None:
+            self._stop_growing()
+            for producer in self._producers:
+                producer.fail(error)
 
     def _stop_growing(self) -> None:
         self._watch.close()

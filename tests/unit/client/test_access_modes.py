@@ -18,7 +18,9 @@ from magnetar.client import (
     blocking,
     connect,
 )
+from magnetar.client.partitioned_producer import PartitionedProducer
 from magnetar.runtime.connection import FramedServer
+from support.client_kit import until
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
 from support.served_broker import connect_to, serving, take
@@ -176,6 +178,54 @@ async def test_all_partitions_or_none(client: Client) -> None:
     assert (len(done), len(left)) == (1, 1)
     await done.pop().result().close()
     await (await left.pop()).close()
+
+
+async def test_who_is_fenced_in_one_partition_is_alone_in_none(client: Client) -> None:
+    """Half a topic is no exclusive access: it would go on to store there, beside whoever has the other half."""
+    await client.admin.create_topic("p", partitions=3)
+    old = await client.create_producer("p", access_mode="exclusive", name="old")
+    receipts = [old.send_nowait(b"%d" % number) for number in range(9)]
+    async with client.create_producer("p-partition-1", access_mode="exclusive_with_fencing", name="new"):
+        await until(lambda: old.ended)
+        for value in (b"x", b"y"):
+            with pytest.raises(ProducerFenced, match="'new' has taken topic"):
+                old.send_nowait(value)
+        await asyncio.gather(*receipts, return_exceptions=True)
+        assert await producers_of(client, "p") == [[], ["new"], []]
+    await old.close()
+    await client.admin.update_partitions("p", 4)
+    assert await producers_of(client, "p") == [[], [], [], []]
+
+
+async def test_of_two_that_fence_each_other_none_has_a_part(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One comes to the other partitions when the other has taken partition 0 from it, and all the rest."""
+    await client.admin.create_topic("p", partitions=3)
+    open_rest, slow, go_on = PartitionedProducer._open, [True], asyncio.Event()
+
+    async def late(self: PartitionedProducer, producers: Any) -> None:
+        if slow and slow.pop():
+            await go_on.wait()
+        await open_rest(self, producers)
+
+    monkeypatch.setattr(PartitionedProducer, "_open", late)
+    mode = "exclusive_with_fencing"
+    first = asyncio.ensure_future(_open(client, "p", access_mode=mode, name="first"))
+    await until(lambda: not slow)
+    second = await client.create_producer("p", access_mode=mode, name="second")
+    go_on.set()
+    with pytest.raises(ProducerFenced, match="'second' has taken topic"):
+        await first
+    await until(lambda: second.ended)
+    await second.close()
+    assert await producers_of(client, "p") == [[], [], []]
+
+
+async def producers_of(client: Client, topic: str) -> list[list[str]]:
+    """Their names, in each partition."""
+    stats = await client.admin.topic_stats(topic)
+    return [[producer["name"] for producer in one["producers"]] for one in stats["partitions"]]
 
 
 def test_the_blocking_client() -> None:

@@ -137,6 +137,7 @@ class TopicProducer:
         self._last_index = options.batching_max_messages - 1
         self._flush_handle: asyncio.Handle | None = None  # closes the open batch
         self.on_batch_closed: Callable[[TopicProducer], object] | None = None  # it is about to be
+        self.on_failed: Callable[[MagnetarError], object] | None = None
         self._outbox = Outbox()
         self.room = Room(options, pool.pending_budget, self._outbox, self._batch)
         self._streamed: ChunkedMessage | None = None  # by the call that has the turn, once a chunk was sent
@@ -595,11 +596,17 @@ class TopicProducer:
             message.group.fail(lost)
             self._note_failed([message.group])
 
+    def fail(self, error: MagnetarError) -> None:
+        """Ends it for good, unless it has ended."""
+        self._attachment.fail(error, leave=True)
+
     def failed(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
         self._stop_receipts()
         self._close_batch()
         self._fail_all(error)
+        if self.on_failed is not None:
+            self.on_failed(error)
 
     async def settle(self) -> None:
         """See Attached."""
@@ -695,4 +702,4 @@ class TopicProducer:
         if self._numbered and not alone and not self.ended:
             # What is behind it must not be stored without it: who resumes behind `last_sequence_id` would leave it out.
             text = "the producer ends here, so that nothing is stored behind it: open it anew, and go on behind its last id"
-            self._attachment.fail(type(error)(f"{error.message}; {text}", **error.details), leave=True)
+            self.fail(type(error)(f"{error.message}; {text}", **error.details))
