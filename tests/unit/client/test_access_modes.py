@@ -210,7 +210,7 @@ async def test_of_two_that_fence_each_other_none_has_a_part(
         await open_rest(self, producers)
 
     monkeypatch.setattr(PartitionedProducer, "_open", late)
-    mode = "exclusive_with_fencing"
+    mode: Any = "exclusive_with_fencing"
     first = asyncio.ensure_future(_open(client, "p", access_mode=mode, name="first"))
     await until(lambda: not slow)
     second = await client.create_producer("p", access_mode=mode, name="second")
