@@ -282,6 +282,7 @@ class EntrySource:
             return
         ledger, first = read.key
         held = self.ahead if read_id == self._catch_up else self._replayed
+        furthest = next(reversed(self.ahead), read.key)
         for number, data in enumerate(entries):
             key = (ledger, first + number)
             try:
@@ -299,6 +300,8 @@ class EntrySource:
         if read_id == self._catch_up:
             self._catch_up = None
             self.next_key = (ledger, first + len(entries))
+            if furthest > read.key:  # what is due now was passed by when that was read
+                self.ahead = dict(sorted(self.ahead.items()))
 
     def _ended(self, read_id: int) -> Read | None:
         """The read is in flight no more; None if it was not."""
