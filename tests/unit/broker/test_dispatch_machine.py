@@ -606,7 +606,40 @@ class SkippingMachine(DispatchMachine):
             self.world.skip(position)
 
 
-TestDispatchMachine = SkippingMachine.TestCase
+class DelayedMachine(DispatchMachine):
+    """What there is at first is delayed as well, behind what is not and before it."""
+
+    @initialize(
+        type=st.sampled_from(INDIVIDUAL),
+        policy=st.sampled_from(["stop", "skip"]),
+        first_ms=st.lists(st.sampled_from([0, 20, 1_500, 9_000]), min_size=12, max_size=12),
+    )
+    def begin(self, type: str, policy: str, first_ms: list[int]) -> None:
+        self.first_ms = iter(first_ms)
+        super().begin(type, policy)
+
+    def add(
+        self, batches: list[int], keys: Sequence[str], *, cached: bool, delays_ms: Sequence[int] = ()
+    ) -> None:
+        delay_ms = next(self.first_ms, 0)
+        super().add(batches, keys, cached=cached, delays_ms=delays_ms or [delay_ms] * len(batches))
+
+
+class UnloadingMachine(DispatchMachine):
+    """The topic is unloaded often."""
+
+    @initialize(type=st.sampled_from(INDIVIDUAL), policy=st.sampled_from(["stop", "skip"]))
+    def begin(self, type: str, policy: str) -> None:
+        super().begin(type, policy)
+
+    @rule()
+    def unload(self) -> None:
+        self.reload(later=False)
+        self.join(50, 1)
+
+
+TestDispatchMachine, TestDelayedMachine = SkippingMachine.TestCase, DelayedMachine.TestCase
+TestDelayedMachine.settings = settings(max_examples=times(10, 300), stateful_step_count=100, deadline=None)
 TestDispatchMachine.settings = settings(
     max_examples=times(40, 1000),
     stateful_step_count=100,
