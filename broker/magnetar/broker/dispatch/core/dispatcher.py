@@ -15,7 +15,6 @@ shell reads. Whether a consumer is writable may depend on the delivery before.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Protocol
 
 from magnetar.proto.entry import ENTRY_DELAYED, Entry
@@ -53,18 +52,6 @@ class Delays(Protocol):
         """False while the index is being read back: then entries that may have something delayed have to wait."""
 
 
-class _Again:
-    """Entries that are to be read though the read position is behind them."""
-
-    __slots__ = ("_due", "_replay")
-
-    def __init__(self, replay: Container[EntryKey], due: DueQueue) -> None:
-        self._replay, self._due = replay, due
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._replay or key in self._due.wanted
-
-
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
 
 
@@ -99,8 +86,6 @@ class DispatchCore:
             counts, settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
         )
         self.due = DueQueue()  # what was withheld before the read position, and is not any more
-        self._missed_due = False  # the same, and nobody was there to get it
-        self._again = _Again(self.tracker.replay, self.due)
         # Everything before it was delivered, acknowledged or withheld; what comes back from there is in one of the queues.
         self.read_position: Position = log.normalise(state.mark_delete)
         self.message_counts = MessageCounts()  # acknowledgements need them
@@ -161,13 +146,13 @@ class DispatchCore:
 
     def read_done(self, read_id: int, entries: list[bytes], now_ms: int) -> None:
         """Ledger entries from the first one that was asked for on, at least one."""
-        self.source.read_done(read_id, entries, now_ms, self._again)
-        self.source.release_before(self.read_position, self._again)
+        self.source.read_done(read_id, entries, now_ms, self._comes_again)
+        self.source.release_before(self.read_position, self._comes_again)
         self._set_timer()
 
     def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
         """The first entry that was asked for could not be read."""
-        skipped = self.source.read_failed(read_id, error, now_ms, self._again)
+        skipped = self.source.read_failed(read_id, error, now_ms, self._comes_again)
         if skipped is not None:
             self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
         self._set_timer()
@@ -201,10 +186,10 @@ class DispatchCore:
         """The delivery time of these has come, in this order; what the read position has not passed it meets by itself."""
         if not self.tracker.individual_acks:  # nothing was withheld
             return
-        if not self.consumers:
-            self._missed_due = True
-            return
         mark, read = self._log.normalise(self._state.mark_delete), self.read_position
+        if not self.consumers:
+            self._start_at(mark)
+            return
         begin, end = (mark[0], number_of(mark)), (read[0], number_of(read))
         self.due.add(
             [
@@ -216,6 +201,10 @@ class DispatchCore:
 
     def delays_known(self) -> None:
         """`Delays.whole` is true now."""
+
+    def _comes_again(self, key: EntryKey) -> bool:
+        """The entry is to be read though the read position is behind it."""
+        return key in self.tracker.replay or key in self.due.wanted
 
     def _changed(self, consumer: Consumer) -> None:
         if not consumer.closed and self._selector is not None:
@@ -232,8 +221,6 @@ class DispatchCore:
             self.tracker.individual_acks = selector.individual_acks
             self.tracker.observer = selector.observer
         assert self._selector is not None
-        if self._missed_due:  # and there were no consumers
-            self._start_at(self._log.normalise(self._state.mark_delete))
         self.consumers.append(consumer)
         active = self.active
         if self._selector.added(consumer, now_ms):
@@ -254,8 +241,8 @@ class DispatchCore:
         self._report_active(active)
         if not self.consumers:
             self.source.clear()
-            self._missed_due |= bool(self.due) or self.due.next_due_ms is not None
-            self.due.clear()
+            if self.due or self.due.next_due_ms is not None:
+                self._start_at(self._log.normalise(self._state.mark_delete))
 
     def _report_active(self, before: Consumer | None) -> None:
         active = self.active
@@ -284,7 +271,6 @@ class DispatchCore:
         if self._selector is not None:
             self._selector.left_queue(self.tracker.replay)
         self.due.clear()
-        self._missed_due = False
         self.source.forget_replays()
         self.source.clear()
         self.read_position = position
@@ -583,7 +569,7 @@ class DispatchCore:
         self.read_position = position
         source = self.source
         if source.ahead or source.failures:
-            source.release_before(position, self._again)
+            source.release_before(position, self._comes_again)
 
     def _deliver_again(self, selector: Selector) -> bool:
         """One step of the replay queue: False if it waits for a read or a time."""

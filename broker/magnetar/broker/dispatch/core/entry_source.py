@@ -18,7 +18,7 @@ delivered again. An answer that nobody waits for any more is dropped, and what i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -275,8 +275,10 @@ class EntrySource:
         self._out.append(read)
         return read.read_id
 
-    def read_done(self, read_id: int, entries: list[bytes], now_ms: int, replay: Container[EntryKey]) -> None:
-        """Takes what was read; of a read for `replay` only what is still to be delivered again."""
+    def read_done(
+        self, read_id: int, entries: list[bytes], now_ms: int, comes_again: Callable[[EntryKey], bool]
+    ) -> None:
+        """Takes what was read; of a read of what comes again only what still does."""
         read = self._reads.get(read_id)
         if read is None:
             return
@@ -289,11 +291,11 @@ class EntrySource:
                 entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
             except MalformedFrame as error:
                 if number == 0:
-                    self.read_failed(read_id, error, now_ms, replay)
+                    self.read_failed(read_id, error, now_ms, comes_again)
                     return
                 entries = entries[:number]  # the next read begins, and fails, with it
                 break
-            if held is self.ahead or key in replay:
+            if held is self.ahead or comes_again(key):
                 self._hold(held, key, entry)
             self._recovered(key)
         self._ended(read_id)
@@ -321,11 +323,11 @@ class EntrySource:
             self._counters.read(size)
 
     def read_failed(
-        self, read_id: int, error: MagnetarError, now_ms: int, replay: Container[EntryKey]
+        self, read_id: int, error: MagnetarError, now_ms: int, comes_again: Callable[[EntryKey], bool]
     ) -> EntryKey | None:
         """Records the failure and schedules the next attempt; returns the entry if it is lost, and the policy is to skip it.
 
-        A read for `replay` is ignored if the entry is not to be delivered again any more.
+        Ignored if the entry was to come again, and is not any more.
         """
         read = self._ended(read_id)
         if read is None:
@@ -334,7 +336,7 @@ class EntrySource:
         ahead = read_id == self._catch_up
         if ahead:
             self._catch_up = None
-        elif key not in replay:
+        elif not comes_again(key):
             return None
         if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
             return None  # trimmed while it was wanted: positions move on by themselves
@@ -383,8 +385,8 @@ class EntrySource:
 
     # --- letting go --------------------------------------------------------------------------------------------------
 
-    def release_before(self, position: Position, replay: Container[EntryKey]) -> None:
-        """The read position is there: what lies before it and is not in `replay` is not wanted any more."""
+    def release_before(self, position: Position, comes_again: Callable[[EntryKey], bool]) -> None:
+        """The read position is there: what lies before it and does not come again is not wanted any more."""
         ahead = self.ahead
         while ahead:
             key = next(iter(ahead))
@@ -395,7 +397,7 @@ class EntrySource:
             self._release(entry)
         for key in [key for key in self._failed_ahead if key < position[:2]]:
             del self._failed_ahead[key]
-            if key not in replay:
+            if not comes_again(key):
                 self._recovered(key)
 
     def replayed(self, key: EntryKey) -> None:
