@@ -38,10 +38,10 @@ from .connection.calls import all_of, side_by_side
 from .connection.pool import ConnectionPool
 from .core.routing import OutgoingMessage, Router
 from .options import ProducerOptions
-from .receipts import Receipt
+from .receipts import Receipt, stored_ids
 from .topic.chunking import Source
 from .topic.columns import checked_key, cut_columns
-from .topic.producer import TopicProducer, stored_ids
+from .topic.producer import TopicProducer
 from .topics_watch import PartitionsWatch
 
 _log = logging.getLogger("magnetar.client")

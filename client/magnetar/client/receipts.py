@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -208,6 +208,25 @@ class Group:
         assert error is not None, "the group has not settled"
         self.error_seen = True
         return copy_of(error)
+
+
+Part = tuple[Group, int, int]
+"""Messages of a group: from the one on, up to the other."""
+
+
+async def stored_ids(
+    parts: Iterable[Part], failure: MagnetarError | None
+) -> tuple[list[MessageId | None], MagnetarError | None]:
+    """What `store_columns` returns, once all that was sent has settled."""
+    ids: list[MessageId | None] = []
+    for group, start, end in parts:
+        if not group.settled:
+            await group
+        ids += group.stored_ids(start, end)
+        if None in ids[start - end :]:
+            group.error_seen = True
+            failure = failure or group.error
+    return ids, failure
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):

@@ -265,11 +265,19 @@ def some_failed(error: MagnetarError, sent: list[MessageId | None], count: int) 
     return type(error)(text, **{**error.details, "ids": ids})
 
 
-def cut_columns(columns: Columns, max_message_bytes: int, *, chunking: bool) -> list[tuple[Columns, int]]:
+def cut_columns(
+    columns: Columns, max_message_bytes: int, *, chunking: bool, border: int = -1
+) -> list[tuple[Columns, int]]:
     """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge.
 
-    With `chunking` a message that is too large is a piece of its own.
+    With `chunking` a message that is too large is a piece of its own. The sequence ids of a piece are on one side of
+    `border`: up to it, or behind it.
     """
+    ids, count = columns.sequence_ids, len(columns.values)
+    if ids and ids[0] <= border < ids[-1]:
+        behind = bisect_right(ids, border)
+        parts = columns.part(0, behind), columns.part(behind, count)
+        return [piece for one in parts for piece in cut_columns(one, max_message_bytes, chunking=chunking)]
     values, keys, properties, *_ = columns
     max_bytes = min(MANY_MAX_BYTES, max_message_bytes)
     if (

@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -67,7 +66,7 @@ from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..durations import Duration
 from ..options import ProducerOptions
-from ..receipts import Group, Receipt
+from ..receipts import Group, Part, Receipt, stored_ids
 from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
@@ -87,25 +86,7 @@ log = logging.getLogger("magnetar.client")
 MAX_FAILED_GROUPS = 10_000  # remembered for `flush`: of more, the oldest are forgotten
 
 
-Part = tuple[Group, int, int]
-"""Messages of a group: from the one on, up to the other."""
-
 _VALUES_AND_KEYS_ONLY = (None, None, None, None, None)
-
-
-async def stored_ids(
-    parts: Iterable[Part], failure: MagnetarError | None
-) -> tuple[list[MessageId | None], MagnetarError | None]:
-    """What `store_columns` returns, once all that was sent has settled."""
-    ids: list[MessageId | None] = []
-    for group, start, end in parts:
-        if not group.settled:
-            await group
-        ids += group.stored_ids(start, end)
-        if None in ids[start - end :]:
-            group.error_seen = True
-            failure = failure or group.error
-    return ids, failure
 
 
 class TopicProducer:
@@ -249,7 +230,8 @@ class TopicProducer:
         """The same without waiting for it to be stored: where the messages that were sent are, in order."""
         parts: list[Part] = []
         try:
-            for piece, size in self._cut(columns):
+            chunking, border = self.options.chunking, self.last_sequence_id
+            for piece, size in cut_columns(columns, self.max_message_bytes, chunking=chunking, border=border):
                 if self._is_cut(size):
                     row = row_of(piece)
                     receipt = await self._send_pieces(row, row.value or b"")
@@ -484,14 +466,6 @@ class TopicProducer:
         else:
             group.encoded, group.order = encode_group(*arguments, by_key=self.options.batching_by_key)
         return group.encoded
-
-    def _cut(self, columns: Columns) -> Iterator[tuple[Columns, int]]:
-        """Pieces that are small enough, each with what it counts, of ids on one side of `last_sequence_id`."""
-        ids, count = columns.sequence_ids, len(columns.values)
-        stored = bisect_right(ids, self.last_sequence_id) if ids else 0
-        parts = [columns.part(0, stored), columns.part(stored, count)] if 0 < stored < count else [columns]
-        for part in parts:
-            yield from cut_columns(part, self.max_message_bytes, chunking=self.options.chunking)
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
