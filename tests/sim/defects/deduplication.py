@@ -88,7 +88,7 @@ def last_entry_is_not_replayed() -> None:
 @once_defect
 def session_begins_with_nothing() -> None:
     """Only what one session sends twice is noticed."""
-    known.begin = lambda self, name: Pushed(-1, None)
+    known.begin = lambda self, name, unconfirmed=(): Pushed(-1, None)
 
 
 @once_defect
