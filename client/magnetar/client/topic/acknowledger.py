@@ -134,10 +134,13 @@ class Acknowledger:
             if self._ack_timer is None:
                 self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self.flush)
 
-    def give_back_rows(self, rows: list[AckRow], delay: float) -> None:
-        """Has chunks that nobody has seen as a whole delivered again after `delay` seconds. Never raises."""
+    def give_back_rows(self, rows: list[AckRow], delay: float, flags: bytearray | None = None) -> None:
+        """Has chunks that nobody has seen as a whole delivered again after `delay` seconds. Never raises.
+
+        flags: of their message. `rows` may grow until then.
+        """
         if rows:
-            self._nacks.add_rows(rows, self._loop.time() + delay)
+            self._nacks.add_rows(rows, self._loop.time() + delay, bytearray(1) if flags is None else flags)
             self._nacks_added()
 
     def is_nacked(self, message_id: MessageId) -> bool:

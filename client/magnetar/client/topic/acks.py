@@ -178,13 +178,13 @@ class NackTracker:
             self._heap = [row for row in heap if last.get(row[4]) == row[1]]
             heapify(self._heap)
 
-    def add_rows(self, rows: list[AckRow], due: float) -> None:
+    def add_rows(self, rows: list[AckRow], due: float, flags: bytearray) -> None:
         """Chunks of a message that nobody has seen as a whole."""
         ledger, entry, index, _ = rows[0]
         message_id = ChunkedMessageId.of(MessageId(ledger, entry, index), rows)
         self._number += 1
         self._last[message_id] = self._number
-        heappush(self._heap, (due, self._number, bytearray(1), 0, message_id, False))
+        heappush(self._heap, (due, self._number, flags, 0, message_id, False))
 
     @property
     def next_due(self) -> float:

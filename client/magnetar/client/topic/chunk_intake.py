@@ -384,7 +384,8 @@ class ChunkIntake:
             self._acknowledger.ack_rows(let_go.places)
         else:
             _log.info("%s: %s is given back, to be delivered again: %s", self._what, what, let_go.why)
-            self._acknowledger.give_back_rows(let_go.places, self._again_s)
+            flags = None if delivery is None else delivery.flags
+            self._acknowledger.give_back_rows(let_go.places, self._again_s, flags)
 
     def _set_timer(self) -> None:
         due = self._assembler.next_due
@@ -414,7 +415,7 @@ class ChunkIntake:
                 why = "its chunks wait behind messages that fill the receiver queue"
             for delivery in unread or stuck:
                 message = idle[delivery]
-                self._assembler.remove(message)
+                self._assembler.touch(message, now)  # what comes of it until its time is given back with it
                 self._let_go(LetGo(why, message.places, False, message))
         for let_go in self._assembler.expire(now):
             # Other consumers may have given it back before: it comes to an end, however many there are.
