@@ -34,15 +34,12 @@ REPAIR_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
 STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "hole_dropped_on_reload": (0, "acknowledged with receipt"),
     "hand_over_without_draining": (0, "as first occurrence", "another message of its key"),
-    "epoch_not_checked_after_a_seek": (2, "as first occurrence"),
 }
 CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "bundle_taken_though_it_has_an_owner": (0, "had taken the topic over", "is served by", "exists already"),
     "owner_node_outlives_its_session": (0, "names session"),
     "validity_is_not_read_from_the_clock": (11, "had taken the topic over", "is served by"),
-    "unload_does_not_wait": (0, "has let go of"),
     "split_without_compare_and_set": (0, "the namespace has no such bundle"),
-    "stopping_broker_takes_bundles": (0, "did not say that it stops", "while it stops"),
 }
 # A seed takes seconds: the others are for `make teeth`.
 ONCE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {

@@ -396,13 +396,14 @@ DEFECTS = [
     index_told_before_the_copy_is_synced,
     log_deleted_before_the_index_is_flushed,
     metadata_error_taken_for_a_deletion,
+    # Hundreds of histories until one meets these: for the long form.
     metadata_read_before_local_ledgers_are_listed,
     no_barrier_between_flush_and_collection,
 ]
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
+@pytest.mark.parametrize("defect", DEFECTS if LONG else DEFECTS[:3], ids=lambda defect: defect.__name__)
 def test_teeth(defect: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the histories would prove nothing."""
     defect(monkeypatch)
