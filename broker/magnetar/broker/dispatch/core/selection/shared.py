@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
-from magnetar.proto.batch_extensions import MessageKey
+from magnetar.proto.batch_extensions import Chunk, MessageKey
 from magnetar.proto.entry import ENTRY_CHUNKED, Entry
 from magnetar.proto.ranges import Range, RangeSet, first_members
 
@@ -147,9 +147,10 @@ class SharedSelector(Selector):
             if message is None:
                 shares, left_over, end = self._share_out_any(entry, part, count, None, older)
                 return shares, left_over, min(end, following)
-            owner = self._owner_of(message, again=older is not None)
+            chunk = chunks[first][1]
+            owner = self._owner_of(message, chunk, again=older is not None)
             if owner is not None and owner.ready:
-                self._chunks.delivered(message, owner, (*key, first), last=chunks[first][1].last)
+                self._chunks.delivered(message, owner, (*key, first), last=chunk.last)
                 return ((owner, part, 1, count),), (), following
             if owner is not None:
                 self._waits_for[owner] = None
@@ -158,7 +159,7 @@ class SharedSelector(Selector):
                 return (), [(count, RangeSet.of(part))], following
         return (), (), entry.message_count
 
-    def _owner_of(self, message: MessageKey, *, again: bool) -> Consumer | None:
+    def _owner_of(self, message: MessageKey, chunk: Chunk, *, again: bool) -> Consumer | None:
         """Who gets this chunk; None if it has to go behind others of its message."""
         unfinished = self._chunks.unfinished.get(message)
         if unfinished is not None:
@@ -166,6 +167,8 @@ class SharedSelector(Selector):
                 return None
             if unfinished.owner is not None:
                 return unfinished.owner
+        elif again and (owner := self._chunks.whole_at(message, chunk)) is not None:
+            return owner
         queue = self._first
         queue.rotate(-1)
         return queue[-1]
@@ -173,7 +176,7 @@ class SharedSelector(Selector):
     @property
     def sets_aside(self) -> bool:
         """See `Selector`: chunks, for their owner."""
-        return bool(self._chunks.unfinished or self._waiting)
+        return bool(self._chunks.unfinished or self._waiting or self._waits_for)
 
     def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
         for owner in self._waits_for:
