@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+from magnetar.broker.topics import log_state
 from sim.cluster import brokers
 from sim.once import OnceHistory, OnceLoad, deduplicated
 from sim.scenarios import cluster
@@ -21,6 +22,9 @@ class TopicLoad(OnceLoad, cluster.TopicLoad):
 def play(seed: int, trace: Trace) -> dict[str, int]:
     """See sim.runner."""
     with (
+        patch.object(
+            log_state, "_MIN_CHANGED_BYTES", 200
+        ),  # so that all is written anew beside a ledger with room
         patch.object(brokers, "BROKER", deduplicated(brokers.BROKER)),
         patch.object(cluster, "History", OnceHistory),
         patch.object(cluster, "TopicLoad", TopicLoad),
