@@ -212,7 +212,7 @@ def plant_released_and_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 def plant_chunks_go_to_anybody(patch: pytest.MonkeyPatch) -> None:
     """The chunks of a message go to whoever is next."""
-    patch.setattr(SharedSelector, "_owner_of", lambda self, message, again: self._first[0])
+    patch.setattr(SharedSelector, "_owner_of", lambda self, message, chunk, again: self._first[0])
 
 
 def plant_chunks_of_who_left_are_overtaken(patch: pytest.MonkeyPatch) -> None:
