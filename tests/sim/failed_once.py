@@ -21,6 +21,7 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         449: "topics that had not arrived were unloaded one after another; a receipt waited for a deletion",
     },
     "once": {
+        18: "behind a seek the chunks of a message that one consumer had had whole were shared out, and nobody had it",
         24: "chunks that came while their consumer left became dead letters, each by itself; the checker held a former "
         "owner's receipt of a duplicate, which is stored, for one of what is not",
         47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",

@@ -186,3 +186,21 @@ def test_chunks_that_nobody_waits_for_any_more_stop_nobody(how: str, monkeypatch
     world.topic.publish([1], cached=True, chunks=[None])
     world.drain()
     assert len(world.to_acknowledge["b"]) == 4, "one entry waits, and not five"
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared"])
+def test_behind_a_seek_a_message_that_somebody_had_comes_whole_to_one_consumer(type: str) -> None:
+    world = ChunkWorld(BrokerSettings())
+    world.join("a", type)
+    world.grant("a", 100)
+    for index in range(4):
+        world.topic.publish([1], cached=True, chunks=[Chunk(b"A" * 8, index, index == 3)])
+        world.drain()
+    world.join("b", type)
+    world.grant("b", 100)
+    for _ in range(4):  # whoever has its turn
+        world.assemblers.clear()
+        world.whole.clear()
+        world.seek((world.topic.open, 0, 0))
+        world.drain()
+        assert len(world.whole[b"A" * 8]) == 1

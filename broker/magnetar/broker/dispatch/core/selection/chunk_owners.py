@@ -54,14 +54,16 @@ class ChunkOwners:
             self._looked_into = key, found
         return found
 
-    def delivered(self, message: MessageKey, consumer: Consumer, position: Position, *, last: bool) -> None:
-        """A chunk goes to this consumer."""
+    def delivered(
+        self, message: MessageKey, consumer: Consumer, position: Position, *, last: bool, again: bool
+    ) -> None:
+        """A chunk goes to this consumer. Unless it comes `again`, as after a seek, the others come behind it."""
         unfinished = self.unfinished.pop(message, None)
         if last:
             _put(self._whole, message, consumer)
             return
         if unfinished is None:
-            if self._whole.get(message) is consumer:
+            if again and self._whole.get(message) is consumer:
                 return
             self._whole.pop(message, None)
             unfinished = Unfinished()

@@ -150,7 +150,9 @@ class SharedSelector(Selector):
             chunk = chunks[first][1]
             owner = self._owner_of(message, chunk, again=older is not None)
             if owner is not None and owner.ready:
-                self._chunks.delivered(message, owner, (*key, first), last=chunk.last)
+                self._chunks.delivered(
+                    message, owner, (*key, first), last=chunk.last, again=older is not None
+                )
                 return ((owner, part, 1, count),), (), following
             if owner is not None:
                 self._waits_for[owner] = None
