@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.client.chunked_id import ChunkedMessageId
 from magnetar.client.messages import ACKED, UNACKED, Message
 from magnetar.client.topic import acks
 from magnetar.client.topic.acks import NackTracker, UnackedTracker
@@ -114,6 +115,17 @@ def test_each_message_comes_when_it_is_due_and_once(steps: list[Any]) -> None:
             assert (MessageId(5, place[0], 100 * place[0] + place[1]) in nacks) == (place in nacked)
         if nacked:
             assert nacks.next_due <= min(due for due, _ in nacked.values())
+
+
+def test_a_message_in_front_of_a_chunk_of_the_same_entry_has_a_row_of_its_own() -> None:
+    """Regression: nacked at the same time, it was never asked for."""
+    rows = [AckRow(5, 7, 0, 0), AckRow(5, 10, 1, 1)]
+    chunked = ChunkedMessageId.of(MessageId(5, 7, 0), rows)
+    found = acks.rows_of_ids([MessageId(5, 10, 0), chunked, MessageId(5, 10, 2)])
+    assert messages_of(found) == [
+        *messages_of(rows),
+        *messages_of([AckRow(5, 10, 0, 0), AckRow(5, 10, 2, 2)]),
+    ]
 
 
 def test_a_full_tracker_gives_those_back_that_are_due_first(monkeypatch: pytest.MonkeyPatch) -> None:

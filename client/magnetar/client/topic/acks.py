@@ -138,7 +138,11 @@ def rows_of_ids(ids: Iterable[MessageId]) -> list[AckRow]:
             continue
         ledger, entry, index, _partition = one
         last = rows[-1] if rows else None
-        if last is not None and last[:2] == (ledger, entry) and index <= last.last_index + 1:
+        if (
+            last is not None
+            and last[:2] == (ledger, entry)
+            and last.first_index <= index <= last.last_index + 1
+        ):
             rows[-1] = last._replace(last_index=max(index, last.last_index))
         else:
             rows.append(AckRow(ledger, entry, index, index))
