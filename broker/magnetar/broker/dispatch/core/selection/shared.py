@@ -23,6 +23,7 @@ from magnetar.proto.entry import ENTRY_CHUNKED, Entry
 from magnetar.proto.ranges import Range, RangeSet, first_members
 
 from ....cursors.core.acks import EntryKey
+from ....cursors.core.redeliveries import CountedRange
 from ..consumer import Consumer
 from .chunk_owners import ChunkOwners, Chunks
 from .protocol import Mixed, Older, Selector, SharedOut
@@ -138,12 +139,10 @@ class SharedSelector(Selector):
         chunks: Chunks,
     ) -> SharedOut:
         """The first part that somebody can have: a chunk, or what lies between chunks."""
-        for first, last, message in _parts(wanted, chunks):
+        rows = [(first, last, count) for first, last in wanted] if mixed is None else mixed.rows()
+        for first, last, count, message in _parts(rows, chunks):
             following = last + 1
-            if mixed is not None and older is None:  # the rest of the entry is looked at again
-                others = [ranges.starts[0] for other, ranges in mixed.by_count.items() if other != count]
-                following = min(following, *others)
-            part = [(first, following - 1)]
+            part = [(first, last)]
             if message is None:
                 shares, left_over, end = self._share_out_any(entry, part, count, None, older)
                 return shares, left_over, min(end, following)
@@ -205,13 +204,13 @@ class SharedSelector(Selector):
         self.look_ahead_messages = 0 if waiting >= MAX_WAITING else Selector.look_ahead_messages
 
 
-def _parts(wanted: list[Range], chunks: Chunks) -> Iterator[tuple[int, int, MessageKey | None]]:
-    """First and last message of each chunk, and of what lies between them, and of which message it is a chunk."""
+def _parts(rows: list[CountedRange], chunks: Chunks) -> Iterator[tuple[int, int, int, MessageKey | None]]:
+    """First and last message of each chunk, and of what lies between them; its count, and of which message it is a chunk."""
     borders = list(chunks)
-    for first, last in wanted:
+    for first, last, count in rows:
         while first <= last:
             at = bisect_left(borders, first)
             border = borders[at] if at < len(borders) else last + 1
             end = first if border == first else min(last, border - 1)
-            yield first, end, chunks[first][0] if border == first else None
+            yield first, end, count, chunks[first][0] if border == first else None
             first = end + 1
