@@ -204,3 +204,48 @@ def test_behind_a_seek_a_message_that_somebody_had_comes_whole_to_one_consumer(t
         world.seek((world.topic.open, 0, 0))
         world.drain()
         assert len(world.whole[b"A" * 8]) == 1
+
+
+def test_a_chunk_does_not_wait_for_another_one_of_its_entry_that_was_delivered_less_often() -> None:
+    """Regression: shared looked at those alone that were delivered as often as the first of them."""
+    world = ChunkWorld(BrokerSettings())
+    publish = world.topic.publish
+    for name, chunk_id in ("a", b"A"), ("b", b"B"):
+        world.join(name, "shared")
+        world.grant(name, 1)
+        publish([1], cached=True, chunks=[Chunk(chunk_id * 8, 0, False)])
+        world.drain()
+    world.grant("a", 1)
+    key = publish([1, 1], cached=True, chunks=[Chunk(b"B" * 8, 1, True), Chunk(b"A" * 8, 1, True)])
+    world.drain()
+    assert world.whole == {b"A" * 8: ["a"]}
+    world.nack("a", [(*place, place[2]) for place in world.to_acknowledge.pop("a")])
+    world.grant("a", 2)
+    assert world.whole == {b"A" * 8: ["a", "a"]}
+    world.grant("b", 1)
+    assert world.whole[b"B" * 8] == ["b"]
+    assert world.to_acknowledge["b"][-1] == (*key, 0)
+
+
+def test_a_chunk_that_is_given_back_alone_goes_to_who_has_the_rest_though_others_own_its_slot() -> None:
+    """Regression: the slot drained for ever, since who had the rest waited for it."""
+    world = ChunkWorld(BrokerSettings())
+    world.join("a", "key_shared")
+    world.grant("a", 100)
+    keys = [world.topic.publish([1], cached=True, chunks=[Chunk(b"B" * 8, n, False)]) for n in range(3)]
+    world.drain()
+    for name in "bcdefghij":
+        world.join(name, "key_shared")
+        world.grant(name, 100)
+    keys.append(world.topic.publish([1], cached=True, chunks=[Chunk(b"B" * 8, 3, True)]))
+    world.drain()
+    assert world.whole == {b"B" * 8: ["a"]}
+    assert world.core.draining_slots == {"a": 1}, "another one owns it"
+    assembler = world.assemblers["a"] = Assembler(1000, 1 << 30, 1e9)
+    for n, key in enumerate(keys[:2]):
+        assembler.add("p", Chunk(b"B" * 8, n, False), (*key, 0), b"", 0.0)
+    world.nack("a", [(*key, 0, 0) for key in keys[2:]], counted=False)
+    assert world.whole == {b"B" * 8: ["a", "a"]}
+    assert world.core.draining_slots == {"a": 1}
+    world.nack("a", [(*key, 0, 0) for key in keys], counted=False)
+    assert world.whole[b"B" * 8][2] != "a"

@@ -60,14 +60,14 @@ class ChunkOwners:
         """A chunk goes to this consumer. Unless it comes `again`, as after a seek, the others come behind it."""
         unfinished = self.unfinished.pop(message, None)
         if last:
-            _put(self._whole, message, consumer)
+            put_newest(self._whole, message, consumer)
             return
         if unfinished is None:
             if again and self._whole.get(message) is consumer:
                 return
             self._whole.pop(message, None)
             unfinished = Unfinished()
-        _put(self.unfinished, message, unfinished)
+        put_newest(self.unfinished, message, unfinished)
         unfinished.owner = consumer
         unfinished.last = max(unfinished.last, position)
         if unfinished.behind is not None and position >= unfinished.behind:
@@ -86,7 +86,7 @@ class ChunkOwners:
                 unfinished.behind = max(unfinished.behind or unfinished.last, unfinished.last)
 
 
-def _put(known: dict[MessageKey, T], message: MessageKey, value: T) -> None:
+def put_newest(known: dict[MessageKey, T], message: MessageKey, value: T) -> None:
     """As the newest; of too many the oldest is forgotten."""
     known.pop(message, None)
     if len(known) >= MAX_UNFINISHED:

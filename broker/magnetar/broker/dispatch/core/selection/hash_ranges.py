@@ -70,6 +70,15 @@ class Owners(dict[int, Consumer | None]):
         if self[slot] is consumer:
             self._pinned[slot] = consumer
 
+    def return_to(self, consumer: Consumer, slot: int) -> bool:
+        """The slot stays with this consumer until `unpin` or until it leaves; True if it had another owner."""
+        self._pinned[slot] = consumer
+        if self[slot] is consumer:
+            return False
+        self[slot] = consumer
+        self.version += 1
+        return True
+
     def unpin(self, slot: int) -> bool:
         """True if the slot has another owner now."""
         consumer = self._pinned.pop(slot, None)

@@ -26,7 +26,8 @@ are decoded here, and each consumer gets the whole batch with the messages of ot
 producer that batches by key avoids it.
 
 A message in chunks can be acknowledged when its last one has come. Until that is delivered its slot stays with who has the
-first ones, whoever joins, and begins to drain then.
+first ones, whoever joins, and begins to drain then. A chunk that is given back without the first one keeps the
+slot at who has the rest, or returns it there, until the last one is delivered: it would drain for ever.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ....cursors.core.acks import EntryKey
 from ....cursors.core.redeliveries import CountedRange, DeliveredRanges
 from ..consumer import Consumer
 from ..redelivery_tracker import Observer
-from .chunk_owners import MAX_UNFINISHED
+from .chunk_owners import MAX_UNFINISHED, put_newest
 from .entry_slots import EntrySlots, Group
 from .hash_ranges import Owners
 from .protocol import Mixed, Older, Selector, Share, SharedOut
@@ -98,6 +99,7 @@ class KeySharedSelector(Selector):
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
         self._chunked: dict[MessageKey, int] = {}  # slots of messages whose last chunk was not delivered yet
+        self._whole: dict[MessageKey, Consumer] = {}  # who has all chunks, and may give back some
         self._cost = 0  # of what was done for this subscription in this turn of the loop
         self.look_ahead_messages = 0
 
@@ -113,6 +115,7 @@ class KeySharedSelector(Selector):
         """See `Selector`: what it held is given back, message by message."""
         self._consumers.remove(consumer)
         self._candidates.pop(consumer, None)
+        self._whole = {message: owner for message, owner in self._whole.items() if owner is not consumer}
         self._owners.remove(consumer)
         self._consumers_changed()
         return False
@@ -426,6 +429,7 @@ class KeySharedSelector(Selector):
                 ((_, _, slot),) = slots.runs(index, index)
                 if chunk.last:
                     self._chunked.pop(message, None)
+                    put_newest(self._whole, message, consumer)
                     if slot not in self._chunked.values():
                         self._unpin(slot)
                     continue
@@ -433,6 +437,20 @@ class KeySharedSelector(Selector):
                 self._owners.pin(slot, consumer)
                 if len(self._chunked) > MAX_UNFINISHED:
                     self._unpin(next(iter(self._chunked.values())))
+
+    def _chunks_given_back(self, slots: EntrySlots, queued: RangeSet) -> None:
+        for index, (message, chunk) in slots.chunks.items():
+            consumer = self._whole.get(message)
+            if consumer is None or not intersects(queued, RangeSet.of([(index, index)])):
+                continue
+            ((_, _, slot),) = slots.runs(index, index)
+            flight = self._in_flight.get(slot)
+            if not chunk.index or flight is None or flight.consumer is not consumer:
+                del self._whole[message]
+                continue
+            self._chunked[message] = slot
+            if self._owners.return_to(consumer, slot):
+                self._owners_changed()
 
     def _unpin(self, slot: int) -> None:
         self._chunked = {message: other for message, other in self._chunked.items() if other != slot}
@@ -446,6 +464,8 @@ class KeySharedSelector(Selector):
         slots.waits_for = None
         for slot, messages in slots.counted(starts, ends):
             queued[slot] = queued.get(slot, 0) + messages
+        if slots.chunks and self._whole:
+            self._chunks_given_back(slots, RangeSet.of(list(zip(starts, ends))))
 
     def on_unqueued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         slots, queued, members = self._slots[key], self._queued, count_members(starts, ends)
