@@ -222,8 +222,8 @@ class Place:
             type=plan.type,
             start="earliest",
             name=self.name,
-            # Whose program was ended in the middle of it: longer than any fault, and less than a minute.
-            expire_incomplete_chunked_messages=20.0,
+            # Whose program was ended in the middle of it: three times that is longer than any fault, and less than a minute.
+            expire_incomplete_chunked_messages=10.0,
             nack_delay=plan.nack_delay,
             ack_timeout=plan.ack_timeout,
             dead_letter=plan.policy,

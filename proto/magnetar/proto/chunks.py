@@ -13,8 +13,10 @@ in order, with other messages between them.
     unfinished  --nothing more within `expire_s`-->            let go: its producer is gone, as a rule
 
 What is let go is *given back*, to be delivered again: another consumer may have the rest. It waits for room then, where
-another message would take the place of one. What was given back `expire_s` ago and still cannot be finished is *dropped*:
-acknowledged, since nobody will ever finish it.
+another message would take the place of one. What has come ROUNDS times, each time without the rest for `expire_s`, is
+*dropped*: acknowledged, since nobody will ever finish it. Once is not enough, however old it is: who has the rest, or a
+broker that cannot read it, may only be slow. Orphans are dropped that have come as often, in `expire_s` or longer; it
+begins anew when their message is let go for want of room.
 
 >>> chunks = Assembler[int](max_messages=10, max_bytes=100, expire_s=60.0)
 >>> chunks.add("p", Chunk(b"8 bytes.", 0, False), place=5, piece=b"ab", now=0.0).message.finished
@@ -33,6 +35,7 @@ from .batch_extensions import Chunk
 P = TypeVar("P")  # where a chunk is stored
 Key = tuple[str, bytes]  # producer, chunk id: two producers may have drawn the same one
 
+ROUNDS = 3
 MAX_GIVEN_BACK = 1_000  # messages that were given back and are remembered
 
 
@@ -74,6 +77,16 @@ class Added(NamedTuple, Generic[P]):
     repeated: bool = False  # the message had it already
 
 
+class _GivenBack:
+    """silences: how often no more came of it. orphans: how often they came, `since` when; index: of the last one."""
+
+    __slots__ = ("index", "orphans", "silences", "since")
+
+    def __init__(self, now: float) -> None:
+        self.silences = self.orphans = self.index = 0
+        self.since = now
+
+
 class Assembler(Generic[P]):
     """See the module docstring. `now`: seconds of any clock that never runs back."""
 
@@ -84,7 +97,7 @@ class Assembler(Generic[P]):
         self._max_bytes = max_bytes
         self._expire_s = expire_s
         self._unfinished: dict[Key, Unfinished[P]] = {}  # the one that has waited longest for a chunk first
-        self._given_back: dict[Key, float] = {}  # since when; the one that was given back last is the last
+        self._given_back: dict[Key, _GivenBack] = {}  # the one that was given back last is the last
 
     @property
     def unfinished(self) -> list[Unfinished[P]]:
@@ -108,7 +121,9 @@ class Assembler(Generic[P]):
         message = self._unfinished.pop(key, None)
         let_go = list[LetGo[P]]()
         if message is not None and chunk.index > message.next_index:
-            let_go.append(self._let_go(message, f"chunk {message.next_index} of it is missing", now))
+            why = f"chunk {message.next_index} of it is missing"
+            let_go.append(LetGo(why, message.places, False, message))
+            self._remember(key, now)
             message = None
         if message is None:
             if chunk.index:
@@ -143,7 +158,10 @@ class Assembler(Generic[P]):
         found: list[LetGo[P]] = []
         while (due := self.next_due) is not None and due <= now:
             message = self._unfinished.pop(next(iter(self._unfinished)))
-            found.append(self._let_go(message, f"no chunk of it came within {self._expire_s:g} s", now))
+            known = self._remember(message.key, now)
+            known.silences += 1
+            why = f"no chunk of it came within {self._expire_s:g} s"
+            found.append(LetGo(why, message.places, known.silences >= ROUNDS, message))
         return found
 
     def find(self, producer: str, chunk_id: bytes) -> Unfinished[P] | None:
@@ -161,29 +179,27 @@ class Assembler(Generic[P]):
         self._unfinished.pop(message.key, None)
 
     def _orphan(self, key: Key, chunk: Chunk, place: P, now: float) -> LetGo[P]:
-        since = self._remember(key, now)
-        return LetGo(
-            f"chunk {chunk.index} came without those before it", [place], now - since >= self._expire_s
-        )
-
-    def _let_go(self, message: Unfinished[P], why: str, now: float) -> LetGo[P]:
-        dropped = now - self._remember(message.key, now) >= self._expire_s
-        return LetGo(why, message.places, dropped, message)
+        known = self._remember(key, now)
+        if chunk.index <= known.index or not known.orphans:  # else one more of the same round
+            known.orphans += 1
+        known.index = chunk.index
+        dropped = known.orphans >= ROUNDS and now - known.since >= self._expire_s
+        return LetGo(f"chunk {chunk.index} came without those before it", [place], dropped)
 
     def _no_room(
         self, key: Key, places: list[P], now: float, message: Unfinished[P] | None = None
     ) -> LetGo[P]:
         """Whatever happened before, it may well be finished."""
-        self._given_back.pop(key, None)
-        self._remember(key, now)
+        known = self._remember(key, now)
+        known.orphans, known.since = 0, now
         return LetGo(f"more than {self._max_messages} messages were unfinished", places, False, message)
 
-    def _remember(self, key: Key, now: float) -> float:
-        """Since when the message is given back."""
-        since = self._given_back[key] = self._given_back.pop(key, now)
+    def _remember(self, key: Key, now: float) -> _GivenBack:
+        known = self._given_back.pop(key) if key in self._given_back else _GivenBack(now)
+        self._given_back[key] = known
         if len(self._given_back) > MAX_GIVEN_BACK:
             del self._given_back[next(iter(self._given_back))]
-        return since
+        return known
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""

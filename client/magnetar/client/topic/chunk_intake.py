@@ -51,7 +51,7 @@ MAX_REMEMBERED_ROWS = 100_000
 class ChunkedDelivery(Delivery):
     """A message in chunks, under the id of its first one. finished: all of them have come."""
 
-    __slots__ = ("finished", "id", "pieces", "stored_ms")
+    __slots__ = ("finished", "id", "pieces")
 
     message_type = ChunkedMessage
 
@@ -63,7 +63,6 @@ class ChunkedDelivery(Delivery):
         self.permits, self.bytes = 1, 0
         self.pieces: deque[bytes] = deque()
         self.finished = False
-        self.stored_ms = 0  # when the last chunk was that is here
 
     @property
     def first_id(self) -> ChunkedMessageId:
@@ -168,11 +167,9 @@ class ChunkIntake:
         window: Window,
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
-        now_ms: Callable[[], int],
     ) -> None:
         """queue: to be handed out. on_taken: there may be room for more."""
         self._window = window
-        self._now_ms = now_ms
         self._what = what
         self._acknowledger = acknowledger
         self._position = position
@@ -269,7 +266,6 @@ class ChunkIntake:
         delivery: ChunkedDelivery | None = message.sink
         if delivery is None:
             delivery = message.sink = self._begin(whole, part, message, now)
-        delivery.stored_ms = part.entry.append_time_ms
         if isinstance(delivery, StreamedDelivery):
             if self._settled(delivery):
                 self._pass_on(delivery, [place])
@@ -418,15 +414,9 @@ class ChunkIntake:
                 self._assembler.touch(message, now)  # what comes of it until its time is given back with it
                 self._let_go(LetGo(why, message.places, False, message))
         for let_go in self._assembler.expire(now):
-            # Other consumers may have given it back before: it comes to an end, however many there are.
-            old = let_go.message is not None and self._age_s(let_go.message.sink) >= 2 * self._expire_s
-            self._let_go(let_go._replace(dropped=True) if old else let_go)
+            self._let_go(let_go)
         self._set_timer()
         self.on_taken()
-
-    def _age_s(self, delivery: ChunkedDelivery) -> float:
-        """Since its last chunk was stored, by the clocks of broker and client."""
-        return (self._now_ms() - delivery.stored_ms) / 1000
 
     def first_open(self) -> MessageId | None:
         """Where the first message begins that was not handed out as a whole."""

@@ -137,7 +137,6 @@ class TopicConsumer:
             self._window,
             self._enqueue,
             self._grant,
-            pool.clock.now_ms,
         )
         self.acknowledger.up_to = self._chunks.up_to
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
