@@ -343,12 +343,13 @@ class FailingStore(MemoryMetadataStore):
 async def test_while_the_policies_are_not_known_no_ledger_is_begun() -> None:
     """The broker's settings would perhaps store fewer copies than the namespace wants."""
     metadata = FailingStore()
-    metadata.failing = (namespace_path(SPACE),)
     bookies = Bookies("a", "b", "c", metadata=metadata)
     ledgers = bookies.client()
     async with running_broker(ledgers, metadata, retry_initial_ms=1) as broker:
         client = FakeClient(broker)
         await client.producer()
+        metadata.failing = (namespace_path(SPACE),)
+        broker.namespaces.followed.drop(SPACE)
         await publish(client, 0, receipted=False)
         await settle()
         assert client.receipts == []

@@ -121,9 +121,9 @@ async def test_they_outlive_the_broker_and_go_with_their_topic() -> None:
     async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
+        await client.producer()
         await set_policies(client, 0, topic="orders", retention_ms=5)
         await set_policies(client, -1, namespace=SPACE, message_ttl_ms=6)
-        await client.producer()
         client.publish(b"a")
         await client.confirmed(1)
     async with running_broker(ledgers, metadata, retention_ms=-1, retention_bytes=-1) as broker:

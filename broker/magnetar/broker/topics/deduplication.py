@@ -131,7 +131,7 @@ class Deduplication:
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises ServiceNotReady while it is not known what a session would begin with.
+        """Raises ServiceNotReady while it is not known whether it is on, or what a session would begin with.
 
         What is left over might become the next owner's: nobody begins anew before it is deleted.
         """
@@ -140,6 +140,10 @@ class Deduplication:
         elif self._found or self._left_over or self._wanted():
             raise ServiceNotReady(
                 f"what producers of topic {self._topic} have stored is read or deleted first; try again"
+            )
+        elif self._wanted() is None:  # what a session stores now would be unknown to those that come after it
+            raise ServiceNotReady(
+                f"the policies of topic {self._topic} are not known, and whether it deduplicates; try again"
             )
 
     def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:
