@@ -5,9 +5,8 @@
     ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
 
 Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
-stores is known when its name is opened again. No producer is opened while it is to be ON and is not yet, nor, of a topic of
-which something is stored, while the policies of the namespace are not known or what was known is not deleted yet. What fails
-on the way, by a defect too, is tried again.
+stores is known when its name is opened again. No producer is opened while the policies are not known, while it is to be ON
+and is not yet, or while what was known is not deleted yet. What fails on the way, by a defect too, is tried again.
 """
 
 from __future__ import annotations
