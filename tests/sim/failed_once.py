@@ -26,6 +26,7 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         "owner's receipt of a duplicate, which is stored, for one of what is not",
         47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",
         140: "producers were let in while policies were not known, and deduplication did not know what they stored",
+        153: "a broker that stopped told who subscribed just then that the consumer was closed, which is final",
     },
     "once_repaired": {
         16: "chunks that were given back before the answer to a seek were never asked for again"

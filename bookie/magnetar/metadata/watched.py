@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from magnetar.proto.errors import ServiceNotReady
 from magnetar.runtime.tasks import TaskSet
 
 from .store import MetadataStore, Watch
@@ -47,13 +48,19 @@ class Watched(Generic[T]):
         self._on_change()
 
     async def get(self) -> T:
-        """Read if it is not known; those who ask meanwhile share the reading. Raises what the store failed with."""
+        """Read if it is not known; those who ask meanwhile share the reading.
+
+        Raises what the store failed with, and ServiceNotReady when this is closed meanwhile.
+        """
         if (value := self.known) is not None:
             return value
         reading = self._reading
         if reading is None:
             reading = self._reading = self._readings.begin(self._read(), ended=self._read_done)
-        return await asyncio.shield(reading)
+        await asyncio.wait([reading])  # a caller who gives up does not stop it for the others
+        if reading.cancelled():
+            raise ServiceNotReady(f"{reading.get_name()} was stopped; try again")
+        return reading.result()
 
     def _read_done(self, reading: asyncio.Task[T]) -> None:
         failed = reading.cancelled() or reading.exception() is not None

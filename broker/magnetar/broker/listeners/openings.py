@@ -118,8 +118,8 @@ class Openings(Generic[Request, Handle]):
             handle = await self._begin(opening.request)
         except MagnetarError as failure:
             error = failure
-        except asyncio.CancelledError:  # here, or something that it waited for
-            error = AlreadyClosed(f"opening {self._kind} {id} was cancelled")
+        except asyncio.CancelledError:  # here, when nobody is told, or something that it waited for
+            error = ServiceNotReady(f"opening {self._kind} {id} was interrupted here; try again")
         except Exception as failure:
             _log.exception("opening %s %d failed", self._kind, id)
             error = ServiceNotReady(f"opening the {self._kind} failed here: {failure!r}")
