@@ -19,6 +19,7 @@ from magnetar.proto.errors import (
     ProducerBusy,
     ProducerFenced,
     QuorumLost,
+    TopicBusy,
     TopicInUse,
     TopicNotServed,
 )
@@ -106,7 +107,7 @@ async def check_durable_before_it_is_let_in() -> None:
         coming = opening(client, "exclusive", name="p")
         await settle()
         assert not coming.done()
-        with pytest.raises(ProducerBusy, match="producer 'p'"):
+        with pytest.raises(TopicBusy, match="producer 'p'"):
             await other.producer()  # the place is taken all the same
         gate.set()
         assert (await coming)["topic_epoch"] == 0
@@ -124,6 +125,48 @@ async def check_durable_before_it_is_let_in() -> None:
 
 async def test_the_epoch_is_durable_before_its_producer_is_let_in() -> None:
     await check_durable_before_it_is_let_in()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+async def test_whose_connection_breaks_while_its_epoch_is_stored_is_not_refused_for_good(
+    succeeds: bool,
+) -> None:
+    """Neither is who had the place before, if it keeps it: the epoch is not stored."""
+    metadata = MemoryMetadataStore()
+    async with running_broker(None, metadata) as broker:
+        before, first, again = FakeClient(broker), FakeClient(broker), FakeClient(broker)
+        assert (await opening(before, "exclusive", name="before"))["topic_epoch"] == 0
+        before.close()
+        ledgers, gate = broker.topics[str(TOPIC)].ledger.list, asyncio.Event()
+        commit = ledgers.commit
+
+        async def slow(**changed: Any) -> None:
+            await gate.wait()
+            if not succeeds:
+                raise QuorumLost("the store is away")
+            await commit(**changed)
+
+        ledgers.commit = slow  # type: ignore[method-assign]
+        opening(first, "exclusive", name="p")
+        await settle()
+        first.close()
+        claims: list[dict[str, Any]] = [
+            {"name": "p", "epoch": 1},
+            {"name": "before", "epoch": 1, "topic_epoch": 0},
+        ]
+        for claim in claims:
+            with pytest.raises(TopicBusy, match="try again"):
+                await opening(again, "exclusive", **claim)
+        gate.set()
+        await settle()
+        ledgers.commit = commit  # type: ignore[method-assign]
+        came_back = opening(again, "exclusive", 2, name="before", epoch=1, topic_epoch=0)
+        if succeeds:
+            with pytest.raises(ProducerFenced, match="the topic has epoch 1 now"):
+                await came_back
+            assert (await opening(again, "exclusive", name="p", epoch=1))["topic_epoch"] == 2
+        else:
+            assert (await came_back)["topic_epoch"] == 0
 
 
 async def check_two_exclusive_producers_after_a_hand_over() -> None:

@@ -124,6 +124,30 @@ async def test_what_cannot_be_stored_leaves_the_topic_as_it_was() -> None:
         await client.confirmed(2)
 
 
+async def test_a_failed_end_leaves_its_place_to_an_exclusive_producer() -> None:
+    """Who waits for it may be the first to ask again."""
+    async with running_broker() as broker:
+        holder, waiting = FakeClient(broker), FakeClient(broker)
+        await holder.producer(name="p", access_mode="exclusive")
+        topic = broker.topics[str(TOPIC)]
+        commit = topic.ledger.list.commit
+
+        async def fails(**changed: Any) -> None:
+            raise BookieUnavailable("the store is away")
+
+        topic.ledger.list.commit = fails  # type: ignore[method-assign]
+        with pytest.raises(BookieUnavailable):
+            await holder.ask(c.TerminateTopic, "orders")
+        topic.ledger.list.commit = commit  # type: ignore[method-assign]
+        coming = waiting.ask(c.CreateProducer, 1, "orders", access_mode="wait_for_exclusive")
+        await settle()
+        assert not coming.done()
+        answer = await holder.producer(name="p", epoch=1, access_mode="exclusive", topic_epoch=0)
+        assert answer["topic_epoch"] == 0
+        await holder.ask(c.CloseProducer, 1)
+        assert (await coming)["topic_epoch"] == 1
+
+
 async def test_an_end_that_cannot_be_stored_and_a_caller_that_leaves() -> None:
     async with running_broker() as broker:
         client, impatient = FakeClient(broker), FakeClient(broker)

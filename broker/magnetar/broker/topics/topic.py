@@ -184,7 +184,7 @@ class Topic:
         if self.log.ended:
             self._answer_producers()
         if existed:  # who had it last is looking for it now
-            self.producers.reserved_until = self._loop.time() + self._settings.exclusive_grace_ms / 1000
+            self.producers.reserved_until = self._grace_ends()
         metadata = self._components.metadata
         await self.policies.learn(self._policies_changed)
         stored: list[str] = []
@@ -262,7 +262,8 @@ class Topic:
         if self.log.ended:
             self.producers.close_all(terminated(self.ledger.list), final=True)
         else:
-            self.producers.resume(TopicBusy(f"topic {self.name} could not be terminated"))
+            error = TopicBusy(f"topic {self.name} could not be terminated")
+            self.producers.resume(error, self._grace_ends())
 
     async def _until_drained(self) -> None:
         """Nothing is queued: what was is confirmed or failed."""
@@ -311,8 +312,11 @@ class Topic:
 
     def producer_left(self, session: ProducerSession, *, lost: bool) -> None:
         """The listener lets go of a session. `lost`: it was not closed by its producer, which may come back."""
-        until = self._loop.time() + self._settings.exclusive_grace_ms / 1000 if lost else 0.0
-        self.producers.forget(session, until)
+        self.producers.forget(session, self._grace_ends() if lost else 0.0)
+
+    def _grace_ends(self) -> float:
+        """When those who have not come back until then lose their place to who waits (loop time)."""
+        return self._loop.time() + self._settings.exclusive_grace_ms / 1000
 
     def publish(self, session: ProducerSession, groups: AdmittedGroups, *, whole: bool = False) -> None:
         """Queues verified batches; receipts come through the session's port when they are durable.

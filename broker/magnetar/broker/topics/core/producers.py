@@ -10,6 +10,7 @@ Access: what a claim finds in its way, and what becomes of it. An *exclusive* se
     exclusive                any session; claims that wait                 Ask; if they are still there: ProducerFenced
     wait_for_exclusive       any session; claims that wait before it       Ask; if they are still there: Queued, in order
     exclusive_with_fencing   any session; claims that wait                 all of them are fenced
+    (who is refused)         only a claim to which the place belongs       TopicBusy: it may be given up before it is in
     (all but shared)         the topic has another epoch than it knows     ProducerFenced, before anybody is disturbed
     (all but shared)         nothing: the place is its own from here on    Wait for what is queued; StoreEpoch; a session
 
@@ -48,6 +49,7 @@ from magnetar.proto.errors import (
     ProducerBusy,
     ProducerFenced,
     QuorumLost,
+    TopicBusy,
     TopicNotServed,
 )
 
@@ -260,8 +262,8 @@ class Producers:
     ) -> ProducerSession | Ask | Wait | Queued | StoreEpoch:
         """See the module docstring; `new_port` gets the epoch, `now` is the loop's time.
 
-        Raises ProducerBusy, ProducerFenced, QuorumLost, or why it is `stopped`. A claim that gets no session in the end is
-        to be withdrawn.
+        Raises ProducerBusy, ProducerFenced, TopicBusy, QuorumLost, or why it is `stopped`. A claim that gets no session in
+        the end is to be withdrawn.
         """
         if self.stopped is not None:
             raise self.stopped
@@ -318,6 +320,8 @@ class Producers:
         if waits:
             self._waiting.setdefault(claim)
             return Queued(reason)
+        if not others and before == [self._entering]:  # it may be given up: its connection is lost, say
+            raise TopicBusy(f"{reason}, which is being let in; try again")
         if not mode.alone:
             raise ProducerBusy(f"{reason}; close it, or wait until it has left")
         patient = [repr(name) for name, other in ACCESS_MODES.items() if other.waits or other.fences]
@@ -454,9 +458,13 @@ class Producers:
         if final:
             self.stopped = error
 
-    def resume(self, error: MagnetarError) -> None:
-        """Ends a `stop`: what was sent meanwhile was dropped, so every producer opens and sends again."""
+    def resume(self, error: MagnetarError, reserved_until: float) -> None:
+        """Ends a `stop`: what was sent meanwhile was dropped, so every producer opens and sends again.
+
+        Who waits leaves the place until `reserved_until` (loop time) to those who have it.
+        """
         self.stopped = None
+        self.reserved_until = reserved_until
         self._end_sessions(error)
 
     def _end_sessions(self, error: MagnetarError) -> None:
