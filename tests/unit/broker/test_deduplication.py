@@ -679,6 +679,29 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
         assert last_of(await connected_at_last(broker)) == 0
 
 
+async def test_who_comes_while_changed_policies_are_read_waits_for_them() -> None:
+    stage = Stage(deduplication=False)
+    namespace = "public/default"
+    get, gate = stage.metadata.get, asyncio.Event()
+
+    async def slow(path: str) -> Any:
+        if path == namespace_path(namespace):
+            await gate.wait()
+        return await get(path)
+
+    gate.set()
+    async with stage.broker() as broker:
+        await connected(broker)
+        stage.metadata.get = slow  # type: ignore[method-assign]
+        gate.clear()
+        broker.namespaces.followed.drop(namespace)  # as a change does
+        coming = FakeClient(broker).ask(c.CreateProducer, 1, "orders", "q")
+        await settle()
+        assert not coming.done(), "nobody is let in while they are not known"
+        gate.set()
+        assert (await coming)["name"] == "q"
+
+
 async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner() -> None:
     stage = Stage(deduplication=False)
     async with stage.broker() as broker:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from magnetar.proto.batch import decode_batch_header
 from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, BatchExtensions, Chunk, batch_extensions
@@ -28,7 +28,7 @@ from .components import Components
 from .core.deduplication import KnownProducers, Pushed
 from .core.producers import Producers
 from .log_state import FIRST_TRY_S, LogStates, StoredLogState
-from .policies import Resolved
+from .policies import TopicPolicies
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,9 @@ class Deduplication:
         topic: TopicName,
         states: LogStates,
         producers: Producers,
-        policies: Callable[[], Resolved | None],
+        policies: TopicPolicies,
         components: Components,
     ) -> None:
-        """`policies` None: not known now."""
         self._topic = topic
         self._states = states
         self._producers = producers
@@ -86,7 +85,7 @@ class Deduplication:
     def _wanted(self) -> bool | None:
         if not self._topic.persistent:  # nothing of it is durable
             return False
-        found = self._policies()
+        found = self._policies.in_force()
         if found is None:
             return None
         wanted: bool = found.value("deduplication")[0]
@@ -129,11 +128,16 @@ class Deduplication:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    async def ready(self) -> None:
         """Raises ServiceNotReady while it is not known whether it is on, or what a session would begin with.
 
-        What is left over might become the next owner's: nobody begins anew before it is deleted.
+        Policies that are being read, as after each change of them, are waited for, at most FIRST_TRY_S. What is left over
+        might become the next owner's: nobody begins anew before it is deleted.
         """
+        if self._opened is None and self._wanted() is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_TRY_S):
+                    await self._policies.wait()
         if self._opened is not None:
             self._opened.check()
         elif self._found or self._left_over or self._wanted():
@@ -146,7 +150,7 @@ class Deduplication:
             )
 
     def begin(self, name: str, unconfirmed: Iterable[GatheredEntry] = ()) -> Pushed | None:
-        """Of a new session, after `check`; None: OFF.
+        """Of a new session, after `ready`; None: OFF.
 
         `unconfirmed`: entries that are not durable. With flush=async they may have groups of that name, which older sessions
         have receipts for.

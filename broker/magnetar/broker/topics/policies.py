@@ -152,6 +152,10 @@ class TopicPolicies:
         self._changed = changed
         for _, followed, name in self._above:
             followed.listen(name, changed)
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Returns when those above it, if they have changed, were read again, if that is possible."""
         for _, followed, name in self._above:
             await followed.learn(name)
 

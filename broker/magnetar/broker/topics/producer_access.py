@@ -27,17 +27,17 @@ async def let_in(
     claim: Claim,
     new_port: Callable[[int], ProducerPort],
     store_epoch: Callable[[], Awaitable[int]],
-    check: Callable[[], None],
+    ready: Callable[[], Awaitable[None]],
 ) -> ProducerSession:
     """The claim's session. Nothing of the claim is left if this is cancelled, or raises as `Producers.open`.
 
-    `store_epoch` makes the topic's next epoch durable and returns it; `check` raises while nobody may be let in. A claim
+    `store_epoch` makes the topic's next epoch durable and returns it; `ready` raises while nobody may be let in. A claim
     that waits is told for whom, each time when that is somebody else.
     """
     loop, told = asyncio.get_running_loop(), ""
     try:
         while True:
-            check()  # anew after each wait: the session is made with the answer
+            await ready()  # anew after each wait: the session is made with the answer
             match producers.open(claim, new_port, loop.time()):
                 case Ask(sessions):
                     newcomer = new_port(claim.epoch).peer

@@ -104,9 +104,7 @@ class Topic:
         )  # fmt: skip
         self.log = self.ledger.reading
         self.states = LogStates(self.ledger, components)
-        self.deduplication = Deduplication(
-            name, self.states, self.producers, self.policies.in_force, components
-        )
+        self.deduplication = Deduplication(name, self.states, self.producers, self.policies, components)
         self.compaction = TopicCompaction(
             self.ledger,
             components.ledgers,
@@ -295,7 +293,7 @@ class Topic:
         producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        session = await let_in(self.producers, claim, new_port, self._store_epoch, self.deduplication.check)
+        session = await let_in(self.producers, claim, new_port, self._store_epoch, self.deduplication.ready)
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
 
