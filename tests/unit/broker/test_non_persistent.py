@@ -33,7 +33,7 @@ async def stats(client: FakeClient) -> dict[str, Any]:
 
 
 def ring_of(broker: Broker) -> Any:
-    ring = broker.topics[NAME]._ring
+    ring = broker.topics[NAME].ledger._ring
     assert ring is not None
     ring.check()
     return ring

@@ -40,6 +40,7 @@ from magnetar.proto.errors import (
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.tasks import TaskSet
 
+from ..cursors.core.acks import Position
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
 from .durability import Durability, Flusher
@@ -76,6 +77,7 @@ class LedgerEvents(NamedTuple, Generic[T]):
     rolled: Callable[[], None]  # the ledger list changed
     fenced: Callable[[MagnetarError], None]
     delayed: Callable[[MagnetarError], None]  # what is pending waits for the next ledger, and why
+    leaving: Callable[[LedgerInfo, Position], None]  # a segment of a `Ring` leaves: behind it is the position
 
 
 class Appending(Generic[T]):

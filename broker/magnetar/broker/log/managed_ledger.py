@@ -4,15 +4,18 @@
     changes      the ledger list changes, one change at a time
     reading      confirmed entries are read, wherever they are
 
+A topic that stores nothing has a `Ring` in the place of the first one and of the cache: `takes` is what entries come in by.
+
 Rule 23: opening recovers and closes the last ledger and then writes the list by compare-and-set, even if nothing changed:
 a former owner that is still alive finds the conflict. Whichever part meets another owner fences all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError, TopicNotServed
@@ -28,7 +31,7 @@ from .ledger_list import LedgerList
 from .list_changes import ListChanges
 from .reading import ArchiveReader, LedgerReading
 from .records import cursor_path
-from .ring import Ring
+from .ring import Ring, Rings
 from .shared_reads import SharedReads
 from .tail_cache import TopicCache
 
@@ -46,7 +49,8 @@ class ManagedLedger(Generic[T]):
         metadata: MetadataStore,
         ledgers: Ledgers,
         archives: ArchiveReader,
-        cache: TopicCache | Ring[Any],
+        cache: TopicCache,
+        rings: Rings,
         shared_reads: SharedReads,
         settings: BrokerSettings,
         clock: Clock,
@@ -62,17 +66,24 @@ class ManagedLedger(Generic[T]):
         self._events = events
         self.durability = durability
         self.list = ledger_list
-        self.reading = LedgerReading(ledger_list, ledgers, archives, cache, shared_reads)
+        self._ring: Ring[T] | None = None  # of a non-persistent topic
+        if not self.name.persistent:
+            limit = settings.max_non_persistent_topic_bytes
+            self._ring = Ring(ledger_list, rings, limit, events.confirmed, events.leaving)
+        self.reading = LedgerReading(ledger_list, ledgers, archives, self._ring or cache, shared_reads)
         self.changes = ListChanges(ledger_list, ledgers, self.reading, self.fence, events.rolled)
         self.appending: Appending[T] = Appending(
             self.changes, self.reading, ledgers, settings, clock, events, durability, self.fence
         )
+        self.takes: Appending[T] | Ring[T] = self._ring or self.appending
 
     async def open(self, *, create: bool) -> bool:
         """Takes the topic over (rule 23). False: it was made. TopicNotFound unless `create`; TopicBusy on a conflict."""
         existed = await self.changes.take_over(self._clock.now_ms() if create else None)
         newest = [*self.list.archived_ledgers[-1:], *self.list.ledgers[-1:]]
         self.appending.not_before(max((info.last_append_ms for info in newest), default=0))
+        if self._ring is not None and not self.list.record.deleting:
+            self._ring.begin(self._clock.now_ms())
         return existed
 
     def cursor(self, subscription: str | None, position: Position = (0, 0, 0)) -> Cursor:
@@ -101,6 +112,12 @@ class ManagedLedger(Generic[T]):
     async def close(self) -> None:
         """Waits for a roll-over, closes the open ledger and records it. Pending entries must have been confirmed."""
         fenced = self.changes.not_served is not None
+        if self._ring is not None:
+            self._ring.close()
+            with contextlib.suppress(
+                MagnetarError
+            ):  # ids of the next load are above these, unless clocks differ
+                await self.changes.edit(self.list.commit)
         await self.appending.stop()
         await self.reading.close()
         if self.changes.not_served is None:

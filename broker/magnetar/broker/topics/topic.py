@@ -8,8 +8,8 @@ subscription (`cursors.recovery`). A topic that learns of another owner fences i
 registry ends and forgets it. `end` releases a topic in the same order, whatever ended it: queued entries, cursors,
 background work, ledger and ledger list. Only then are its producers and consumers sent to look the topic up again.
 
-A non-persistent topic appends to a `Ring` instead. All else is the same: its head in the metadata store says that it exists,
-and fences a former owner, but names no ledger.
+A non-persistent topic is the same: its head in the metadata store says that it exists, and fences a former owner, but names
+no ledger. What its messages are in is a matter of its managed ledger.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from ..log.appending import LedgerEvents
 from ..log.ledger_list import LedgerList, terminated
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import LedgerInfo, cursors_path, staged_path
-from ..log.ring import Ring
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
@@ -90,15 +89,12 @@ class Topic:
         self.policies = TopicPolicies(
             name, ledgers, components.namespaces.followed, components.partitioned.followed, settings
         )
-        self._ring: Ring[GatheredEntry] | None = None  # of a non-persistent topic
-        if not name.persistent:
-            limit = settings.max_non_persistent_topic_bytes
-            self._ring = Ring(ledgers, components.rings, limit, self._confirmed, self._leaving)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
-            ledgers, components.metadata, components.ledgers, components.archives, self._ring or self.cache,
-            components.shared_reads, settings, components.clock,
+            ledgers, components.metadata, components.ledgers, components.archives, self.cache,
+            components.rings, components.shared_reads, settings, components.clock,
             LedgerEvents(
-                self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed
+                self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed,
+                self._leaving,
             ),
             self.policies.durability,
         )  # fmt: skip
@@ -195,8 +191,6 @@ class Topic:
             if DELAYS in stored:
                 self.delays.load()
         await asyncio.gather(self.subscriptions.load(), self.deduplication.load(stored))
-        if self._ring is not None:
-            self._ring.begin(self._components.clock.now_ms())
         self.check_served()  # a cursor may have met another owner
         return not existed
 
@@ -420,12 +414,12 @@ class Topic:
         if self._answered_entries:
             self._send_receipts()
         appending, coalescer = self.ledger.appending, self._coalescer
-        ledger = self._ring or appending
+        ledger = self.ledger.takes
         while coalescer:
             if not ledger.accepting:
                 ledger.wake()
                 return
-            if coalescer.first.delayed and self._ring is None and not self.delays.ready():
+            if coalescer.first.delayed and self.name.persistent and not self.delays.ready():
                 return
             entry = coalescer.take()
             now, entry.appended_s = appending.now_ms(), self._loop.time()
@@ -509,7 +503,7 @@ class Topic:
         self.states.restore()
         self.delays.maintain(self.log.normalise((0, 0, 0))[0])
         self.deduplication.forget()
-        if self._ring is None:
+        if self.name.persistent:
             self.maintenance.round(None if self._export is None else self._export.staging)
 
     @property
@@ -606,11 +600,6 @@ class Topic:
             if self._export is not None:
                 await self._export.stop(self.not_served)
             await self.compaction.stop()
-            if self._ring is not None:
-                self._ring.close()
-                if not self._fenced:  # ids of the next load are above these
-                    with contextlib.suppress(MagnetarError):
-                        await self.ledger.changes.edit(self.ledger.list.commit)
             await self.ledger.close()
             if self._export is not None:
                 await self._export.attachments.stop()
