@@ -325,7 +325,7 @@ class Place:
             else:
                 (quietly if dice < 0.5 else with_receipt).append(message)
         if quietly:
-            subscription.acknowledging(holder, ids_of(quietly), now)
+            subscription.acknowledging(holder, ids_of(quietly), now, quietly=True)
             self._spawn(consumer.ack(quietly))
         if with_receipt:
             if plan.type not in INDIVIDUAL and rng.random() < 0.3:

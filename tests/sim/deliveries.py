@@ -75,7 +75,7 @@ class Seen(NamedTuple):
 
 @dataclass(eq=False)
 class Attempt:
-    """An acknowledgement whose receipt is waited for; id and name of each message."""
+    """An acknowledgement; id and name of each message. `quietly`: without a receipt."""
 
     holder: Holder
     attachment: int
@@ -83,6 +83,7 @@ class Attempt:
     started: float
     messages: list[tuple[MessageId, Name]]
     held: dict[MessageId, Hold]
+    quietly: bool = False
 
 
 class Subscription:
@@ -113,6 +114,8 @@ class Subscription:
         self._cumulative: tuple[MessageId, float] | None = None  # highest cumulative receipt
         self._open: dict[MessageId, None] = {}  # handed out, and nobody has tried to acknowledge it
         self._tried_by: dict[MessageId, Holder | None] = {}  # who acknowledged it first; None: several
+        # Whose effect may still come, and be seen behind a seek: a client sends them again when it has lost its broker.
+        self._under_way: list[Attempt] = []
         self._tried_up_to: MessageId | None = None  # the highest that somebody acknowledged cumulatively
         self._holds: dict[Name, list[tuple[float, float, Holder]]] = {}  # by producer and key
         self._counts: dict[MessageId, list[Seen]] = {}
@@ -242,20 +245,27 @@ class Subscription:
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 
-    def acknowledging(self, holder: Holder, messages: list[tuple[MessageId, Name]], now: float) -> Attempt:
-        """An application acknowledges; `receipt` follows if it asks for one."""
+    def acknowledging(
+        self, holder: Holder, messages: list[tuple[MessageId, Name]], now: float, *, quietly: bool = False
+    ) -> Attempt:
+        """An application acknowledges; `receipt` follows unless it does so quietly."""
         held: dict[MessageId, Hold] = {}
         for message_id, name in messages:
             self.acknowledged[name] = None
             self._open.pop(message_id, None)
             if self._seeking:
                 self._tried_since_seek[message_id] = None
-            if self._tried_by.setdefault(message_id, holder) is not holder:
-                self._tried_by[message_id] = None
+            self._tried(message_id, holder)
             hold = holder.held.pop(message_id, None)
             if hold is not None:
                 held[message_id] = hold
-        return Attempt(holder, holder.attachment, self.seeks, now, messages, held)
+        attempt = Attempt(holder, holder.attachment, self.seeks, now, messages, held, quietly)
+        self._under_way.append(attempt)
+        return attempt
+
+    def _tried(self, message_id: MessageId, holder: Holder) -> None:
+        if self._tried_by.setdefault(message_id, holder) is not holder:
+            self._tried_by[message_id] = None
 
     def acknowledging_up_to(self, holder: Holder, message_id: MessageId, now: float) -> Attempt:
         """The same of everything up to a message: a message in chunks stands where its last one does."""
@@ -272,7 +282,14 @@ class Subscription:
         return Attempt(holder, holder.attachment, self.seeks, now, [], {})
 
     def receipt(self, attempt: Attempt, now: float) -> None:
-        """The receipt of an individual acknowledgement came."""
+        """The receipt of an acknowledgement came: what its consumer acknowledged quietly before it has had its effect."""
+        if attempt in self._under_way:
+            place = self._under_way.index(attempt)
+            self._under_way = [
+                one
+                for number, one in enumerate(self._under_way)
+                if number > place or not (one is attempt or (one.quietly and one.holder is attempt.holder))
+            ]
         if attempt.seeks != self.seeks or self._seeking:
             return  # which of the two came first is not known
         self._durable_until = max(self._durable_until, attempt.started)
@@ -338,6 +355,9 @@ class Subscription:
         if self.type != "exclusive":  # those of other consumers may arrive behind the seek, or before it
             self._excused.update(self.acknowledged)
         self._tried_by.clear()
+        for attempt in self._under_way:
+            for message_id, _ in attempt.messages:
+                self._tried(message_id, attempt.holder)
         self._tried_up_to = None
         self.acknowledged.clear()
         self._last_number.clear()

@@ -25,6 +25,7 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         24: "chunks that came while their consumer left became dead letters, each by itself; the checker held a former "
         "owner's receipt of a duplicate, which is stored, for one of what is not",
         47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",
+        100: "the checker forgot at a seek that a consumer still sent an acknowledgement of what another one got then",
         140: "producers were let in while policies were not known, and deduplication did not know what they stored",
         153: "a broker that stopped told who subscribed just then that the consumer was closed, which is final",
     },
