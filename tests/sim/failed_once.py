@@ -28,6 +28,7 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         100: "the checker forgot at a seek that a consumer still sent an acknowledgement of what another one got then",
         140: "producers were let in while policies were not known, and deduplication did not know what they stored",
         153: "a broker that stopped told who subscribed just then that the consumer was closed, which is final",
+        251: "what a broker handed over while it stopped went on in its next session, and took the next owner's node away",
     },
     "once_repaired": {
         16: "chunks that were given back before the answer to a seek were never asked for again"

@@ -131,8 +131,11 @@ class Transfers:
                 _log.warning("the request to move bundle %s cannot be deleted yet: %s", bundle, error)
                 await asyncio.sleep(_RETRY_S)
 
-    def _begin(self, bundle: Bundle, held: Held, work: Coroutine[Any, Any, None]) -> None:
-        held.work = begin(work, f"transfer of bundle {bundle}", lambda done: self._ended(bundle, held, done))
+    def _begin(self, bundle: Bundle, held: Held, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Ends with the session: what is written later by the version of our node might be the next owner's."""
+        task = begin(work, f"transfer of bundle {bundle}", lambda done: self._ended(bundle, held, done))
+        held.work = task
+        return task
 
     def _ended(self, bundle: Bundle, held: Held, task: asyncio.Task[None]) -> None:
         if held.work is task:
@@ -293,17 +296,17 @@ class Transfers:
         """The broker stops: its bundles go to others, all at once, as far as there are others."""
         self._paced_until = asyncio.get_running_loop().time() + _PACED_AT_STOP_S
         await self.close()
-        held = self._bundles.held.values()
         # What arrives waits for another broker, which sees that this one is gone.
+        held = self._bundles.held.values()
         works = [one.work for one in held if one.work is not None and one.state is not State.ARRIVING]
-        leaving = self._leave()
+        await asyncio.gather(*works, *self._leave(), return_exceptions=True)
         if works:
-            await asyncio.gather(leaving, asyncio.wait(works))
-            leaving = self._leave()  # what was taken or divided meanwhile
-        await leaving
+            await asyncio.gather(
+                *self._leave(), return_exceptions=True
+            )  # what was taken or divided meanwhile
 
-    async def _leave(self) -> None:
-        """Of the broker that stops: every bundle with which nothing else is being done."""
+    def _leave(self) -> list[asyncio.Task[None]]:
+        """Of the broker that stops: moves every bundle with which nothing else is being done."""
 
         async def move(bundle: Bundle, held: Held) -> None:
             try:
@@ -313,12 +316,11 @@ class Transfers:
             except MagnetarError as error:
                 _log.warning("bundle %s is not handed over: %s", bundle, error)
 
-        owned = [
-            (bundle, held)
+        return [
+            self._begin(bundle, held, move(bundle, held))
             for bundle, held in self._bundles.held.items()
             if held.state is State.OWNED and held.work is None
         ]
-        await asyncio.gather(*(move(bundle, held) for bundle, held in owned))
 
     # --- dividing ----------------------------------------------------------------------------------------------------
 

@@ -190,6 +190,35 @@ async def test_rule_31_an_owner_deletes_its_node_by_version() -> None:
         assert stored.version == node.version + 1
 
 
+async def test_rule_31_what_a_broker_that_stops_hands_over_ends_with_its_session() -> None:
+    """Seed 251 of `once`: it went on in the next session, and took away the next owner's node, of the same version."""
+    async with brokers("a", default_bundles=1) as cluster:
+        name = TOPICS[0]
+        first = await owner(cluster, name)
+        await first.broker.topic(name, create=True)
+        second = await cluster.start("b")
+        transfers = first.ownership._transfers
+        asked, found, choosing = asyncio.Event(), asyncio.Event(), transfers._destination
+
+        async def destination(bundle: Any, to: str) -> Any:
+            asked.set()
+            await found.wait()
+            return await choosing(bundle, to)
+
+        transfers._destination = destination  # type: ignore[method-assign]
+        stopping = asyncio.create_task(first.broker.close())
+        await asked.wait()
+        cluster.expire("a")
+        await until(lambda: first.ownership.valid or stopping.done())
+        assert await owner(cluster, name, "b") is second
+        path = owner_path(Bounds.even(1).bundles(NAMESPACE)[0])
+        node = await cluster.metadata.get(path)
+        found.set()
+        await stopping
+        assert node is not None
+        assert await cluster.metadata.get(path) == node
+
+
 async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_where() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
         owners = await load_all(cluster)
