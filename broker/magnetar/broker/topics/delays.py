@@ -48,6 +48,7 @@ KIND = "delays"
 EVERY_ENTRIES, INTERVAL_MS = 1_000, 120_000  # as for other states of a log
 _COST_OF_A_ROW = 4  # to read it back, in rows of a cursor: other topics have their turn after 1,024, 0.3 ms
 _BETWEEN_SWEEPS_S = 0.01
+_PAUSE_S = 0.001
 _LONGEST_WAIT_S = 1.0
 
 
@@ -266,7 +267,8 @@ class TopicDelays:
             if runs:
                 self._released(runs)
             if more and not self._ended:
-                self._timer, self._timer_ms = self._loop.call_soon(self._sweep), 0
+                # What is only spread is ahead of its time: others are served meanwhile, who need several turns of the loop.
+                self._timer, self._timer_ms = self._loop.call_later(0 if runs else _PAUSE_S, self._sweep), 0
             else:
                 self._arm()
         except Exception as error:
