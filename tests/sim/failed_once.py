@@ -26,9 +26,13 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         "owner's receipt of a duplicate, which is stored, for one of what is not",
         47: "a topic's last ledger was trimmed by its owner while another broker took it over, which took that for damage",
         100: "the checker forgot at a seek that a consumer still sent an acknowledgement of what another one got then",
+        116: "the checker held a former owner's receipt of what was acknowledged already for one of what it had written",
         140: "producers were let in while policies were not known, and deduplication did not know what they stored",
         153: "a broker that stopped told who subscribed just then that the consumer was closed, which is final",
         251: "what a broker handed over while it stopped went on in its next session, and took the next owner's node away",
+    },
+    "once_delayed": {
+        19: "the checker held a former owner's receipt of what was acknowledged already for one of what it had written"
     },
     "once_repaired": {
         16: "chunks that were given back before the answer to a seek were never asked for again"

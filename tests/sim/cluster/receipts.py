@@ -5,7 +5,8 @@ that change is one of a stale owner, unless it is of a duplicate.
 
 Acknowledgements are kept apart, and cursors are taken over after the topic: their ledgers are fenced, their pointers then
 written. What a former owner writes before that is found by the one that takes the cursor over; a receipt that it sends after
-that is wrong. A broker whose session is over sends none in either case.
+that is wrong, unless the acknowledgement changed nothing: what it names was durable, so the next owner has it. A broker
+whose session is over sends none in either case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar.broker import Broker, ClientConnection
+from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.service.broker import BrokerService
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError, TopicNotServed
@@ -27,7 +29,7 @@ LONGEST_LOOKUP_S = 4 * SESSION_S + 4.0
 
 
 class CheckedLink:
-    """A connection's way out. `topics` of its producers; `acks`: requests that wait for a receipt, and their topics."""
+    """A connection's way out. `topics` of its producers; `acks`: requests that wait for a receipt, and of what."""
 
     def __init__(self, link: Any, metadata: ClusterMetadata, name: str) -> None:
         self._link = link
@@ -35,7 +37,7 @@ class CheckedLink:
         self._name = name
         self._receipts: dict[bytes, int] = {}  # header -> producer
         self.topics: dict[int, TopicName] = {}
-        self.acks: dict[int, tuple[TopicName, str]] = {}  # and subscriptions
+        self.acks: dict[int, tuple[TopicName, str, Cursor]] = {}  # topic, subscription, cursor
         self.lookups: dict[int, str] = {}  # requests that are not answered, and the topic
         self.authorize = link.authorize
         self.pause_reading = link.pause_reading
@@ -68,9 +70,13 @@ class CheckedLink:
         """See Link."""
         self.lookups.pop(request_id, None)
         if (acknowledged := self.acks.pop(request_id, None)) is not None:
-            topic, subscription = acknowledged
+            topic, subscription, cursor = acknowledged
             metadata, name = self._metadata, self._name
-            if metadata.session_over(name) or metadata.cursor_taken_from(name, topic, subscription):
+            # Else it is clean: the receipt is given at once, without a write.
+            written = cursor._dirty or cursor._task is not None
+            if metadata.session_over(name) or (
+                written and metadata.cursor_taken_from(name, topic, subscription)
+            ):
                 self._check(topic, "the receipt of an acknowledgement")
         self._link.answer(request_id, result)
 
@@ -117,7 +123,9 @@ class CheckedConnection(ClientConnection):
         elif isinstance(command, c.Subscribe):
             self._consumed[command.consumer_id] = TopicName.parse(command.topic), command.subscription
         elif isinstance(command, c.Ack) and command.request_id and command.consumer_id in self._consumed:
-            self._checked.acks[command.request_id] = self._consumed[command.consumer_id]
+            if (opened := self._consumers.get(command.consumer_id)) is not None:
+                topic, subscription = self._consumed[command.consumer_id]
+                self._checked.acks[command.request_id] = topic, subscription, opened.subscription.cursor
         elif isinstance(command, c.Lookup):
             self._watch_lookup(command)
         try:
