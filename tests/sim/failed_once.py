@@ -32,7 +32,8 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         251: "what a broker handed over while it stopped went on in its next session, and took the next owner's node away",
     },
     "once_delayed": {
-        19: "the checker held a former owner's receipt of what was acknowledged already for one of what it had written"
+        19: "the checker held a former owner's receipt of what was acknowledged already for one of what it had written",
+        81: "a broker that had stood still gave out again what was acknowledged at the next owner, before it was fenced",
     },
     "once_repaired": {
         16: "chunks that were given back before the answer to a seek were never asked for again"

@@ -17,6 +17,7 @@ from magnetar.runtime.tasks import awaited
 
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor
+from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
 from .core.consumer import Consumer, Delivery
@@ -74,6 +75,7 @@ class Dispatcher:
         counters: DispatchCounters,
         readers: Readers,
         delays: Delays,
+        ownership: Ownership,
     ) -> None:
         """`name` is for the log."""
         self._name = name
@@ -82,6 +84,7 @@ class Dispatcher:
         self._settings = settings
         self._counters = counters
         self._readers = readers
+        self._ownership = ownership
         self._loop = asyncio.get_running_loop()
         self._counts = cursor.redeliveries
         self.core = DispatchCore(
@@ -112,16 +115,22 @@ class Dispatcher:
         self.run()
 
     def run(self) -> None:
-        """Carries out instructions until the core has none left. Never raises."""
+        """Carries out instructions until the core has none left. Never raises.
+
+        A broker that may not be the owner any more delivers nothing: the next one may have given receipts since (rule 34),
+        and this one's topics are about to be fenced.
+        """
         # An instruction may have led here: the loop below goes on with what came of it.
         if self._running or self._turn_over:
             return
         self._running = True
-        core = self.core
+        core, served = self.core, self._ownership.valid
         try:
             for _ in range(MAX_INSTRUCTIONS_PER_TURN):
                 instruction = core.poll()
                 if type(instruction) is Delivery:
+                    if not served:
+                        continue
                     try:
                         instruction.consumer.port.deliver(instruction)
                     except Exception:

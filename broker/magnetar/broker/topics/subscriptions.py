@@ -104,6 +104,7 @@ class Subscriptions(Mapping[str, Subscription]):
             self._dispatched,
             self._readers,
             self._delays,
+            self._components.ownership,
         )
         subscription = Subscription(
             name, self._log, cursor, dispatcher, self._emptied, partition=self._ledger.name.partition

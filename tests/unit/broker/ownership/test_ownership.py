@@ -12,6 +12,7 @@ from magnetar.broker.ownership.records import owner_path, transfer_path
 from magnetar.broker.service.broker import BrokerService
 from magnetar.broker.topics.core.producers import Claim
 from magnetar.metadata import registration
+from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -171,6 +172,24 @@ async def test_rule_31_a_topic_that_was_being_closed_when_the_session_was_lost_c
         cluster.ledgers.confirm()
         await closing
         assert len(client.receipts) == 1
+
+
+async def test_rule_34_a_broker_whose_session_is_lost_delivers_nothing() -> None:
+    """Seed 81 of `once_delayed`: one that had stood still gave out again what was acknowledged at the next owner."""
+    async with brokers("a") as cluster:
+        one = cluster.brokers["a"]
+        name = TOPICS[0]
+        await owner(cluster, name)
+        client = FakeClient(one.broker)
+        await client.producer(topic=name.name)
+        await client.consumer(topic=name.name)
+        client.publish(b"0")
+        assert await client.received(1) == [b"0"]
+        cluster.expire("a")
+        assert not one.ownership.valid  # before any callback of the loop
+        client.frame(c.Redeliver(0, 1))
+        await settle()
+        assert client.values == [b"0"]
 
 
 async def test_rule_31_an_owner_deletes_its_node_by_version() -> None:
