@@ -4,11 +4,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker, Topic
+from magnetar.broker.dispatch.core.delay_index import DelayIndex, Run
 from magnetar.broker.log.records import log_state_path
 from magnetar.broker.topics import delays
 from magnetar.broker.topics.log_state import StoredLogState
@@ -368,6 +370,23 @@ async def test_without_consumers_nothing_is_queued_and_a_seek_begins_anew() -> N
         await client.ask(c.Seek, 2, ("earliest", None))
         await asyncio.sleep(2)
         assert client.values[5:] == [*[b"%d" % number for number in range(5)], b"late"]
+
+
+@in_virtual_time
+async def test_others_are_served_between_steps_that_only_spread_what_is_due_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, steps = Stage(), list[float]()
+
+    def spreads(self: DelayIndex, now_ms: int) -> tuple[list[Run], bool]:
+        steps.append(asyncio.get_running_loop().time())
+        return [], len(steps) < 6
+
+    monkeypatch.setattr(DelayIndex, "take_due", spreads)
+    async with stage.served() as (_, client):
+        await client.publish_at(([b"a"], stage.clock.now_ms() + 500))
+        await asyncio.sleep(1)
+    assert min(later - step for step, later in pairwise(steps[:6])) >= 0.001
 
 
 @in_virtual_time
