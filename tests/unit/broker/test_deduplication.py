@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 from magnetar.proto.frames import encode_frame
+from magnetar.proto.policies import Policies
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -679,7 +680,8 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
         assert last_of(await connected_at_last(broker)) == 0
 
 
-async def test_who_comes_while_changed_policies_are_read_waits_for_them() -> None:
+@pytest.mark.parametrize("on", [False, True])
+async def test_who_comes_while_changed_policies_are_read_waits_for_them(on: bool) -> None:
     stage = Stage(deduplication=False)
     namespace = "public/default"
     get, gate = stage.metadata.get, asyncio.Event()
@@ -694,12 +696,13 @@ async def test_who_comes_while_changed_policies_are_read_waits_for_them() -> Non
         await connected(broker)
         stage.metadata.get = slow  # type: ignore[method-assign]
         gate.clear()
-        broker.namespaces.followed.drop(namespace)  # as a change does
+        await broker.namespaces.set(namespace, Policies(deduplication=on), -1)
         coming = FakeClient(broker).ask(c.CreateProducer, 1, "orders", "q")
         await settle()
         assert not coming.done(), "nobody is let in while they are not known"
         gate.set()
         assert (await coming)["name"] == "q"
+        assert (broker.topics[str(TOPIC)].producers._by_name["q"].pushed is not None) == on
 
 
 async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner() -> None:

@@ -71,9 +71,14 @@ class Deduplication:
         self._found = KIND in stored
         self.policies_changed()
         if self._wanted():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_TRY_S):
-                    await self._jobs.wait()
+            await self._settled()
+
+    async def _settled(self) -> None:
+        """The policies are read, if they are being read, and followed; or FIRST_TRY_S have passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_TRY_S):
+                await self._policies.wait()
+                await self._jobs.wait()
 
     def policies_changed(self) -> None:
         """Perhaps it is to be on now, or off."""
@@ -135,9 +140,7 @@ class Deduplication:
         might become the next owner's: nobody begins anew before it is deleted.
         """
         if self._opened is None and self._wanted() is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_TRY_S):
-                    await self._policies.wait()
+            await self._settled()
         if self._opened is not None:
             self._opened.check()
         elif self._found or self._left_over or self._wanted():
