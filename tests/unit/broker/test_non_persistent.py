@@ -39,6 +39,17 @@ def ring_of(broker: Broker) -> Any:
     return ring
 
 
+async def test_a_topic_that_does_not_exist_is_not_written_when_its_load_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metadata = MemoryMetadataStore()
+    async with running_broker(None, metadata, auto_create_topics=False) as broker:
+        with pytest.raises(TopicNotFound):
+            await FakeClient(broker).producer(topic=NAME)
+        assert await metadata.get(topic_path(TOPIC)) is None
+    assert "fenced" not in caplog.text
+
+
 async def test_messages_are_delivered_and_receipted_in_order_and_nothing_is_stored() -> None:
     metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
     async with running_broker(ledgers, metadata) as broker:

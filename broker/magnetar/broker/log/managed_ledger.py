@@ -112,7 +112,7 @@ class ManagedLedger(Generic[T]):
     async def close(self) -> None:
         """Waits for a roll-over, closes the open ledger and records it. Pending entries must have been confirmed."""
         fenced = self.changes.not_served is not None
-        if self._ring is not None:
+        if self._ring is not None and self.list.ledgers:  # it has begun
             self._ring.close()
             with contextlib.suppress(
                 MagnetarError
