@@ -2,7 +2,7 @@
 
 assembler [MESSAGES [BYTES [EXPIRE_S]]]
 chunk PRODUCER ID INDEX[!] [PLACE]   one byte of a message; `!`: its last chunk. PLACE: where it is stored, else a new one
-wait SECONDS | expire
+wait SECONDS | silent | remove PRODUCER ID
 """
 
 from magnetar.proto.batch_extensions import Chunk
@@ -39,8 +39,12 @@ def run_scenario(text: str) -> str:
                     lines.append(f"{state} {value} at {_places(added.message.places)}{again}")
             case "wait":
                 now += float(arguments[0])
-            case "expire":
-                lines += map(_told, assembler.expire(now))
+            case "silent":
+                lines += [f"silent: {_places(message.places)}" for message in assembler.silent(now)]
+            case "remove":
+                message = assembler.find(arguments[0], arguments[1].encode())
+                assert message is not None
+                assembler.remove(message)
         assembler.check()
         due = assembler.next_due
         end = "" if due is None else f", next due in {due - now:g} s"
@@ -54,4 +58,4 @@ def _places(places: list[int]) -> str:
 
 
 def _told(let_go: LetGo[int]) -> str:
-    return f"{'drop' if let_go.dropped else 'give back'} {_places(let_go.places)}: {let_go.why}"
+    return f"{'orphan' if let_go.orphan else 'give back'} {_places(let_go.places)}: {let_go.why}"

@@ -38,6 +38,11 @@ class Receiving(Member):
         return self._source.trimmed_gaps
 
     @property
+    def unfinished_messages(self) -> int:
+        """How many messages in chunks, and chunks without those before them, were dropped: the rest can never come."""
+        return self._source.unfinished_messages
+
+    @property
     def reached_end(self) -> bool:
         """True when the topic, or each of several, is terminated and nothing is left to be received.
 

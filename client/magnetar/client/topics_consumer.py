@@ -276,6 +276,11 @@ class TopicsConsumer:
         """How often messages were trimmed before they were read, in the topics that are consumed now."""
         return sum(consumer.trimmed_gaps for consumer in self.consumers.values())
 
+    @property
+    def unfinished_messages(self) -> int:
+        """See Receiving; in the topics that are consumed now."""
+        return sum(consumer.unfinished_messages for consumer in self.consumers.values())
+
     def pause(self) -> None:
         self._paused = True
         for consumer in self.consumers.values():

@@ -132,7 +132,7 @@ class Rows:
             self._add_part(entry, entry_id, source, low, high)
             return
         at = 0
-        self._chunks.expire(entry.append_time_ms / 1000)
+        self._forget_silent(entry)
         for position, extensions in entry_extensions(entry).items():
             if extensions.chunk is not None:
                 self._add_whole(entry, at, position, entry_id, source, low, high)
@@ -145,7 +145,7 @@ class Rows:
         """An entry behind the range: what it has of messages that began in it."""
         entry_id = LEDGER_ENTRY_FIELDS.unpack_from(ledger_entry)[1]
         entry = Entry(ledger_entry, LEDGER_ENTRY_HEADER_BYTES)
-        self._chunks.expire(entry.append_time_ms / 1000)
+        self._forget_silent(entry)
         for position, extensions in entry_extensions(entry).items() if entry.flags & ENTRY_CHUNKED else ():
             if extensions.chunk is not None and extensions.chunk.index:
                 self._add_chunk(entry, position, entry_id, source, extensions.chunk)
@@ -154,6 +154,10 @@ class Rows:
     def unfinished_since_ms(self) -> int | None:
         """When the last chunk was stored of all messages that are not finished; None: there are none."""
         return max([round(message.heard * 1000) for message in self._chunks.unfinished], default=None)
+
+    def _forget_silent(self, entry: Entry) -> None:
+        for message in self._chunks.silent(entry.append_time_ms / 1000):
+            self._chunks.remove(message)
 
     def _add_chunk(self, entry: Entry, position: int, entry_id: int, source: Source, chunk: Chunk) -> None:
         """The message gets a row once its last chunk is here: that of its first one."""

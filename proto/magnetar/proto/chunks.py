@@ -10,13 +10,11 @@ in order, with other messages between them.
     unfinished  --a chunk that it has, stored again-->         unfinished
     unfinished  --a chunk behind the next one-->               let go
     unfinished  --chunk 0 of one message too many-->           let go: the one that has waited longest for a chunk
-    unfinished  --nothing more within `expire_s`-->            let go: its producer is gone, as a rule
+    unfinished  --nothing more within `expire_s`-->            silent: who knows whether more can come is to be asked
 
-What is let go is *given back*, to be delivered again: another consumer may have the rest. It waits for room then, where
-another message would take the place of one. What has come ROUNDS times, each time without the rest for `expire_s`, is
-*dropped*: acknowledged, since nobody will ever finish it. Once is not enough, however old it is: who has the rest, or a
-broker that cannot read it, may only be slow. Orphans are dropped that have come as often, in `expire_s` or longer; it
-begins anew when their message is let go for want of room.
+What is let go is *given back*, to be delivered again, unless nobody can ever finish it: then it is *dropped*, which is to
+acknowledge it. The assembler cannot know which: who has the rest, or a broker that cannot read it, may only be slow. What is
+let go for want of room can be finished, and waits for room when it comes again: it does not take the place of another one.
 
 >>> chunks = Assembler[int](max_messages=10, max_bytes=100, expire_s=60.0)
 >>> chunks.add("p", Chunk(b"8 bytes.", 0, False), place=5, piece=b"ab", now=0.0).message.finished
@@ -35,7 +33,6 @@ from .batch_extensions import Chunk
 P = TypeVar("P")  # where a chunk is stored
 Key = tuple[str, bytes]  # producer, chunk id: two producers may have drawn the same one
 
-ROUNDS = 3
 MAX_GIVEN_BACK = 1_000  # messages that were given back and are remembered
 
 
@@ -43,10 +40,21 @@ class Unfinished(Generic[P]):
     """A message of which chunks are missing, or (`finished`) none any more.
 
     places: of all its chunks, those that were stored twice included. pieces: the value so far, unless it is `too_large`.
-    size: bytes of the value so far. sink: whatever the caller attaches to it.
+    size: bytes of the value so far. sink, end: whatever the caller attaches to it; `end` until another chunk comes.
     """
 
-    __slots__ = ("finished", "heard", "key", "next_index", "pieces", "places", "sink", "size", "too_large")
+    __slots__ = (
+        "end",
+        "finished",
+        "heard",
+        "key",
+        "next_index",
+        "pieces",
+        "places",
+        "sink",
+        "size",
+        "too_large",
+    )
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -58,15 +66,17 @@ class Unfinished(Generic[P]):
         self.finished = False
         self.too_large = False
         self.sink: Any = None
+        self.end: Any = None
 
 
 class LetGo(NamedTuple, Generic[P]):
-    """What cannot be finished now: `places` are to be given back, or (`dropped`) acknowledged."""
+    """What cannot be finished now. `orphan`: a chunk without those before it, which perhaps nobody has."""
 
     why: str
+    key: Key
     places: list[P]
-    dropped: bool
     message: Unfinished[P] | None = None
+    orphan: bool = False
 
 
 class Added(NamedTuple, Generic[P]):
@@ -75,16 +85,6 @@ class Added(NamedTuple, Generic[P]):
     message: Unfinished[P] | None
     let_go: list[LetGo[P]]
     repeated: bool = False  # the message had it already
-
-
-class _GivenBack:
-    """silences: how often no more came of it. orphans: how often they came, `since` when; index: of the last one."""
-
-    __slots__ = ("index", "orphans", "silences", "since")
-
-    def __init__(self, now: float) -> None:
-        self.silences = self.orphans = self.index = 0
-        self.since = now
 
 
 class Assembler(Generic[P]):
@@ -97,7 +97,9 @@ class Assembler(Generic[P]):
         self._max_bytes = max_bytes
         self._expire_s = expire_s
         self._unfinished: dict[Key, Unfinished[P]] = {}  # the one that has waited longest for a chunk first
-        self._given_back: dict[Key, _GivenBack] = {}  # the one that was given back last is the last
+        self._given_back: dict[
+            Key, None
+        ] = {}  # for want of room; the one that was given back last is the last
 
     @property
     def unfinished(self) -> list[Unfinished[P]]:
@@ -111,7 +113,7 @@ class Assembler(Generic[P]):
 
     @property
     def next_due(self) -> float | None:
-        """When `expire` has something to do, unless another chunk comes before."""
+        """When a message is silent, unless another chunk comes before."""
         first = next(iter(self._unfinished.values()), None)
         return None if first is None else first.heard + self._expire_s
 
@@ -122,17 +124,17 @@ class Assembler(Generic[P]):
         let_go = list[LetGo[P]]()
         if message is not None and chunk.index > message.next_index:
             why = f"chunk {message.next_index} of it is missing"
-            let_go.append(LetGo(why, message.places, False, message))
-            self._remember(key, now)
+            let_go.append(LetGo(why, key, message.places, message))
             message = None
         if message is None:
             if chunk.index:
-                return Added(None, [*let_go, self._orphan(key, chunk, place, now)])
+                why = f"chunk {chunk.index} came without those before it"
+                return Added(None, [*let_go, LetGo(why, key, [place], orphan=True)])
             if len(self._unfinished) >= self._max_messages:
                 if key in self._given_back:  # else those that nobody finishes would take turns for ever
-                    return Added(None, [*let_go, self._no_room(key, [place], now)])
+                    return Added(None, [*let_go, self._no_room(key, [place])])
                 oldest = self._unfinished.pop(next(iter(self._unfinished)))
-                let_go.append(self._no_room(oldest.key, oldest.places, now, oldest))
+                let_go.append(self._no_room(oldest.key, oldest.places, oldest))
             message = Unfinished(key)
         repeated = chunk.index < message.next_index
         if not repeated or place not in message.places:
@@ -146,30 +148,23 @@ class Assembler(Generic[P]):
             if self._holds and message.size > self._max_bytes:
                 message.too_large = True
                 message.pieces.clear()
-        message.heard = now
+        message.heard, message.end = now, None
         if message.finished:
             self._given_back.pop(key, None)
         else:
             self._unfinished[key] = message
         return Added(message, let_go, repeated)
 
-    def expire(self, now: float) -> list[LetGo[P]]:
-        """Lets go of the messages that got no chunk for `expire_s`."""
-        found: list[LetGo[P]] = []
-        while (due := self.next_due) is not None and due <= now:
-            message = self._unfinished.pop(next(iter(self._unfinished)))
-            known = self._remember(message.key, now)
-            known.silences += 1
-            why = f"no chunk of it came within {self._expire_s:g} s"
-            found.append(LetGo(why, message.places, known.silences >= ROUNDS, message))
-        return found
+    def silent(self, now: float) -> list[Unfinished[P]]:
+        """The messages that got no chunk for `expire_s`: to be touched, or removed."""
+        return [one for one in self._unfinished.values() if one.heard + self._expire_s <= now]
 
     def find(self, producer: str, chunk_id: bytes) -> Unfinished[P] | None:
         """The message, if chunks of it are missing."""
         return self._unfinished.get((producer, chunk_id))
 
     def touch(self, message: Unfinished[P], now: float) -> None:
-        """It is no fault of the producer's that no chunk has come."""
+        """It is waited for anew."""
         if self._unfinished.pop(message.key, None) is not None:
             message.heard = now
             self._unfinished[message.key] = message
@@ -178,28 +173,12 @@ class Assembler(Generic[P]):
         """The message is not wanted any more."""
         self._unfinished.pop(message.key, None)
 
-    def _orphan(self, key: Key, chunk: Chunk, place: P, now: float) -> LetGo[P]:
-        known = self._remember(key, now)
-        if chunk.index <= known.index or not known.orphans:  # else one more of the same round
-            known.orphans += 1
-        known.index = chunk.index
-        dropped = known.orphans >= ROUNDS and now - known.since >= self._expire_s
-        return LetGo(f"chunk {chunk.index} came without those before it", [place], dropped)
-
-    def _no_room(
-        self, key: Key, places: list[P], now: float, message: Unfinished[P] | None = None
-    ) -> LetGo[P]:
-        """Whatever happened before, it may well be finished."""
-        known = self._remember(key, now)
-        known.orphans, known.since = 0, now
-        return LetGo(f"more than {self._max_messages} messages were unfinished", places, False, message)
-
-    def _remember(self, key: Key, now: float) -> _GivenBack:
-        known = self._given_back.pop(key) if key in self._given_back else _GivenBack(now)
-        self._given_back[key] = known
+    def _no_room(self, key: Key, places: list[P], message: Unfinished[P] | None = None) -> LetGo[P]:
+        self._given_back.pop(key, None)
+        self._given_back[key] = None
         if len(self._given_back) > MAX_GIVEN_BACK:
             del self._given_back[next(iter(self._given_back))]
-        return known
+        return LetGo(f"more than {self._max_messages} messages were unfinished", key, places, message)
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""

@@ -56,6 +56,7 @@ def test_the_table_of_operations() -> None:
         "BrokerService.unsubscribe": Operation("consume", CONSUMER),
         "BrokerService.seek": Operation("consume", CONSUMER),
         "BrokerService.last_message_id": Operation("consume", CONSUMER),
+        "BrokerService.unfinished_message": Operation("consume", CONSUMER),
         "BrokerService.lookup": Operation("lookup", TOPIC),
         "BrokerService.partitions": Operation("lookup", TOPIC),
         "BrokerService.watch_partitions": Operation("lookup", TOPIC),

@@ -63,7 +63,10 @@ def test_every_finished_message_is_whole_and_every_chunk_is_accounted_for(
 
 
 def _account(log: list[tuple[int, int, int, bool]], max_messages: int) -> None:
-    """What is given back comes after half a minute, in order of its place and before what is new. Then all is done with."""
+    """What is given back comes after half a minute, in order of its place and before what is new. Then all is done with.
+
+    What nobody can finish is dropped by who knows what is still to come.
+    """
     assembler = Assembler[int](max_messages, 1000, 60.0)
     now = 0.0
     replay: dict[int, float] = {}
@@ -82,20 +85,25 @@ def _account(log: list[tuple[int, int, int, bool]], max_messages: int) -> None:
             position += 1
         else:
             place = -1
-        found = []
         if place >= 0:
             producer, chunk, piece = _chunk(*log[place])
             added = assembler.add(producer, chunk, place, piece, now)
-            found = added.let_go
             if added.message is not None and added.message.finished:
                 _finished(added.message, whole, done, log)
-        found = [*found, *assembler.expire(now)]
-        for let_go in found:
-            assert let_go.places
-            if let_go.dropped:
-                done |= dict.fromkeys(let_go.places, "dropped")
-            else:
-                replay |= {one: now + 30.0 for one in let_go.places if one not in done}
+            for let_go in added.let_go:
+                assert let_go.places
+                if let_go.orphan and not any(
+                    other < place and log[other][:2] == log[place][:2] for other in replay
+                ):
+                    done |= dict.fromkeys(let_go.places, "dropped")
+                else:
+                    replay |= {one: now + 30.0 for one in let_go.places if one not in done}
+        for message in assembler.silent(now):
+            assembler.touch(message, now)
+            of = log[message.places[0]][:2]
+            if position == len(log) and not any(log[other][:2] == of for other in replay):
+                assembler.remove(message)
+                done |= dict.fromkeys(message.places, "dropped")
         assembler.check()
     assert not assembler.unfinished
     assert not assembler.held_bytes
@@ -124,32 +132,26 @@ def _finished(
 def test_what_was_given_back_is_remembered_within_bounds() -> None:
     assembler = Assembler[int](10, 1000, 60.0)
     for number in range(2 * MAX_GIVEN_BACK):
-        assembler.add("p", Chunk(number.to_bytes(8), 1, False), number, b"", 0.0)
+        assembler.add("p", Chunk(number.to_bytes(8), 0, False), number, b"", 0.0)
         assembler.check()
 
 
-def test_an_expired_message_leaves_nothing_in_memory() -> None:
+def test_a_removed_message_leaves_nothing_in_memory() -> None:
     assembler = Assembler[int](10, 1000, 60.0)
     assembler.add("p", Chunk(b"8 bytes.", 0, False), 1, b"x" * 100, 0.0)
     assert assembler.held_bytes == 100
-    (let_go,) = assembler.expire(60.0)
-    assert let_go.places == [1]
-    assert not let_go.dropped
+    assert not assembler.silent(59.0)
+    (message,) = assembler.silent(60.0)
+    assembler.touch(message, 60.0)
+    assert not assembler.silent(119.0)
+    assembler.remove(message)
     assert assembler.held_bytes == 0
     assert assembler.next_due is None
 
 
-def _keeps_what_expired(patch: pytest.MonkeyPatch) -> None:
-    """An expired message's memory is kept."""
-    expire = Assembler.expire
-
-    def careless(self: Any, now: float) -> Any:
-        before = dict(self._unfinished)
-        found = expire(self, now)
-        self._unfinished.update(before)
-        return found
-
-    patch.setattr(Assembler, "expire", careless)
+def _keeps_what_is_removed(patch: pytest.MonkeyPatch) -> None:
+    """The memory of a message that is not wanted any more is kept."""
+    patch.setattr(Assembler, "remove", lambda self, message: None)
 
 
 def _chunks_by_id_alone(patch: pytest.MonkeyPatch) -> None:
@@ -171,12 +173,12 @@ def _a_chunk_is_a_message(patch: pytest.MonkeyPatch) -> None:
 def _what_is_crowded_out_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """What was let go for want of room is acknowledged."""
     no_room = Assembler._no_room
-    patch.setattr(Assembler, "_no_room", lambda self, *given: no_room(self, *given)._replace(dropped=True))
+    patch.setattr(Assembler, "_no_room", lambda self, *given: no_room(self, *given)._replace(orphan=True))
 
 
 @pytest.mark.parametrize(
     "plant",
-    [_keeps_what_expired, _chunks_by_id_alone, _a_chunk_is_a_message, _what_is_crowded_out_is_dropped],
+    [_keeps_what_is_removed, _chunks_by_id_alone, _a_chunk_is_a_message, _what_is_crowded_out_is_dropped],
 )
 def test_planted_defects_are_noticed(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

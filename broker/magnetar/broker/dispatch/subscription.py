@@ -188,6 +188,10 @@ class Subscription:
             )
         return ""
 
+    def is_to_come(self, end: Position) -> bool:
+        """True if something before `end` is still to be delivered, or to be delivered again."""
+        return self._seeking or self._core.is_to_come(end)
+
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     @property

@@ -128,6 +128,17 @@ class BrokerService:
         found = await (opened.topic.log if compacted is None else compacted).last_message_id()
         return None if found is None else found._replace(partition=opened.topic.name.partition)
 
+    @on_consumer("consume")
+    async def unfinished_message(
+        self, opened: ConsumerOpened, producer: str, chunk_id: bytes, until: MessageId | None
+    ) -> tuple[bool, MessageId | None]:
+        """Whether nothing before `until` is left to be delivered; where a message in chunks ends, unless it may go on."""
+        topic = opened.topic
+        lost = until is not None and not opened.subscription.is_to_come(until[:3])
+        if topic.producers.may_continue(producer, chunk_id):
+            return lost, None
+        return lost, MessageId(*topic.log.list.end)
+
     # --- topics ------------------------------------------------------------------------------------------------------
 
     @on_topic("lookup")

@@ -474,6 +474,9 @@ class Topic:
                         session.rows.append((run.sequence_id, run.messages, *DUPLICATE_ID[:3]))
             if confirmed:
                 released += entry.size
+                for run in entry.runs:
+                    if run.index >= 0:
+                        run.session.confirmed_chunk = None if run.extensions is None else run.extensions.chunk
             if cached and data is not None:
                 self.cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
         self.cache.drop_what_nobody_holds(self.readers.slowest_from)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from magnetar.proto.chunks import Key
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, encode_rows
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
@@ -134,14 +135,22 @@ class Acknowledger:
             if self._ack_timer is None:
                 self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self.flush)
 
-    def give_back_rows(self, rows: list[AckRow], delay: float, flags: bytearray | None = None) -> None:
-        """Has chunks that nobody has seen as a whole delivered again after `delay` seconds. Never raises.
+    def give_back_rows(
+        self, key: Key, rows: list[AckRow], delay: float, flags: bytearray | None = None
+    ) -> None:
+        """Has chunks of a message that nobody has seen as a whole delivered again after `delay` seconds. Never raises.
 
         flags: of their message. `rows` may grow until then.
         """
         if rows:
-            self._nacks.add_rows(rows, self._loop.time() + delay, bytearray(1) if flags is None else flags)
+            self._nacks.add_rows(
+                key, rows, self._loop.time() + delay, bytearray(1) if flags is None else flags
+            )
             self._nacks_added()
+
+    def gives_back_before(self, key: Key, place: tuple[int, int, int]) -> bool:
+        """True while chunks of this message that nobody has seen, before a place, wait for `give_back_rows`."""
+        return self._nacks.has_chunks_before(key, place)
 
     def is_nacked(self, message_id: MessageId) -> bool:
         """True while a message waits for the time when it is to be delivered again."""

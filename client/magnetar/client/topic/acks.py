@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
+from magnetar.proto.chunks import Key
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
 
@@ -159,13 +160,21 @@ class NackTracker:
     __slots__ = ("_heap", "_last", "_number")
 
     def __init__(self) -> None:
-        # Due time, number of the call, flags, index in them, id, `counted`. Without the number of `_last` it means nothing.
-        self._heap: list[tuple[float, int, bytearray, int, MessageId, bool]] = []
+        # Due time, number of the call, flags, index in them, id, `counted`, and of which message in chunks that nobody has
+        # seen. Without the number of `_last` it means nothing.
+        self._heap: list[tuple[float, int, bytearray, int, MessageId, bool, Key | None]] = []
         self._last: dict[MessageId, int] = {}
         self._number = 0
 
     def __bool__(self) -> bool:
         return bool(self._last)
+
+    def has_chunks_before(self, key: Key, place: tuple[int, int, int]) -> bool:
+        """True if chunks of this message that nobody has seen as a whole, and that begin before a place, are among them."""
+        return any(
+            of == key and message_id[:3] < place and self._last.get(message_id) == number
+            for _, number, _, _, message_id, _, of in self._heap
+        )
 
     def __contains__(self, message_id: MessageId) -> bool:
         return message_id in self._last
@@ -177,18 +186,18 @@ class NackTracker:
         message_id, last, heap = message.id, self._last, self._heap
         self._number += 1
         last[message_id] = self._number
-        heappush(heap, (due, self._number, message.delivery.flags, message.index, message_id, counted))
+        heappush(heap, (due, self._number, message.delivery.flags, message.index, message_id, counted, None))
         if len(heap) > 64 + 2 * len(last):
             self._heap = [row for row in heap if last.get(row[4]) == row[1]]
             heapify(self._heap)
 
-    def add_rows(self, rows: list[AckRow], due: float, flags: bytearray) -> None:
+    def add_rows(self, key: Key, rows: list[AckRow], due: float, flags: bytearray) -> None:
         """Chunks of a message that nobody has seen as a whole."""
         ledger, entry, index, _ = rows[0]
         message_id = ChunkedMessageId.of(MessageId(ledger, entry, index), rows)
         self._number += 1
         self._last[message_id] = self._number
-        heappush(self._heap, (due, self._number, flags, 0, message_id, False))
+        heappush(self._heap, (due, self._number, flags, 0, message_id, False, key))
 
     @property
     def next_due(self) -> float:
@@ -206,7 +215,7 @@ class NackTracker:
         unseen: list[MessageId] = []
         heap, last = self._heap, self._last
         while heap and (heap[0][0] <= now or self.overfull):
-            _, number, flags, index, message_id, counted = heappop(heap)
+            _, number, flags, index, message_id, counted, _ = heappop(heap)
             if last.get(message_id) == number:
                 del last[message_id]
                 if flags[index] == UNACKED:

@@ -2,7 +2,14 @@
 
     delivery with chunks --parts--> deliveries of what is no chunk | ChunkedDelivery, a message: queued like any other
                               |
-                              `--> Assembler (proto.chunks): what cannot be finished is given back or acknowledged
+                              `--> Assembler (proto.chunks): what cannot be finished now is let go
+
+What may never be finished is a *doubt*, and the broker is asked (UnfinishedMessage): only it knows whether more is stored,
+and still to be delivered. While entries cannot be read, and while it cannot be asked, nothing is dropped:
+
+    a message gets no chunk for `expire_s`   may its producer send more?           yes: waited for | no: where may it end?
+    the same once more                       is anything before that end to come?  yes: waited for | no: dropped
+    a chunk without those before it          is anything before it to come?        yes: given back | no: dropped
 
 *Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
 message with more chunks than the receiver queue holds can be finished; the bytes of all unfinished ones are bounded by
@@ -22,7 +29,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from magnetar.proto.batch_extensions import Chunk, entry_extensions
 from magnetar.proto.chunks import Assembler, LetGo, Unfinished
@@ -30,6 +38,7 @@ from magnetar.proto.commands import AckRow
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost, MessageTooLarge
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ranges import Range, complement
+from magnetar.runtime.tasks import begin
 
 from ..chunked_id import ChunkedMessageId, last_place
 from ..durations import in_seconds
@@ -155,6 +164,14 @@ class StreamedDelivery(ChunkedDelivery):
         return piece
 
 
+class _Doubt(NamedTuple):
+    """What may never be finished: of a `message` that is silent, or chunks that were let go."""
+
+    let_go: LetGo[AckRow]
+    epoch: int
+    chunks: int  # of the message, by then
+
+
 class ChunkIntake:
     """The chunks of one consumer."""
 
@@ -167,8 +184,13 @@ class ChunkIntake:
         window: Window,
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
+        ask: Callable[[str, bytes, bytes | None], Awaitable[dict[str, Any]]],
     ) -> None:
-        """queue: to be handed out. on_taken: there may be room for more."""
+        """queue: to be handed out. on_taken: there may be room for more. ask: the broker, see UnfinishedMessage."""
+        self._ask = ask
+        self._doubts = deque[_Doubt]()  # the first one is asked about
+        self.asking: asyncio.Task[None] | None = None
+        self.dropped = 0  # messages and chunks that nobody will ever finish
         self._window = window
         self._what = what
         self._acknowledger = acknowledger
@@ -251,15 +273,18 @@ class ChunkIntake:
         if known is not None:
             comes_again = known.sink.flags[0] == GIVEN_BACK  # and begins anew
             if chunk.index > (0 if comes_again else known.next_index):
-                self._acknowledger.give_back_rows(
-                    [place], AHEAD_S
-                )  # the one in front of it is on its way again
+                # The one in front of it is on its way again; or it was acknowledged, and is not among what is before this.
+                self._acknowledger.give_back_rows(known.key, [place], AHEAD_S)
+                known.end = min(known.end or part.first_id, part.first_id)
                 return
             if comes_again:
                 self._assembler.remove(known)
         added = self._assembler.add(producer, chunk, place, piece, now)
         for let_go in added.let_go:
-            self._let_go(let_go)
+            if let_go.orphan:
+                self._doubt(let_go, part.epoch)
+            else:
+                self._let_go(let_go)
         message = added.message
         if message is None:
             return
@@ -361,12 +386,52 @@ class ChunkIntake:
 
     # --- what is let go ----------------------------------------------------------------------------------------------
 
-    def _let_go(self, let_go: LetGo[AckRow]) -> None:
+    def _doubt(self, let_go: LetGo[AckRow], epoch: int) -> None:
+        self._doubts.append(_Doubt(let_go, epoch, len(let_go.places)))
+        if self.asking is None:
+            self.asking = begin(self._settle_doubts(), f"chunks of {self._what}")
+
+    async def _settle_doubts(self) -> None:
+        try:
+            while self._doubts:
+                await self._settle(self._doubts[0])
+        finally:
+            self.asking = None
+
+    async def _settle(self, doubt: _Doubt) -> None:
+        """Drops it, or gives chunks back and goes on waiting for a message."""
+        let_go, message = doubt.let_go, doubt.let_go.message
+        until: MessageId | None = MessageId(*let_go.places[0][:3]) if message is None else message.end
+        lost, end = False, None
+        # What is still to be given back is nothing that the broker has to deliver.
+        if until is None or not self._acknowledger.gives_back_before(let_go.key, until[:3]):
+            try:
+                answer = await self._ask(*let_go.key, None if until is None else until.to_bytes())
+                lost, end = answer["lost"], answer["end"]
+            except MagnetarError as error:
+                _log.info(
+                    "%s: whether a message in chunks can be finished is not known: %s", self._what, error
+                )
+        if not self._doubts or self._doubts[0] is not doubt:
+            return  # it comes again, or nothing more comes
+        self._doubts.popleft()
+        if message is None:
+            self._let_go(let_go, dropped=lost)
+        elif self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks:
+            if end is None:
+                message.end = None
+            elif lost:
+                self._assembler.remove(message)
+                self._let_go(let_go, dropped=True)
+            elif message.end is None:
+                message.end = MessageId.from_bytes(end)
+
+    def _let_go(self, let_go: LetGo[AckRow], *, dropped: bool = False) -> None:
         delivery: ChunkedDelivery | None = None if let_go.message is None else let_go.message.sink
         first = let_go.places[0]
         what = f"the message in chunks at {first.ledger}:{first.entry}:{first.first_index}"
         if delivery is not None:
-            if let_go.dropped and delivery in self.open:
+            if dropped and delivery in self.open:
                 self.open.remove(
                     delivery
                 )  # else it comes again, and is not acknowledged by what lies behind it
@@ -375,13 +440,14 @@ class ChunkIntake:
             if isinstance(delivery, StreamedDelivery):
                 self.reading.pop(delivery, None)
                 delivery.end(MessageLost(f"{self._what}: {what} is let go: {let_go.why}"))
-        if let_go.dropped:
+        if dropped:
+            self.dropped += 1
             _log.warning("%s: %s is acknowledged, and never seen whole: %s", self._what, what, let_go.why)
             self._acknowledger.ack_rows(let_go.places)
         else:
             _log.info("%s: %s is given back, to be delivered again: %s", self._what, what, let_go.why)
             flags = None if delivery is None else delivery.flags
-            self._acknowledger.give_back_rows(let_go.places, self._again_s, flags)
+            self._acknowledger.give_back_rows(let_go.key, let_go.places, self._again_s, flags)
 
     def _set_timer(self) -> None:
         due = self._assembler.next_due
@@ -393,15 +459,7 @@ class ChunkIntake:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
-        if self._window.paused or not self._window.has_permits:
-            for message in self._assembler.unfinished:
-                self._assembler.touch(message, now)  # its chunks wait at the broker
-        idle = dict[StreamedDelivery, Unfinished[AckRow]]()
-        for delivery, message in self.reading.items():
-            if now - delivery.taken_at >= self._expire_s:
-                idle[delivery] = message
-            else:
-                self._assembler.touch(message, now)
+        idle = {one: message for one, message in self.reading.items() if now - one.taken_at >= self._expire_s}
         # Whoever waits for the rest of one does not take what is in the way of it, and would wait for ever.
         stuck = [one for one in idle if one in self.awaited] if self._is_full else []
         if stuck or (self.waits_since is not None and now - self.waits_since >= self._expire_s):
@@ -412,9 +470,14 @@ class ChunkIntake:
             for delivery in unread or stuck:
                 message = idle[delivery]
                 self._assembler.touch(message, now)  # what comes of it until its time is given back with it
-                self._let_go(LetGo(why, message.places, False, message))
-        for let_go in self._assembler.expire(now):
-            self._let_go(let_go)
+                self._let_go(LetGo(why, message.key, message.places, message))
+        why = f"no chunk of it came within {self._expire_s:g} s, and none is to come"
+        for message in self._assembler.silent(now):
+            if self._settled(message.sink):
+                self._assembler.remove(message)
+            else:
+                self._assembler.touch(message, now)
+                self._doubt(LetGo(why, message.key, message.places, message), message.sink.epoch)
         self._set_timer()
         self.on_taken()
 
@@ -432,6 +495,7 @@ class ChunkIntake:
                 if isinstance(delivery, StreamedDelivery):
                     delivery.end(error)
         self.reading = {one: message for one, message in self.reading.items() if one.epoch >= before_epoch}
+        self._doubts = deque(one for one in self._doubts if one.epoch >= before_epoch)
         self.open = [one for one in self.open if one.epoch >= before_epoch]
         if not self.open:
             self._since.clear()

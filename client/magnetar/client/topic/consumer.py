@@ -34,6 +34,7 @@ from magnetar.proto.commands import (
     Redeliver,
     Seek,
     Subscribe,
+    UnfinishedMessage,
     UnreadableEntry,
     Unsubscribe,
     encode_rows,
@@ -137,6 +138,7 @@ class TopicConsumer:
             self._window,
             self._enqueue,
             self._grant,
+            self._ask_unfinished,
         )
         self.acknowledger.up_to = self._chunks.up_to
         self.arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
@@ -256,6 +258,11 @@ class TopicConsumer:
     def has_handed_out_to(self, last: MessageId) -> bool:
         """True if all has come up to a message, and nothing waits: what was not handed out are chunks. In order only."""
         return self._chunks.has_had(last) and not self.has_queued
+
+    @property
+    def unfinished_messages(self) -> int:
+        """See Receiving."""
+        return self._chunks.dropped
 
     @property
     def topic(self) -> str:
@@ -378,6 +385,11 @@ class TopicConsumer:
             self._queue.appendleft(gap)
             self._wake()
 
+    async def _ask_unfinished(self, producer: str, chunk_id: bytes, until: bytes | None) -> dict[str, Any]:
+        command = UnfinishedMessage(0, self._attachment.id, producer, chunk_id, until)
+        answer: dict[str, Any] = await self._attachment.call(command)
+        return answer
+
     async def unsubscribe(self) -> None:
         """Deletes the subscription; the consumer is still to be closed."""
         self._attachment.check_open()
@@ -426,6 +438,9 @@ class TopicConsumer:
         if self._check_timer is not None:
             self._check_timer.cancel()
         self.acknowledger.end()
+        if self._chunks.asking is not None:
+            self._chunks.asking.cancel()
+            self._attachment.pool.await_end(self._chunks.asking)
 
     def left(self) -> None:
         """See Attached."""

@@ -117,6 +117,21 @@ class DispatchCore:
         held = consumer.delivered_messages and self.active in (None, consumer) and mark < self.read_position
         return mark if held else None
 
+    def is_to_come(self, end: Position) -> bool:
+        """True if something before `end` is still to be delivered, or to be delivered again.
+
+        What waits for its delivery time does not count: it is all due at the same time as what its consumer has of it.
+        """
+        due, replay = self.due, self.tracker.replay
+        return bool(
+            self._out
+            or self._log.normalise(max(self.read_position, self._state.mark_delete)) < end
+            or any((*key, 0) < end for key in replay)
+            or due
+            or due.next_due_ms is not None
+            or (self.tracker.individual_acks and not self._delays.whole)
+        )
+
     def to_notify(self, key: EntryKey) -> list[tuple[Consumer, MagnetarError, bool]]:
         """Consumers that wait for an unreadable entry and are to be notified now: why, and whether it is lost."""
         failure = self.source.failures.get(key)

@@ -12,6 +12,7 @@ import msgspec
 
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import MessageId
 from magnetar.proto.policies import decode_policies
 
 from ...export.archived import Wanted, decode_archived
@@ -114,6 +115,14 @@ async def _last_message_id(
     return None if found is None else found.to_bytes()
 
 
+async def _unfinished_message(
+    service: BrokerService, caller: Caller, command: c.UnfinishedMessage, opened: ConsumerOpened
+) -> Any:
+    until = None if command.until is None else MessageId.from_bytes(command.until)
+    lost, end = await service.unfinished_message(caller, opened, command.producer, command.chunk_id, until)
+    return {"lost": lost, "end": None if end is None else end.to_bytes()}
+
+
 _B, _L = BrokerService, LedgerService
 
 REQUESTS: dict[type[c.Command], _Answer] = {
@@ -159,6 +168,7 @@ CONSUMER_REQUESTS: dict[
 ] = {
     c.Seek: _seek,
     c.LastMessageId: _last_message_id,
+    c.UnfinishedMessage: _unfinished_message,
 }
 
 

@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from magnetar.proto.batch_extensions import Chunk
 from magnetar.proto.errors import (
     MagnetarError,
     ProducerBusy,
@@ -63,6 +64,7 @@ ReceiptFields = tuple[int, int, int, int, int]
 
 MAX_NAMED = 3  # producers that an error names
 NOT_ALONE = -1  # in place of a topic's epoch
+ANYTHING = Chunk(b"", 0, last=False)  # no session has sent it
 
 
 class AccessMode(NamedTuple):
@@ -113,7 +115,8 @@ class ProducerSession:
     """One epoch of one producer."""
 
     __slots__ = (
-        "access_mode", "epoch", "name", "outstanding", "port", "pushed", "rows", "state", "topic_epoch", "when_drained",
+        "access_mode", "confirmed_chunk", "epoch", "name", "outstanding", "port", "pushed", "rows", "state", "topic_epoch",
+        "when_drained",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +139,8 @@ class ProducerSession:
         self.outstanding = 0
         # Rows of this wake-up, collected by the topic.
         self.rows: list[ReceiptFields] = []
+        # What was stored of it last, if that is a chunk; ANYTHING: nothing yet, so it may go on with any message.
+        self.confirmed_chunk: Chunk | None = ANYTHING
         # Called once when `outstanding` is 0: nothing that was queued under this session can land any more.
         self.when_drained: list[Callable[[], None]] = []
 
@@ -428,6 +433,19 @@ class Producers:
             self.reserved_until = max(self.reserved_until, reserved_until)
         session.close()
         self.finished(session, 0)
+
+    def may_continue(self, name: str, chunk_id: bytes) -> bool:
+        """True if another chunk of this message may follow those that are confirmed.
+
+        Its producer sends nothing else until it has ended, and what it sends again begins with what is not confirmed.
+        """
+        session = self._by_name.get(name)
+        if session is None:
+            return False
+        last = session.confirmed_chunk
+        return session.state is not SessionState.OPEN or (
+            last is not None and (last is ANYTHING or (last.chunk_id == chunk_id and not last.last))
+        )
 
     def finished(self, session: ProducerSession, runs: int) -> None:
         """So many receipt runs of the session were confirmed or failed."""
