@@ -285,7 +285,7 @@ class QueueOptions:
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
     max_pending_chunked_messages: int = 10  # of which chunks are missing
-    expire_incomplete_chunked_messages: Seconds = 60.0 * SECONDS  # without another chunk; then the broker is asked
+    expire_incomplete_chunked_messages: Seconds = 60.0 * SECONDS  # without a chunk; then the broker is asked
     max_chunked_message_bytes: int = 1024 * 1024 * 1024  # of one that is not streamed
 
     def __post_init__(self) -> None:

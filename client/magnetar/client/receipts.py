@@ -85,7 +85,8 @@ class Group:
     @property
     def next_sequence_id(self) -> int:
         """Of the first message that is not confirmed."""
-        return self.sequence_id(self.confirmed)
+        ids = self.sequence_ids
+        return self.first_sequence_id + self.confirmed if ids is None else ids[self.confirmed]
 
     @property
     def last_sequence_id(self) -> int:

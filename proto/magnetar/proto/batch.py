@@ -305,11 +305,11 @@ def encode_group(
     place of each message among those of all batches; where messages have sequence ids of their own, and without `by_key`,
     they stay in their order (None), and a batch ends where the key or the delivery time changes.
     """
+    if not columns.deliver_at_ms and not (by_key and columns.keys):
+        return encode_columns(columns, first_sequence_id, publish_time_ms, compression), None
     kinds: list[Any] = [
         column for column in (columns.keys if by_key else None, columns.deliver_at_ms) if column
     ]
-    if not kinds:
-        return encode_columns(columns, first_sequence_id, publish_time_ms, compression), None
     kind = kinds[0] if len(kinds) == 1 else list(zip(*kinds))
     count = len(kind)
     order = None

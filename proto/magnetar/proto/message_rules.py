@@ -30,14 +30,16 @@ def checked_properties(properties: Any) -> dict[str, str] | None:
     """A copy that later changes of the caller's map do not reach; None if it is empty. Raises InvalidArgument."""
     if properties is None:
         return None
-    if not isinstance(properties, Mapping):
+    if properties.__class__ is not dict and not isinstance(properties, Mapping):
         raise InvalidArgument(f"properties are a map of str to str, not {type(properties).__name__}")
+    checked: dict[str, str] = {}
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
-        if not is_utf8(name) or not is_utf8(value):
+        if not (name.isascii() and value.isascii()) and not is_utf8(name + value):
             raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
-    return {str.__str__(name): str.__str__(value) for name, value in properties.items()} or None
+        checked[str.__str__(name)] = str.__str__(value)
+    return checked or None
 
 
 def is_utf8(text: str) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from magnetar.proto.batch import Columns, Key, Properties
 
 from ..receipts import Group, Receipt
 from .columns import Row
-
-T = TypeVar("T")
 
 
 class OpenBatch:
@@ -23,7 +21,7 @@ class OpenBatch:
         "_deliver_at_ms",
         "_event_times_ms",
         "_properties",
-        "_size",
+        "bytes_held",
         "group",
         "keyed_room",
         "keys",
@@ -44,7 +42,7 @@ class OpenBatch:
         self._event_times_ms: list[int | None] | None = None
         self.sequence_ids: list[int] | None = None
         self._deliver_at_ms: list[int | None] | None = None
-        self._size = 0  # which the messages and the room have together
+        self.bytes_held = 0  # by the messages and the room that is left
         self.plain_room = self.keyed_room = self.other_room = -1
 
     @property
@@ -55,12 +53,7 @@ class OpenBatch:
     @property
     def bytes(self) -> int:
         """What its messages count."""
-        return self._size - self.room if self.values else 0
-
-    @property
-    def bytes_held(self) -> int:
-        """The same with the room that is left."""
-        return self._size
+        return self.bytes_held - self.room if self.values else 0
 
     @property
     def last_sequence_id(self) -> int:
@@ -73,22 +66,26 @@ class OpenBatch:
     def open(self, group: Group, size: int, *, own_ids: bool) -> None:
         """`own_ids`: the first message's id is not the one before the ids that are given automatically."""
         self.group = group
-        self._size = self.plain_room = size
+        self.bytes_held = self.plain_room = size
         self.sequence_ids = [] if own_ids else None
 
-    def append(self, row: Row, sequence_id: int, size: int) -> Receipt:
-        """A message for which there is room."""
+    def append(self, row: Row, sequence_id: int, room: int) -> Receipt:
+        """A message for which there is room, which is `room` from then on."""
         count, first = len(self.values), self.group.first_sequence_id
         if self.sequence_ids is None and sequence_id != first + count:
             self.sequence_ids = list(range(first, first + count))
         if self.sequence_ids is not None:
             self.sequence_ids.append(sequence_id)
-        self.values.append(row.value)
-        self.keys = _longer(self.keys, row.key, count)
-        self._properties = _longer(self._properties, row.properties, count)
-        self._event_times_ms = _longer(self._event_times_ms, row.event_time_ms, count)
-        self._deliver_at_ms = _longer(self._deliver_at_ms, row.deliver_at_ms, count)
-        room = self.room - size
+        value, key, properties, event_time_ms, _, deliver_at_ms = row
+        self.values.append(value)
+        if key is not None or self.keys is not None:
+            self.keys = _longer(self.keys, key, count)
+        if properties is not None or self._properties is not None:
+            self._properties = _longer(self._properties, properties, count)
+        if event_time_ms is not None or self._event_times_ms is not None:
+            self._event_times_ms = _longer(self._event_times_ms, event_time_ms, count)
+        if deliver_at_ms is not None or self._deliver_at_ms is not None:
+            self._deliver_at_ms = _longer(self._deliver_at_ms, deliver_at_ms, count)
         self.plain_room = self.keyed_room = self.other_room = -1
         if self._properties or self._event_times_ms or self.sequence_ids or self._deliver_at_ms:
             self.other_room = room
@@ -130,11 +127,9 @@ class OpenBatch:
         return columns, size
 
 
-def _longer(column: list[Any] | None, item: T | None, count: int) -> list[Any] | None:
+def _longer(column: list[Any] | None, item: Any, count: int) -> list[Any]:
     """A column of `count` messages, and one more."""
     if column is None:
-        if item is None:
-            return None
         column = [None] * count
     column.append(item)
     return column

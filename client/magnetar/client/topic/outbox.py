@@ -77,12 +77,11 @@ class Outbox:
                 expected = group.next_sequence_id
                 if sequence_id == expected:
                     step = min(count, group.message_count - group.confirmed)
-                    settled = group.confirm(step, ledger, entry, index)
-                    if group.whole is group or group.whole.settled:
-                        stored = group.sequence_id(group.confirmed - 1)
-                    if settled:
+                    if group.confirm(step, ledger, entry, index):
                         groups.popleft()
                         self.bytes -= group.bytes
+                    if group.whole is group or group.whole.settled:
+                        stored = group.sequence_id(group.confirmed - 1)
                 elif sequence_id < expected:
                     # Of a group that was given up (send_timeout) while the broker stored it. Its ids rise, so that it has no
                     # more messages than there are ids up to the expected one.

@@ -175,6 +175,8 @@ class TopicProducer:
                     if index == self._last_index:
                         self._close_batch()
                     return Receipt(group, index)
+                if not batch.values and self._opened_for(len(value) + MESSAGE_OVERHEAD_BYTES):
+                    return self.send_nowait(value)
             elif key.__class__ is str and key.isascii():  # so it can be encoded, to as many bytes
                 room = batch.keyed_room - len(value) - len(key) - MESSAGE_OVERHEAD_BYTES
                 if room >= 0:
@@ -189,21 +191,21 @@ class TopicProducer:
         self._attachment.check_open()
         if self.room.waiting:
             raise self.room.queue_full()
-        now_ms = self._pool.clock.now_ms()
-        row = checked_row(now_ms, value, key, properties, event_time, sequence_id, deliver_at, deliver_after)
-        return self._send(row)
+        more = properties, event_time, sequence_id, deliver_at, deliver_after
+        return self._send(checked_row(self._pool.clock, value, key, *more))
 
     async def send_when_room(
         self, value: bytes | None, key: Key = None, **more: Unpack[MessageFields]
     ) -> Receipt:
         """Does what send_nowait does, after waiting for room."""
-        row = checked_row(self._pool.clock.now_ms(), value, key, **more)
+        row = checked_row(self._pool.clock, value, key, **more)
         size = row.size
         if row.value is not None and self._is_cut(size):
             return await self._send_pieces(row, row.value)
         async with self.room.turn():
             self._attachment.check_open()
             await self.room.wait(size)
+            self._attachment.check_open()
         return self._send(row, waited=True)
 
     async def send_stream(self, source: Source, key: Key = None, **more: Unpack[MessageFields]) -> Receipt:
@@ -212,7 +214,7 @@ class TopicProducer:
             raise InvalidArgument(
                 "send_stream is for producers with chunking=True; open one with that, or use send"
             )
-        row = checked_row(self._pool.clock.now_ms(), None, key, **more)
+        row = checked_row(self._pool.clock, None, key, **more)
         return await self._send_pieces(row, source)
 
     async def store_columns(self, columns: Columns) -> tuple[list[MessageId | None], MagnetarError | None]:
@@ -268,7 +270,7 @@ class TopicProducer:
             ):
                 self._close_batch()
             if not batch.values:
-                self._open_batch(size, self._automatic_id, waited=True)
+                self._open_batch(size, self._automatic_id, own_ids=False, waited=True)
             first = batch.extend(columns, size)
             if self.room.waiting:
                 batch.slow_down()
@@ -370,7 +372,8 @@ class TopicProducer:
     @property
     def _automatic_id(self) -> int:
         """What a message without a sequence id of its own gets."""
-        return max(self._sent_through, self.last_sequence_id, self._batch.last_sequence_id) + 1
+        sent = self._batch.last_sequence_id if self._batch.values else self._sent_through
+        return max(sent, self.last_sequence_id) + 1
 
     def _checked_sequence_id(self, given: int | None) -> int:
         """Of the next message. Raises SequenceIdError."""
@@ -386,34 +389,46 @@ class TopicProducer:
 
     def _send(self, row: Row, *, waited: bool = False) -> Receipt:
         """`waited`: for room, which it has."""
-        self._attachment.check_open()
         batch, size = self._batch, row.size
-        sequence_id = self._checked_sequence_id(row.sequence_id)
-        if row.value is not None and self._is_cut(size):
-            return self._send_cut(row._replace(sequence_id=sequence_id), row.value, size)
-        if size > self.max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
-            raise too_large(size, self.max_message_bytes)
+        own = row.sequence_id
+        sequence_id = self._automatic_id if own is None else self._checked_sequence_id(own)
+        if size > self.max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            if row.value is not None and self.options.chunking:
+                return self._send_cut(row._replace(sequence_id=sequence_id), row.value, size)
+            if not self._copies:
+                raise too_large(size, self.max_message_bytes)
+        room = batch.room
         if batch.values and (
-            batch.room < size or batch.group.first_sequence_id <= self.last_sequence_id < sequence_id
+            room < size or batch.group.first_sequence_id <= self.last_sequence_id < sequence_id
         ):
             self._close_batch()
         if not batch.values:
-            self._open_batch(size, sequence_id, waited=waited)
-        receipt = batch.append(row, sequence_id, size)
+            own_ids = own is not None and own < self._automatic_id
+            self._open_batch(size, sequence_id, own_ids=own_ids, waited=waited)
+            room = batch.plain_room
+        receipt = batch.append(row, sequence_id, room - size)
         if self.room.waiting:
             batch.slow_down()
         if receipt.index >= self._last_index:
             self._close_batch()
         return receipt
 
-    def _open_batch(self, size: int, sequence_id: int, *, waited: bool) -> None:
+    def _opened_for(self, size: int) -> bool:
+        """Opens a batch for a value alone, unless that needs more than a look: who sends one by one has one each."""
+        if self.room.waiting or size > self.max_message_bytes:
+            return False
+        self._attachment.check_open()
+        self._open_batch(size, self._automatic_id, own_ids=False, waited=False)
+        return True
+
+    def _open_batch(self, size: int, sequence_id: int, *, own_ids: bool, waited: bool) -> None:
         """Opens a batch that has room for `size` at least, or raises ProducerQueueFull."""
         if not self.room.fits(size, waited=waited):
             raise self.room.queue_full(size)
         options = self.options
         most = min(options.batching_max_bytes, self.max_message_bytes, self.room.for_batch)
         group = Group(sequence_id, self._partition)
-        self._batch.open(group, max(most, size), own_ids=sequence_id < self._automatic_id)
+        self._batch.open(group, max(most, size), own_ids=own_ids)
         self.room.changed()
         if options.batching and self._outbox:
             self._flush_handle = self._loop.call_later(options.batching_max_delay, self._close_batch)
@@ -450,7 +465,7 @@ class TopicProducer:
             return
         group.bytes = size
         group.deadline = self._loop.time() + self.options.send_timeout
-        self._sent_through = group.last_sequence_id
+        self._sent_through = ids[-1] if ids else group.first_sequence_id + group.message_count - 1
         self._outbox.add(group)
         self.room.changed()
         if self._expiry is None:

@@ -62,6 +62,8 @@ class Room:
     def changed(self) -> None:
         """The outbox or the batch holds more or less than before."""
         held = self._outbox.bytes + self._batch.bytes_held
+        if held == self._held:
+            return
         self._budget.change(held - self._held)
         if held < self._held:
             self._changed.set()
