@@ -335,13 +335,15 @@ class UnfinishedMessage(Command, tag=39):
     """Asks whether the rest of a message in chunks can still come to this consumer.
 
     Ok: {"lost": bool, "end": 24 bytes or null}. `lost`: nothing before `until` is left to be delivered, or to be delivered
-    again. `end`: what is not stored before it never will be; null: the producer may still send more of the message.
+    again; with `held` nor held by another consumer. `end`: what is not stored before it never will be; null: the producer
+    may still send more of the message.
     """
 
     consumer_id: int
     producer: str
     chunk_id: bytes
     until: bytes | None = None
+    held: bool = False
 
 
 class SendDelayed(Command, tag=36):

@@ -188,9 +188,9 @@ class Subscription:
             )
         return ""
 
-    def is_to_come(self, end: Position) -> bool:
-        """True if something before `end` is still to be delivered, or to be delivered again."""
-        return self._seeking or self._core.is_to_come(end)
+    def is_to_come(self, end: Position, but: Consumer | None) -> bool:
+        """See `DispatchCore.is_to_come`."""
+        return self._seeking or self._core.is_to_come(end, but)
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 

@@ -130,11 +130,15 @@ class BrokerService:
 
     @on_consumer("consume")
     async def unfinished_message(
-        self, opened: ConsumerOpened, producer: str, chunk_id: bytes, until: MessageId | None
+        self, opened: ConsumerOpened, producer: str, chunk_id: bytes, until: MessageId | None, *, held: bool
     ) -> tuple[bool, MessageId | None]:
-        """Whether nothing before `until` is left to be delivered; where a message in chunks ends, unless it may go on."""
+        """Whether nothing before `until` is left to be delivered, or (`held`) held by other consumers; where it ends.
+
+        Where the message in chunks ends: None, if its producer may still send more of it.
+        """
         topic = opened.topic
-        lost = until is not None and not opened.subscription.is_to_come(until[:3])
+        but = opened.consumer if held else None
+        lost = until is not None and not opened.subscription.is_to_come(until[:3], but)
         if topic.producers.may_continue(producer, chunk_id):
             return lost, None
         return lost, MessageId(*topic.log.list.end)

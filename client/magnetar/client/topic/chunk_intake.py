@@ -9,7 +9,7 @@ and still to be delivered. While entries cannot be read, and while it cannot be 
 
     a message gets no chunk for `expire_s`   may its producer send more?           yes: waited for | no: where may it end?
     the same once more                       is anything before that end to come?  yes: waited for | no: dropped
-    a chunk without those before it          is anything before it to come?        yes: given back | no: dropped
+    a chunk without those before it          is any to come, or do others hold it? yes: given back | no: dropped
 
 *Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
 message with more chunks than the receiver queue holds can be finished; the bytes of all unfinished ones are bounded by
@@ -29,11 +29,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.batch_extensions import Chunk, entry_extensions
-from magnetar.proto.chunks import Assembler, LetGo, Unfinished
+from magnetar.proto.chunks import Assembler, Key, LetGo, Unfinished
 from magnetar.proto.commands import AckRow
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost, MessageTooLarge
 from magnetar.proto.ids import MessageId
@@ -164,6 +164,15 @@ class StreamedDelivery(ChunkedDelivery):
         return piece
 
 
+class AskUnfinished(Protocol):
+    """Sends UnfinishedMessage."""
+
+    async def __call__(
+        self, key: Key, until: MessageId | None, *, held: bool
+    ) -> tuple[bool, MessageId | None]:
+        """The answer: `lost`, `end`. Raises MagnetarError."""
+
+
 class _Doubt(NamedTuple):
     """What may never be finished: of a `message` that is silent, or chunks that were let go."""
 
@@ -184,7 +193,7 @@ class ChunkIntake:
         window: Window,
         queue: Callable[[Delivery | Failure], object],
         on_taken: Callable[[], object],
-        ask: Callable[[str, bytes, bytes | None], Awaitable[dict[str, Any]]],
+        ask: AskUnfinished,
     ) -> None:
         """queue: to be handed out. on_taken: there may be room for more. ask: the broker, see UnfinishedMessage."""
         self._ask = ask
@@ -310,6 +319,9 @@ class ChunkIntake:
     def _begin(
         self, whole: Delivery, part: Delivery, message: Unfinished[AckRow], now: float
     ) -> ChunkedDelivery:
+        for doubt in [one for one in self._doubts if one.let_go.orphan and one.let_go.key == message.key]:
+            self._doubts.remove(doubt)  # what was missing comes
+            self._let_go(doubt.let_go)
         delivery = ChunkedDelivery(part, message)
         if self._streams:
             delivery = StreamedDelivery(part, message, self, now)
@@ -402,12 +414,11 @@ class ChunkIntake:
         """Drops it, or gives chunks back and goes on waiting for a message."""
         let_go, message = doubt.let_go, doubt.let_go.message
         until: MessageId | None = MessageId(*let_go.places[0][:3]) if message is None else message.end
-        lost, end = False, None
+        lost, end = False, None  # as far as is known
         # What is still to be given back is nothing that the broker has to deliver.
         if until is None or not self._acknowledger.gives_back_before(let_go.key, until[:3]):
             try:
-                answer = await self._ask(*let_go.key, None if until is None else until.to_bytes())
-                lost, end = answer["lost"], answer["end"]
+                lost, end = await self._ask(let_go.key, until, held=message is None)
             except MagnetarError as error:
                 _log.info(
                     "%s: whether a message in chunks can be finished is not known: %s", self._what, error
@@ -417,14 +428,16 @@ class ChunkIntake:
         self._doubts.popleft()
         if message is None:
             self._let_go(let_go, dropped=lost)
-        elif self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks:
+        elif (
+            self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks
+        ):  # none came since
             if end is None:
                 message.end = None
             elif lost:
                 self._assembler.remove(message)
                 self._let_go(let_go, dropped=True)
             elif message.end is None:
-                message.end = MessageId.from_bytes(end)
+                message.end = end
 
     def _let_go(self, let_go: LetGo[AckRow], *, dropped: bool = False) -> None:
         delivery: ChunkedDelivery | None = None if let_go.message is None else let_go.message.sink
@@ -473,10 +486,11 @@ class ChunkIntake:
                 self._let_go(LetGo(why, message.key, message.places, message))
         why = f"no chunk of it came within {self._expire_s:g} s, and none is to come"
         for message in self._assembler.silent(now):
-            if self._settled(message.sink):
+            if message.sink.flags[0] != UNACKED:
                 self._assembler.remove(message)
-            else:
-                self._assembler.touch(message, now)
+                continue
+            self._assembler.touch(message, now)
+            if not self._acknowledger.is_nacked(message.sink.id):
                 self._doubt(LetGo(why, message.key, message.places, message), message.sink.epoch)
         self._set_timer()
         self.on_taken()

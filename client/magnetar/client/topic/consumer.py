@@ -21,6 +21,7 @@ from sys import getrefcount
 from typing import Any, Protocol
 from weakref import ref
 
+from magnetar.proto.chunks import Key
 from magnetar.proto.commands import (
     ACK_ROW,
     Ack,
@@ -385,10 +386,13 @@ class TopicConsumer:
             self._queue.appendleft(gap)
             self._wake()
 
-    async def _ask_unfinished(self, producer: str, chunk_id: bytes, until: bytes | None) -> dict[str, Any]:
-        command = UnfinishedMessage(0, self._attachment.id, producer, chunk_id, until)
-        answer: dict[str, Any] = await self._attachment.call(command)
-        return answer
+    async def _ask_unfinished(
+        self, key: Key, until: MessageId | None, *, held: bool
+    ) -> tuple[bool, MessageId | None]:
+        wire = None if until is None else until.to_bytes()
+        answer = await self._attachment.call(UnfinishedMessage(0, self._attachment.id, *key, wire, held))
+        end: bytes | None = answer["end"]
+        return answer["lost"], None if end is None else MessageId.from_bytes(end)
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription; the consumer is still to be closed."""

@@ -117,9 +117,10 @@ class DispatchCore:
         held = consumer.delivered_messages and self.active in (None, consumer) and mark < self.read_position
         return mark if held else None
 
-    def is_to_come(self, end: Position) -> bool:
-        """True if something before `end` is still to be delivered, or to be delivered again.
+    def is_to_come(self, end: Position, but: Consumer | None) -> bool:
+        """True if something before `end` is still to be delivered, now or again, or held by a consumer, `but` by this one.
 
+        None: what is held does not count, whoever has it.
         What waits for its delivery time does not count: it is all due at the same time as what its consumer has of it.
         """
         due, replay = self.due, self.tracker.replay
@@ -127,6 +128,12 @@ class DispatchCore:
             self._out
             or self._log.normalise(max(self.read_position, self._state.mark_delete)) < end
             or any((*key, 0) < end for key in replay)
+            or (
+                but
+                and any(
+                    (*key, 0) < end for one in self.consumers if one is not but for key in one.pending_acks
+                )
+            )
             or due
             or due.next_due_ms is not None
             or (self.tracker.individual_acks and not self._delays.whole)

@@ -119,7 +119,9 @@ async def _unfinished_message(
     service: BrokerService, caller: Caller, command: c.UnfinishedMessage, opened: ConsumerOpened
 ) -> Any:
     until = None if command.until is None else MessageId.from_bytes(command.until)
-    lost, end = await service.unfinished_message(caller, opened, command.producer, command.chunk_id, until)
+    lost, end = await service.unfinished_message(
+        caller, opened, command.producer, command.chunk_id, until, held=command.held
+    )
     return {"lost": lost, "end": None if end is None else end.to_bytes()}
 
 
