@@ -428,9 +428,8 @@ class ChunkIntake:
         self._doubts.popleft()
         if message is None:
             self._let_go(let_go, dropped=lost)
-        elif (
-            self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks
-        ):  # none came since
+        elif self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks:
+            # No chunk has come since it was asked about.
             if end is None:
                 message.end = None
             elif lost:
