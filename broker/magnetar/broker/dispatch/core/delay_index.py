@@ -48,6 +48,7 @@ BLOCK_ROWS = 4_096  # of a block that takes no further entry; the rows of an ent
 _SMALL_BLOCK_ROWS = 64  # of a block that is not worth being written anew
 STEP = 1_024  # rows that one step of spreading or of a sweep looks at: a millisecond
 FAR_ROWS = 64  # so many come together, at least, to be far
+FAR_STEP = 256  # of these, since each may be the first one of its hour
 PIECE_ROWS = 512  # that are stored at once, and the rest of an entry; and that one step of `apply` adds
 # Widths of buckets in ms. What lies in the current bucket of a width, or in the next one, is in narrower ones.
 WIDTHS = (3_600_000, 1_000, 20)
@@ -308,9 +309,12 @@ class DelayIndex:
             self._forget_times()
             return found, False
         if self._far and self._far[0][0] // WIDTHS[0] <= now_ms // WIDTHS[0] + 1:
-            _, number, begin, end = heappop(self._far)
-            if number in self._blocks:
-                self._schedule_rows(self._blocks[number], begin, end)
+            low, number, begin, end = heappop(self._far)
+            if (block := self._blocks.get(number)) is not None:
+                step = min(begin + FAR_STEP, end)
+                self._schedule_rows(block, begin, step)
+                if step < end:
+                    heappush(self._far, (low, number, step, end))
             return found, True
         level = self._to_spread(now_ms)
         if level is not None and self._spreading[level][0] * WIDTHS[level] <= now_ms:
@@ -505,7 +509,15 @@ class DelayIndex:
     def _reschedule(self) -> None:
         """References without a row are left out: of the others they are made anew, a block at a time."""
         self._forget_times()
-        self._far = [(min(filter(None, one.times)), one.number, 0, _ROW_MASK) for one in self._order]
+        self._far = [
+            (
+                min(filter(None, one.times)),
+                one.number,
+                0,
+                len(one.times) if one.ids is None else one.ids[-1] + 1,
+            )
+            for one in self._order
+        ]
         heapify(self._far)
 
     def _forget_times(self) -> None:
