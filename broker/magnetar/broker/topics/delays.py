@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 KIND = "delays"
 EVERY_ENTRIES, INTERVAL_MS = 1_000, 120_000  # as for other states of a log
-_COST_OF_A_ROW = 4  # to read it back, in rows of a cursor: other topics have their turn after 1,024, 0.3 ms
+_COST_OF_A_ROW = 4  # to read it back, in rows of a cursor: other topics have their turn after 1,024, 0.2 ms
 _BETWEEN_SWEEPS_S = 0.01
 _PAUSE_S = 0.001
 _LONGEST_WAIT_S = 1.0

@@ -113,7 +113,7 @@ class _Block:
         """The place of the row that references call so; it may be another row's, or none."""
         return row if self.ids is None else bisect_left(self.ids, row)
 
-    def add(self, numbers: list[int], counts: list[int], times: list[int]) -> None:
+    def add(self, numbers: Sequence[int], counts: Sequence[int], times: Sequence[int]) -> None:
         self.dense = self.dense and self._follow(numbers, counts)
         self.numbers.extend(numbers)
         self.counts.extend(counts)
@@ -121,11 +121,15 @@ class _Block:
         self.pending += len(numbers)
         self.messages += sum(counts) - sum([count >= _LAST_OF_ENTRY for count in counts]) * _LAST_OF_ENTRY
 
-    def _follow(self, numbers: list[int], counts: list[int]) -> bool:
+    def _follow(self, numbers: Sequence[int], counts: Sequence[int]) -> bool:
         """True if these rows and those that are there are of whole entries, one after another."""
         following = _following(self.numbers[-1], self.counts[-1]) if self.numbers else numbers[0]
         if numbers[0] != following or not (self.numbers or not numbers[0] & _INDEX_MASK):
             return False
+        if (
+            numbers[0] >> INDEX_BITS == numbers[-1] >> INDEX_BITS
+        ):  # of one entry: only the last one may have the mark
+            return numbers[-1] - numbers[0] == sum(counts) - counts[-1]
         return all(
             _following(number, count) == following
             for number, count, following in zip(numbers, counts, numbers[1:])
@@ -196,14 +200,14 @@ class DelayIndex:
             key[0], [base + first for first, _, _ in runs], counts, [due_ms or 1 for _, _, due_ms in runs]
         )
 
-    def _add(self, ledger: int, numbers: list[int], counts: list[int], times: list[int]) -> None:
+    def _add(self, ledger: int, numbers: Sequence[int], counts: Sequence[int], times: Sequence[int]) -> None:
         """Rows without others among them: numbers of the first messages, counts with their mark, times."""
         at = bisect_right(self._starts, (ledger, numbers[0])) if self._order else 0
         block = self._order[at - 1] if at else None
         if block is not None and block.ledger == ledger and block.numbers[-1] >= numbers[0]:
             # What was lost is made of the log again: the rows behind become a block of their own.
             place = bisect_left(block.numbers, numbers[0])
-            rest = [column[place:].tolist() for column in (block.numbers, block.counts, block.times)]
+            rest = [column[place:] for column in (block.numbers, block.counts, block.times)]
             self.rows -= block.pending
             self.messages -= block.messages
             block.cut(place)
@@ -230,7 +234,9 @@ class DelayIndex:
         self._starts.insert(at, (ledger, first))
         return block
 
-    def _add_to(self, block: _Block, numbers: list[int], counts: list[int], times: list[int]) -> None:
+    def _add_to(
+        self, block: _Block, numbers: Sequence[int], counts: Sequence[int], times: Sequence[int]
+    ) -> None:
         before, begin = block.messages, len(block.numbers)
         block.add(numbers, counts, times)
         self.rows += len(numbers)
@@ -250,7 +256,7 @@ class DelayIndex:
             number = block.number << _ROW_BITS
             self._schedule([due_ms for due_ms, _ in rows], [number | row for _, row in rows])
 
-    def _schedule(self, times: list[int], references: Iterable[int]) -> None:
+    def _schedule(self, times: Sequence[int], references: Iterable[int]) -> None:
         """Into the buckets by time: at once if all are in the same, else 0.3 us each."""
         hour, low, high = WIDTHS[0], min(times), max(times)
         items = [due_ms % hour << _TIME_SHIFT | reference for due_ms, reference in zip(times, references)]
@@ -570,10 +576,10 @@ class DelayIndex:
             raise DataDirectoryError(
                 f"a piece of the index of delayed messages is damaged: {error}"
             ) from error
-        columns = list[list[int]]()
+        columns = list[Sequence[int]]()
         for code, begin, end in (("Q", 0, 8), ("I", 8, 12), ("Q", 12, 20)):
             column = array(code, data[begin * rows : end * rows])
-            columns.append(array(code, _little(column)).tolist())
+            columns.append(array(code, _little(column)))
         if rows and min(columns[2]) <= now_ms:
             left = [row for row, due_ms in enumerate(columns[2]) if due_ms > now_ms]
             columns = [[column[row] for row in left] for column in columns]
