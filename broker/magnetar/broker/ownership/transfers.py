@@ -300,10 +300,8 @@ class Transfers:
         held = self._bundles.held.values()
         works = [one.work for one in held if one.work is not None and one.state is not State.ARRIVING]
         await asyncio.gather(*works, *self._leave(), return_exceptions=True)
-        if works:
-            await asyncio.gather(
-                *self._leave(), return_exceptions=True
-            )  # what was taken or divided meanwhile
+        if works:  # something may have been taken or divided meanwhile
+            await asyncio.gather(*self._leave(), return_exceptions=True)
 
     def _leave(self) -> list[asyncio.Task[None]]:
         """Of the broker that stops: moves every bundle with which nothing else is being done."""
