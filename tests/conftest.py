@@ -13,7 +13,7 @@ prints for a failure is also the command that replays it.
 A test may take 150 s (`timeout` in pyproject.toml, or its own `@pytest.mark.timeout(N)`). pytest-timeout's
 alarm signal fails the one test and goes on, but under an idle uvloop it hangs for good: the exception from the
 signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit. If a test
-will not end, async or not, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
+will not end, async or not, its process ends with every stack printed, about BACKSTOP_S later: the whole run, or under
 pytest-xdist (`-n`) one worker, which counts as a failure of that test and is replaced.
 
 A test of processes carries the marker `real` (support.real_tests); with `--second-try` one or two of them that failed run
@@ -35,6 +35,8 @@ import importlib.util
 import inspect
 import os
 import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib.metadata import version
@@ -52,6 +54,7 @@ from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
+BACKSTOP_EVERY_S = 2.0
 LONG_S = 30
 VIRTUAL = (
     "tests/unit/bookie/",
@@ -61,7 +64,7 @@ VIRTUAL = (
     "tests/unit/metadata/",
 )
 LIMIT_S = pytest.StashKey[float]()
-STANDARD_ERROR = pytest.StashKey[int]()
+BACKSTOP = pytest.StashKey["Backstop"]()
 
 # An example takes what the neighbours of its worker leave; how long says nothing about what is tested.
 settings.register_profile(
@@ -119,7 +122,7 @@ def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
     """Keep the standard error that pytest captures, for the backstop; workers, which start here, inherit it."""
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-        session.config.stash[STANDARD_ERROR] = os.dup(2)
+        session.config.stash[BACKSTOP] = Backstop(os.dup(2))
         return (yield)
 
 
@@ -147,19 +150,54 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"longer than {LONG_S} s: {seconds:.0f} s {nodeid}")
 
 
+class Backstop:
+    """Ends the process, with every stack printed, when one test runs for far too long, even if that holds the GIL.
+
+    The alarm of faulthandler is a thread of its own each time, and to end it takes up to 10 ms where all cores are busy: too
+    much for each of thousands of tests. So a thread looks some times a minute, and sets it anew if another test runs than at
+    its last look.
+    """
+
+    def __init__(self, standard_error: int) -> None:
+        self._standard_error = standard_error
+        self._running: tuple[pytest.Item | None, float] = (None, 0.0)  # and its limit in seconds
+        self._watch: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def around(self, item: pytest.Item, limit_s: float) -> Iterator[None]:
+        """This test, with its fixtures; without a limit it runs for as long as it likes."""
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._look, name="backstop", daemon=True)
+            self._watch.start()
+        self._running = (item, limit_s)
+        try:
+            yield
+        finally:
+            self._running = (None, limit_s)
+
+    def _look(self) -> None:
+        seen: pytest.Item | None = None
+        while True:
+            item, limit_s = self._running
+            if limit_s <= 0:
+                faulthandler.cancel_dump_traceback_later()
+            elif (
+                item is None or item is not seen
+            ):  # between two tests it is set, too: the next one may hold the GIL at once
+                faulthandler.dump_traceback_later(limit_s + BACKSTOP_S, exit=True, file=self._standard_error)
+            seen = item
+            time.sleep(BACKSTOP_EVERY_S)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """The backstop, see the module docstring; and signals mean what they did before, also for processes started later."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     limit_s = item.stash.get(LIMIT_S, 0.0)
-    if limit_s > 0:
-        faulthandler.dump_traceback_later(
-            limit_s + BACKSTOP_S, exit=True, file=item.config.stash[STANDARD_ERROR]
-        )
     try:
-        return (yield)
+        with item.config.stash[BACKSTOP].around(item, limit_s):
+            return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():
             if (
                 handler is not None and signal.getsignal(number) is not handler
