@@ -44,6 +44,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from support.forked_commands import spawn
 from support.long_form import LONG
@@ -74,6 +75,10 @@ settings.register_profile(
     derandomize=not LONG,
 )
 settings.load_profile("shared cores")
+if not LONG:
+    # Hypothesis also draws the constants of every module of the project that is loaded. What it tries would depend on the
+    # tests that run beside this one, and on a number that somebody changes elsewhere.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -247,8 +247,7 @@ def test_the_model_notices(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         run_state_machine_as_test(seed(0)(SmallModel), settings=TEETH)
 
 
-# It ends with the first that notices: some defects need 200. What Hypothesis draws depends on the modules that are loaded,
-# not on the seed alone.
+# It ends with the first that notices: some defects need 200.
 TEETH = settings(
     max_examples=2_000,
     stateful_step_count=40,

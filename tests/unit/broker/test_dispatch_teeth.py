@@ -31,10 +31,11 @@ SEEDS = {
     "replay_survives_a_seek": 2,
     "owner_not_settled": 7,
     "hand_over_without_draining": 2,
+    "pending_acks_survive_a_seek": 1,
     "pending_acks_survive_a_skip": 2,
-    "delayed_message_shown": 4,
+    "delayed_message_shown": 2,
     "dispatch_before_the_index_is_read": 2,
-    "due_survives_going_back": 4,
+    "due_survives_going_back": 2,
     "due_without_consumers_forgotten": 2,
 }
 
