@@ -150,9 +150,10 @@ class Environments:
     def _install(self, revision: Revision, path: Path, python: Path) -> None:
         source = path / "source"
         self.repository.export(revision, INSTALLED, source)
-        _run([sys.executable, "-m", "venv", str(path)], f"create an environment for {revision.label}")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, f"{source}[server]"], f"install {revision.label}")
+        venv = [sys.executable, "-m", "venv", "--without-pip", str(path)]
+        _run(venv, f"create an environment for {revision.label}")
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "install", f"{source}[server]"], f"install {revision.label}")
         shutil.rmtree(source)
 
     def forget_old(self) -> None:
