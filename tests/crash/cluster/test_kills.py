@@ -14,7 +14,7 @@ import pytest
 from support.cluster.figures import quantile
 from support.cluster.processes import ClusterProcesses, Shape
 from support.cluster.run import load_plan, round_of
-from support.cluster.schedule import Fault, schedule
+from support.cluster.schedule import Fault, schedule, seconds_for_all
 from support.cluster.scorecard import (
     BROKERS,
     BUSY_S,
@@ -120,7 +120,8 @@ async def test_row_11_the_loss_of_a_bookie_stalls_producers_for_a_moment(
             cluster, load_plan(cluster.service_url, SEED, subscriptions=False), directory
         ) as played:
             kinds = ["kill bookie", "pause bookie past its session"]
-            await played.play(schedule(SEED, kinds, SECONDS, 3.0))
+            seconds = max(SECONDS, seconds_for_all(len(kinds), 3.0))
+            await played.play(schedule(SEED, kinds, seconds, 3.0))
         for kind, what, goal in (("kill", "kill -9", 1.5), ("pause", "hang", ADD_TIMEOUT_S + 1.0)):
             strokes = [stroke for stroke in played.strokes if stroke.kind.startswith(kind)]
             calls = [played.confirmations.slowest_s(stroke.at, stroke.until) for stroke in strokes]
