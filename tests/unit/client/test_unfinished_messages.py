@@ -75,7 +75,7 @@ async def test_chunks_that_cannot_be_read_for_long_are_no_reason_to_acknowledge_
         assert await backlog(client) == count
         assert not consumer.unfinished_messages
         away.clear()
-        message = await consumer.receive(30.0)
+        message = await consumer.receive(200.0)
         assert (message.id, message.value) == (first, WHOLE)
         await consumer.ack(message, receipt=True)
         assert await backlog(client) == 0
@@ -107,7 +107,7 @@ async def test_chunks_whose_first_ones_cannot_be_read_for_long_are_given_back(
         assert await backlog(client) == count
         assert not consumer.unfinished_messages
         away.clear()
-        assert (await consumer.receive(60.0)).value == WHOLE
+        assert (await consumer.receive(200.0)).value == WHOLE
 
 
 @in_virtual_time

@@ -8,7 +8,7 @@ What may never be finished is a *doubt*, and the broker is asked (UnfinishedMess
 and still to be delivered. While entries cannot be read, and while it cannot be asked, nothing is dropped:
 
     a message gets no chunk for `expire_s`   may its producer send more?           yes: waited for | no: where may it end?
-    the same once more                       is anything before that end to come?  yes: waited for | no: dropped
+    the same once more                       is anything before that end to come?  yes: waited for, or given back | no: dropped
     a chunk without those before it          is any to come, or do others hold it? yes: given back | no: dropped
 
 *Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
@@ -434,9 +434,12 @@ class ChunkIntake:
                 message.end = None
             elif lost:
                 self._assembler.remove(message)
-                self._let_go(let_go, dropped=True)
+                self._let_go(let_go._replace(why=f"{let_go.why}, and none is to come"), dropped=True)
             elif message.end is None:
                 message.end = end
+            elif not self.in_order:  # another consumer may have got the rest, and wait for what is here
+                self._assembler.remove(message)
+                self._let_go(let_go)
 
     def _let_go(self, let_go: LetGo[AckRow], *, dropped: bool = False) -> None:
         delivery: ChunkedDelivery | None = None if let_go.message is None else let_go.message.sink
@@ -483,7 +486,7 @@ class ChunkIntake:
                 message = idle[delivery]
                 self._assembler.touch(message, now)  # what comes of it until its time is given back with it
                 self._let_go(LetGo(why, message.key, message.places, message))
-        why = f"no chunk of it came within {self._expire_s:g} s, and none is to come"
+        why = f"no chunk of it came within {self._expire_s:g} s"
         for message in self._assembler.silent(now):
             if message.sink.flags[0] != UNACKED:
                 self._assembler.remove(message)
