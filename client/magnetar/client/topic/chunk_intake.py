@@ -8,7 +8,7 @@ What may never be finished is a *doubt*, and the broker is asked (UnfinishedMess
 and still to be delivered. While entries cannot be read, and while it cannot be asked, nothing is dropped:
 
     a message gets no chunk for `expire_s`   may its producer send more?           yes: waited for | no: where may it end?
-    the same once more                       is anything before that end to come?  yes: as before, or given back | no: dropped
+    the same once more                       is anything before that end to come?  yes: as before; given back | no: dropped
     a chunk without those before it          is any to come, or do others hold it? yes: given back | no: dropped
 
 *Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
