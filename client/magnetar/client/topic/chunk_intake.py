@@ -366,7 +366,9 @@ class ChunkIntake:
 
     def give_back(self, delivery: StreamedDelivery) -> None:
         """What was put off comes again, from its first chunk on."""
-        if delivery.flags[0] == UNACKED:
+        if not self._settled(
+            delivery
+        ):  # else it comes again when its time has come, and is not to be taken for nacked then
             delivery.flags[0] = GIVEN_BACK
             self._acknowledger.redeliver(delivery.id.chunks, counted=False)
 
