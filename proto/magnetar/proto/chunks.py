@@ -40,10 +40,11 @@ class Unfinished(Generic[P]):
     """A message of which chunks are missing, or (`finished`) none any more.
 
     places: of all its chunks, those that were stored twice included. pieces: the value so far, unless it is `too_large`.
-    size: bytes of the value so far. sink, end: whatever the caller attaches to it; `end` until another chunk comes.
+    size: bytes of the value so far. sink: whatever the caller attaches; end, asked: the same, until another chunk comes.
     """
 
     __slots__ = (
+        "asked",
         "end",
         "finished",
         "heard",
@@ -67,6 +68,7 @@ class Unfinished(Generic[P]):
         self.too_large = False
         self.sink: Any = None
         self.end: Any = None
+        self.asked = False
 
 
 class LetGo(NamedTuple, Generic[P]):
@@ -148,7 +150,7 @@ class Assembler(Generic[P]):
             if self._holds and message.size > self._max_bytes:
                 message.too_large = True
                 message.pieces.clear()
-        message.heard, message.end = now, None
+        message.heard, message.end, message.asked = now, None, False
         if message.finished:
             self._given_back.pop(key, None)
         else:

@@ -7,8 +7,8 @@
 What may never be finished is a *doubt*, and the broker is asked (UnfinishedMessage): only it knows whether more is stored,
 and still to be delivered. While entries cannot be read, and while it cannot be asked, nothing is dropped:
 
-    a message gets no chunk for `expire_s`   may its producer send more?           yes: waited for | no: where may it end?
-    the same once more                       is anything before that end to come?  yes: as before; given back | no: dropped
+    a message gets no chunk for `expire_s`   may its producer send more?           no: where may it end?
+    the same once more                       is anything before that end to come?  else given back | no: dropped
     a chunk without those before it          is any to come, or do others hold it? yes: given back | no: dropped
 
 *Whole* (the default): a message is queued when its last chunk has come. What it has until then costs no permits, so that a
@@ -368,7 +368,7 @@ class ChunkIntake:
         """What was put off comes again, from its first chunk on."""
         if not self._settled(
             delivery
-        ):  # else it comes again when its time has come, and is not to be taken for nacked then
+        ):  # else it comes again at its time, and is not to be taken for nacked then
             delivery.flags[0] = GIVEN_BACK
             self._acknowledger.redeliver(delivery.id.chunks, counted=False)
 
@@ -432,16 +432,16 @@ class ChunkIntake:
             self._let_go(let_go, dropped=lost)
         elif self._assembler.find(*message.key) is message and len(message.places) == doubt.chunks:
             # No chunk has come since it was asked about.
-            if end is None:
-                message.end = None
-            elif lost:
+            if lost and end is not None:
                 self._assembler.remove(message)
                 self._let_go(let_go._replace(why=f"{let_go.why}, and none is to come"), dropped=True)
-            elif message.end is None:
-                message.end = end
-            elif not self.in_order:  # another consumer may have got the rest, and wait for what is here
+            elif (
+                message.asked
+            ):  # what is to come may be waiting for what is here, or come to another consumer
                 self._assembler.remove(message)
                 self._let_go(let_go)
+            else:
+                message.asked, message.end = True, message.end or end
 
     def _let_go(self, let_go: LetGo[AckRow], *, dropped: bool = False) -> None:
         delivery: ChunkedDelivery | None = None if let_go.message is None else let_go.message.sink
