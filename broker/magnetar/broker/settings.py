@@ -48,6 +48,9 @@ class BrokerSettings:
     """Defaults suit standalone; a cluster sets ensemble_size, write_quorum and ack_quorum to 2/2/2 or more."""
 
     name: str = UNNAMED
+    cluster_name: str = (
+        "standalone"  # as tenants and namespaces say where they may be served, and Pulsar's metrics where
+    )
     service_url: str = "magnetar://127.0.0.1:7650"  # what a lookup answers
     # In a cluster. A broker's name is unique there; one that keeps the default is named HOST:PORT of its service URL.
     zone: str = ""
@@ -189,6 +192,7 @@ class BrokerSettings:
         if not self.name:
             raise InvalidSetting("broker setting name is ''; it must be a plain name")
         require_plain_name("broker setting name", self.name)
+        require_plain_name("broker setting cluster_name", self.cluster_name)
         if self.unreadable_entry_policy not in ("stop", "skip"):
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"

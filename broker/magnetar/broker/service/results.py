@@ -124,6 +124,12 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     backlog_bytes: int  # of all that lies behind the mark-delete position
     acknowledged_ranges: int
     acknowledged_messages: int
+    messages_out: int  # these two since the topic was loaded
+    bytes_out: int
+    message_rate_out: float  # these four a second, of the last ten seconds or a little more
+    byte_rate_out: float
+    redelivery_rate: float
+    acknowledge_rate: float
     redelivery_messages: int
     # Wait for their delivery time; some may be acknowledged. 0 for types that do not wait.
     delayed_messages: int
@@ -140,8 +146,14 @@ class TopicStats(msgspec.Struct, frozen=True):
 
     topic: str
     state: str
-    messages_in: int
+    messages_in: int  # these four since it was loaded
     bytes_in: int
+    messages_out: int  # to all subscriptions together
+    bytes_out: int
+    message_rate_in: float  # these four a second, of the last ten seconds or a little more
+    byte_rate_in: float
+    message_rate_out: float
+    byte_rate_out: float
     duplicate_messages: int  # since it was loaded: sent again, and not stored again
     dropped_messages: (
         int  # of a non-persistent topic: they left before a subscription had them, summed over subscriptions

@@ -271,7 +271,7 @@ class Broker:
         return self._problems
 
     async def look_for_problems(self) -> None:
-        """Looks at every topic, in turns of the loop."""
+        """Looks at every topic, in turns of the loop, and how fast its counters rise."""
         found = {
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
             for bookie in self.ledgers.suspects()
@@ -284,6 +284,7 @@ class Broker:
         def look(topic: Topic) -> None:
             nonlocal degraded
             degraded += topic.degraded
+            topic.count_rates()
             for name, subscription in topic.subscriptions.items():
                 if len(found) < _MAX_PROBLEMS and (trouble := subscription.trouble()):
                     found[f"subscription {name} of {topic.name}"] = trouble

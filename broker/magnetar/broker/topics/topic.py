@@ -50,6 +50,7 @@ from ..log.records import LedgerInfo, cursors_path, staged_path
 from ..log.ring import Ring
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
+from ..resources.moving_rates import MovingRates
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
 from .core.deduplication import Pushed
@@ -127,6 +128,7 @@ class Topic:
             self.fence,
         )
         self.dispatched = DispatchCounters(components.dispatched)
+        self.rates = MovingRates(4)  # messages and bytes in, messages and bytes out
         self.subscriptions = Subscriptions(
             self.ledger,
             self.compaction,
@@ -509,6 +511,13 @@ class Topic:
         self.deduplication.forget()
         if self._ring is None:
             self.maintenance.round(None if self._export is None else self._export.staging)
+
+    def count_rates(self) -> None:
+        """Called every few seconds."""
+        now, out = self._loop.time(), self.dispatched
+        self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
+        for subscription in self.subscriptions.values():
+            subscription.count_rates(now)
 
     @property
     def degraded(self) -> bool:

@@ -75,7 +75,7 @@ class DispatchCore:
         self._settings = settings
         self._counters = counters
         self._delays = delays
-        self.redelivered_messages = 0
+        self.delivered_messages = self.delivered_bytes = self.redelivered_messages = 0
         self._durable = durable
         self._out: list[Instruction] = []  # a few: decided, not yet polled
         self.consumers: list[Consumer] = []
@@ -693,6 +693,8 @@ class DispatchCore:
         consumer.byte_permits -= size
         consumer.delivered_messages += messages
         consumer.delivered_bytes += size
+        self.delivered_messages += messages
+        self.delivered_bytes += size
         if redeliveries:
             self.redelivered_messages += messages
         self._counters.delivered(messages, size)
