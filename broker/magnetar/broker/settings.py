@@ -12,7 +12,8 @@ from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID, require_plain_name
-from magnetar.proto.policies import UNLIMITED, PlacementGroup, check_flush, check_retention
+from magnetar.proto.policies import PlacementGroup, check_retention
+from magnetar.proto.policy_table import BY_POLICY, UNLIMITED
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 
 MIB = 1024 * 1024
@@ -202,7 +203,7 @@ class BrokerSettings:
         except InvalidArgument as error:
             raise InvalidSetting(f"broker settings: {error.message}") from None
         try:
-            check_flush(self.flush)
+            BY_POLICY["flush"].check("flush", self.flush)
             PlacementGroup.parse(self.bookie_group)
         except InvalidArgument as error:
             raise InvalidSetting(f"broker setting {error.message}") from None

@@ -23,30 +23,19 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.policies import Policies
+from magnetar.proto.policy_table import BY_POLICY
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 
 SPACE = "public/default"
-OFF = [
-    ["retention_ms", "", 0, "broker"],
-    ["retention_bytes", "", 0, "broker"],
-    ["message_ttl_ms", "", 0, "broker"],
+DEFAULTS = [
+    [policy, "", getattr(BrokerSettings(), policy, row.default), "broker"]
+    for policy, row in BY_POLICY.items()
+    if not row.named
 ]
-STORED = [
-    ["max_delivery_delay_ms", "", 0, "broker"],
-    ["max_delayed_messages", "", 0, "broker"],
-    ["ensemble_size", "", 1, "broker"],
-    ["write_quorum", "", 1, "broker"],
-    ["ack_quorum", "", 1, "broker"],
-    ["minimum_write_quorum", "", 0, "broker"],
-    ["flush", "", "sync", "broker"],
-    ["bookie_group", "", "", "broker"],
-    ["deduplication", "", False, "broker"],
-    ["broker_group", "", "", "broker"],
-    ["broker_zone", "", "", "broker"],
-]
+OFF, STORED = DEFAULTS[:3], DEFAULTS[3:]  # those of retention and TTL, and the others
 
 
 async def set_policies(

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.cli.commands.policies import changed_by, changes, parameter, shown
 from magnetar.cli.terminal.session import EXIT_USAGE
-from magnetar.proto.policies import DESCRIBED
+from magnetar.proto.policy_table import DESCRIBED
 
 
 def changed(**given: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def changed(**given: Any) -> dict[str, Any]:
     return changed_by(
         changes(row, text)
         for row, some in texts
-        for text in ([] if some is None else some if row.by_subscription else [some])
+        for text in ([] if some is None else some if row.named else [some])
     )
 
 

@@ -242,7 +242,7 @@ class BrokerService:
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
         before, _, change = await self._policies_of(name)
-        await self._check_possible(before, policies.check_topic())
+        await self._check_possible(before, policies.check_level("topic"))
         return await change(policies, version)
 
     @on_namespace("get_policies")
@@ -255,7 +255,7 @@ class BrokerService:
     async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises VersionConflict, InvalidArgument."""
         before, _ = await self._broker.namespaces.read(check_namespace(namespace))
-        await self._check_possible(self._of_namespace(before), policies)
+        await self._check_possible(self._of_namespace(before), policies.check_level("namespace"))
         return await self._broker.namespaces.set(namespace, policies, version)
 
     async def _policies_of(

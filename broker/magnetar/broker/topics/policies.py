@@ -26,7 +26,8 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import NO_PARTITION, TopicName
-from magnetar.proto.policies import OF_NAMESPACES, PlacementGroup, Policies, PolicyInForce
+from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
+from magnetar.proto.policy_table import BY_POLICY
 
 from ..log.durability import Durability
 from ..log.ledger_list import LedgerList
@@ -45,7 +46,7 @@ ABSENT = -1  # version of a namespace's policies that were never set
 class Resolved:
     """What is in force, computed once a change: policies are never changed in place.
 
-    `levels`: with their names, the one that counts first; the last one has every policy but `subscription_ttl_ms`.
+    `levels`: with their names, the one that counts first; the last one has every policy that is not named.
     """
 
     levels: tuple[tuple[str, Policies], ...]
@@ -66,7 +67,7 @@ class Resolved:
         return Durability(*(self.value(policy)[0] for policy in Durability._fields))
 
     def value(self, policy: str) -> tuple[Any, str]:
-        """Of a field of `Policies`, but for `subscription_ttl_ms`; and whose policy that is."""
+        """Of a field of `Policies` that is not named; and whose policy that is."""
         if policy in ("retention_ms", "retention_bytes"):
             retention_ms, retention_bytes, source = self.retention
             return retention_ms if policy == "retention_ms" else retention_bytes, source
@@ -90,22 +91,27 @@ class Resolved:
 
     def rows(self) -> list[PolicyInForce]:
         """For people and tools."""
-        names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
         rows = []
-        for policy in Policies.__struct_fields__:
-            if policy == "subscription_ttl_ms":
-                rows += [PolicyInForce(policy, name, *self.ttl_ms(name)) for name in names]
+        for policy, row in BY_POLICY.items():
+            if row.named:
+                names = sorted({name for _, policies in self.levels for name in getattr(policies, policy)})
+                rows += [PolicyInForce(policy, name, *self.named(policy, name)) for name in names]
             else:
                 rows.append(PolicyInForce(policy, "", *self.value(policy)))
         return rows
 
+    def named(self, policy: str, name: str) -> tuple[Any, str]:
+        """Of one name of a field that has a value for each, which some level has; and whose policy that is."""
+        if policy == "subscription_ttl_ms":
+            return self.ttl_ms(name)
+        return self._first(lambda policies: getattr(policies, policy).get(name))
+
 
 @lru_cache(maxsize=1)
 def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
-    """The last level: the settings that are called as policies are."""
-    names = (name for name in Policies.__struct_fields__ if name != "subscription_ttl_ms")
-    values: dict[str, Any] = {
-        name: "" if name in OF_NAMESPACES else getattr(settings, name) for name in names
+    """The last level: the settings that are called as policies are, and defaults."""
+    values = {
+        policy: getattr(settings, policy, row.default) for policy, row in BY_POLICY.items() if not row.named
     }
     return "broker", Policies(**values)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.proto.policies import UNLIMITED
+from magnetar.proto.policy_table import UNLIMITED
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import Position

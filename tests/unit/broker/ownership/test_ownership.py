@@ -587,8 +587,10 @@ async def test_a_namespace_is_confined_to_the_brokers_of_a_group_or_prefers_a_zo
 
 
 def test_brokers_are_policies_of_namespaces_alone() -> None:
-    with pytest.raises(InvalidArgument, match="broker_zone is a policy of namespaces"):
-        Policies(broker_zone="x").check().check_topic()
+    with pytest.raises(
+        InvalidArgument, match="broker_zone is no policy of a topic; set it for the namespace"
+    ):
+        Policies(broker_zone="x").check().check_level("topic")
     with pytest.raises(
         InvalidArgument, match="broker_group is 'two words'; want the group that brokers have"
     ):
