@@ -144,6 +144,10 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         return self.ensemble_size, self.write_quorum, self.ack_quorum
 
+    def value(self, policy: str) -> Any:
+        """By the name of the field."""
+        return getattr(self, policy)
+
     def check(self) -> Policies:
         """Returns itself, or raises InvalidArgument."""
         for policy, row in BY_POLICY.items():

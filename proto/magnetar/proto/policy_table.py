@@ -63,7 +63,9 @@ class Described(NamedTuple):
     dynamic: str = ""  # Pulsar's name in the dynamic configuration of brokers
     levels: tuple[str, ...] = ALL
     least: int = 0
-    default: Any = None  # where the broker has no setting of that name
+    default: Any = (
+        None  # if the broker has no setting of that name, and of what an object of Pulsar does not say
+    )
     stored: bool = False  # kept and shown, not heeded yet
 
     def check(self, policy: str, value: Any) -> None:
@@ -145,12 +147,12 @@ DESCRIBED = (
     Described(
         ("retention_ms",), "retention", "time", "TIME",
         "How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
-        _INFINITE, pulsar=("retention.retentionTimeInMinutes",), scale=60_000, least=UNLIMITED,
+        _INFINITE, pulsar=("retention.retentionTimeInMinutes",), scale=60_000, least=UNLIMITED, default=UNLIMITED,
     ),
     Described(
         ("retention_bytes",), "retention-size", "size", "SIZE",
         "Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
-        _INFINITE, pulsar=("retention.retentionSizeInMB",), scale=1 << 20, least=UNLIMITED,
+        _INFINITE, pulsar=("retention.retentionSizeInMB",), scale=1 << 20, least=UNLIMITED, default=UNLIMITED,
     ),
     Described(
         ("message_ttl_ms",), "ttl", "time", "TIME",
@@ -274,7 +276,7 @@ DESCRIBED = (
     Described(
         ("max_delivery_delay_ms",), "max-delivery-delay", "time", "TIME",
         "How far ahead a delivery time may lie: 7d, infinite, inherit.",
-        _NO_LIMIT, pulsar=("delayedDelivery.maxDeliveryDelayInMillis",),
+        _NO_LIMIT, pulsar=("delayedDelivery.maxDeliveryDelayInMillis",), default=0,
     ),
     Described(
         ("max_delayed_messages",), "max-delayed-messages", "count", "MESSAGES",
@@ -314,7 +316,7 @@ DESCRIBED = (
     Described(
         ("bookie_group",), "bookie-group", "name", "GROUP",
         "Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        {"any": ""}, pulsar=("persistence/bookieAffinity.bookkeeperAffinityGroupPrimary",),
+        {"any": ""}, pulsar=("persistence/bookieAffinity.bookkeeperAffinityGroupPrimary",), pulsar_words={"": "default"},
     ),
     Described(
         ("compaction_threshold_bytes",), "compaction-threshold", "size", "SIZE",
@@ -325,6 +327,7 @@ DESCRIBED = (
         ("auto_create_topics",), "auto-create-topics", "word", "WHETHER",
         "Whether a topic is made by its first producer or consumer: on, off, inherit.",
         _SWITCH, pulsar=("autoTopicCreation.allowAutoTopicCreation",), dynamic="allowAutoTopicCreation", levels=NAMESPACE,
+        default=True,
     ),
     Described(
         ("auto_create_topics_type",), "auto-create-topics-type", "word", "TYPE",
