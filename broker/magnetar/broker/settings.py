@@ -53,6 +53,9 @@ class BrokerSettings:
         "standalone"  # as tenants and namespaces say where they may be served, and Pulsar's metrics where
     )
     service_url: str = "magnetar://127.0.0.1:7650"  # what a lookup answers
+    http_url: str = (
+        "http://127.0.0.1:8080"  # the same of HTTP: requests for a topic are redirected to its broker's
+    )
     # In a cluster. A broker's name is unique there; one that keeps the default is named HOST:PORT of its service URL.
     zone: str = ""
     group: str = ""  # namespaces can be confined to the brokers of a group (the policy broker_group)

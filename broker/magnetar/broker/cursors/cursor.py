@@ -147,6 +147,11 @@ class Cursor:
         return True
 
     @property
+    def ledger(self) -> tuple[int, int]:
+        """The ledger that it is written to, and its last entry there; -1 and -1: none now."""
+        return (-1, -1) if self._store is None else self._store.ledger
+
+    @property
     def durable_mark(self) -> Position:
         """Below this nothing is needed, neither now nor after a restart: trimming goes by it."""
         return min(self._durable_mark, self.state.mark_delete)

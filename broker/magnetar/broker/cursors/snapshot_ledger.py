@@ -189,6 +189,11 @@ class SnapshotLedger:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
+    def ledger(self) -> tuple[int, int]:
+        """The one that is written to, and its last entry; -1 and -1: none now."""
+        return (-1, -1) if self._writer is None else (self._writer.ledger_id, self._entries - 1)
+
+    @property
     def has_room(self) -> bool:
         """True if a ledger is open that takes changes: `append`. Else `replace`."""
         return self._writer is not None and self._entries < self._max_entries

@@ -101,6 +101,11 @@ class LedgerList:
         self._metadata = metadata
         self._version = -1
 
+    @property
+    def version(self) -> int:
+        """Of the head."""
+        return self._version
+
     # --- metadata ----------------------------------------------------------------------------------------------------
 
     async def load(self, *, create_ms: int | None) -> bool:

@@ -23,6 +23,7 @@ from ..topics.policies import Resolved, check_namespace, check_possible, of_brok
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
+from .admin import AdminService
 from .ledgers import LedgerService
 from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
 from .results import (
@@ -49,6 +50,7 @@ class BrokerService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.ledgers = LedgerService(broker)
+        self.admin = AdminService(broker)
 
     @property
     def settings(self) -> BrokerSettings:

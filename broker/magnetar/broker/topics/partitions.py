@@ -349,6 +349,19 @@ class PartitionedTopics:
             raise policies_conflict(f"topic {name}") from None
         return changed.policies_version
 
+    async def set_properties(
+        self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        """Raises TopicBusy, TopicNotFound."""
+        found = await self.read(name)
+        if not found.exists:
+            raise await self.missing(name)
+        record = msgspec.structs.replace(found.record, properties=change(found.record.properties))
+        try:
+            await self._replace(name, record, found.version)
+        except VersionConflict as conflict:
+            raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
+
     async def _replace(self, name: TopicName, record: PartitionedRecord, version: int) -> int:
         try:
             return await replace(self._metadata, partitioned_path(name), record.encode(), version)

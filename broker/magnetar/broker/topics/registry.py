@@ -122,7 +122,9 @@ class Broker:
         `ownership`: which topics are served here; without it all are. It is the broker's, which starts and closes it.
         """
         self.settings = settings
-        self.ownership: Ownership = ownership or SoleBroker(settings.name, settings.service_url)
+        self.ownership: Ownership = ownership or SoleBroker(
+            settings.name, settings.service_url, settings.http_url
+        )
         self.metadata = metadata
         self.ledgers = ledgers
         self.cache = TailCache(settings.tail_cache_bytes)

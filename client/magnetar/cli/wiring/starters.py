@@ -54,6 +54,7 @@ async def start_standalone(service: Service) -> Started:
         lambda: {**bookie_problems(bookie), **broker.problems()},
         lambda: bookie_reasons(bookie),
         bookie,
+        broker,
     )
 
 
@@ -144,6 +145,7 @@ async def start_broker(service: Service) -> Started:
             _metrics(broker, None),
             lambda: {**infos.problems(), **broker.problems()},
             lambda: broker_reasons(settings, len(listed.writable())),
+            broker=broker,
         )
     service.lock_data()
     metadata = await service.shared_metadata()
@@ -166,6 +168,7 @@ async def start_broker(service: Service) -> Started:
         _metrics(broker, None),
         lambda: {**health.problems, **broker.problems()},
         reasons,
+        broker=broker,
     )
 
 
@@ -189,6 +192,7 @@ def _ownership(service: Service, metadata: MetadataStore) -> ClusterOwnership:
             session_timeout_s=settings.daemon.session_timeout_s,
             default_bundles=settings.broker.default_bundles,
             version=version("magnetar"),
+            http=settings.broker.http_url,
         ),
         components.clock,
         components.rng,

@@ -1,0 +1,264 @@
+"""What operators ask through HTTP and the native protocol has no request for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import NamedTuple
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import AlreadyExists, MagnetarError, MessageLost, TopicNotFound, TopicNotServed
+from magnetar.proto.ids import TopicName
+
+from ..cursors.core.acks import AckState, Position
+from ..log.positions import Start
+from ..log.records import PARTITIONED_ROOT
+from ..log.topic_names import list_topics
+from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
+from ..topics.backlog import find_skip, unacknowledged_runs
+from ..topics.partitions import PartitionedTopic
+from ..topics.policies import ABSENT
+from ..topics.registry import Broker
+from ..topics.topic import Topic
+from .operations import on_namespace, on_stored_topic, on_topic
+from .results import TopicStats
+from .stats import TopicOffsets, backlog, topic_stats
+
+
+class Owner(NamedTuple):
+    """Who serves a topic."""
+
+    here: bool  # this broker does
+    url: str  # of the native protocol
+    http: str  # ""; nobody knows
+    final: bool  # False: ask that broker, with `authoritative`
+
+
+class TopicFigures(NamedTuple):
+    """A topic and its figures."""
+
+    topic: Topic
+    stats: TopicStats
+
+
+class FoundMessage(NamedTuple):
+    """A message, or (`number` None) all those of its entry."""
+
+    entry: Entry
+    ledger_id: int
+    entry_id: int
+    number: int | None  # its index in the entry
+
+
+class BacklogFound(NamedTuple):
+    """What a subscription has not acknowledged."""
+
+    entries: int
+    messages: int
+    first: tuple[int, int] | None  # ledger and entry; None: nothing is left
+    last: tuple[int, int] | None
+
+
+class AdminService:
+    """`BrokerService.admin`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # --- who serves it -----------------------------------------------------------------------------------------------
+
+    @on_topic("lookup")
+    async def owner(self, name: TopicName, *, authoritative: bool = False) -> Owner:
+        """As `BrokerService.lookup`, with the address of its HTTP. Raises ServiceNotReady."""
+        ownership, settings = self._broker.ownership, self._broker.settings
+        found = await ownership.locate(name, authoritative=authoritative, unreachable="")
+        if found.url == settings.service_url:
+            return Owner(True, found.url, settings.http_url, found.final)
+        brokers = await ownership.administration.brokers()
+        http = next((row.http for row in brokers if row.url == found.url), "")
+        return Owner(False, found.url, http, found.final)
+
+    @on_topic("lookup")
+    async def bundle_range(self, name: TopicName) -> str:
+        """The bundle that the topic is in, within its namespace."""
+        rows = await self._broker.ownership.administration.bundles(name.full_namespace)
+        bundles = (parse_bundle_or_topic(row.bundle) for row in rows)
+        return next(one.range for one in bundles if isinstance(one, Bundle) and one.holds(name))
+
+    @on_topic("unload_topic")
+    async def unload_topic(self, name: TopicName) -> None:
+        """Closes it here; its next use loads it again. Raises TopicNotFound."""
+        await self._broker.known(name)
+        await self._broker.unload(name, TopicNotServed(f"topic {name} is unloaded; look it up again"))
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    @on_namespace("list_topics")
+    async def list_partitioned(self, namespace: str, *, after: str = "", count: int = 1_000) -> list[str]:
+        """The partitioned topics of `tenant/namespace` behind a name."""
+        metadata = self._broker.metadata
+        return await list_topics(metadata, namespace, after=after, count=count, root=PARTITIONED_ROOT)
+
+    @on_topic("lookup")
+    async def partitioned(self, name: TopicName) -> PartitionedTopic:
+        """The record of a partitioned topic, also while it is being deleted. Raises TopicNotFound."""
+        found = await self._broker.partitioned.read(name)
+        if found.version == ABSENT:
+            raise TopicNotFound(f"Topic {name} not found: there is no partitioned topic of this name")
+        return found
+
+    @on_topic("create_topic")
+    async def check_absent(self, name: TopicName) -> None:
+        """Before it is made. Raises AlreadyExists."""
+        whole = await self._broker.partitioned.read(name)
+        if whole.partitions or await self._broker.exists(name):
+            raise AlreadyExists(f"This topic already exists: {name}")
+
+    @on_topic("topic_stats")
+    async def figures(self, name: TopicName) -> TopicFigures:
+        """Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        return TopicFigures(topic, await topic_stats(topic))
+
+    @on_topic("topic_stats")
+    async def subscriptions(self, name: TopicName) -> list[str]:
+        """Their names. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        return sorted({*topic.subscriptions, *topic.subscriptions.recovery.unavailable})
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    @on_topic("peek_messages")
+    async def message(self, name: TopicName, ledger_id: int, entry_id: int) -> FoundMessage:
+        """The messages of a confirmed entry. Raises TopicNotFound, MessageLost, or what the read met."""
+        topic = await self._broker.known(name)
+        return FoundMessage(await topic.log.read_entry((ledger_id, entry_id)), ledger_id, entry_id, None)
+
+    @on_topic("peek_messages")
+    async def examine(self, name: TopicName, number: int, *, from_end: bool) -> FoundMessage:
+        """The message of this number, from 1 on, of those that the topic holds. Raises TopicNotFound, MessageLost."""
+        topic = await self._broker.known(name)
+        ledgers = topic.ledger.list
+        start = ledgers.start
+        if from_end:
+            first = ledgers.info(start[0])
+            number = ledgers.message_count - (0 if first is None else first.first_index) - number + 1
+        position: Position = start
+        if number > 1:
+            state = AckState(ledgers, start)
+            position, _ = await find_skip(ledgers, state, topic.log.read_entry, number - 1)
+        if number < 1 or not ledgers.is_confirmed(*position[:2]):
+            raise MessageLost(f"topic {name} does not hold so many messages")
+        return FoundMessage(await topic.log.read_entry(position[:2]), *position)
+
+    @on_topic("topic_stats")
+    async def last_message(self, name: TopicName) -> tuple[int, int, int]:
+        """Ledger, entry and index of the last message; of an empty topic an entry of -1. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        found = await topic.log.last_message_id()
+        return (topic.ledger.list.end[0], -1, 0) if found is None else found[:3]
+
+    @on_topic("topic_stats")
+    async def find(self, name: TopicName, start: Start) -> tuple[int, int, int]:
+        """The position that this means now. Raises TopicNotFound, InvalidArgument."""
+        return await (await self._broker.known(name)).log.find(start)
+
+    # --- subscriptions -----------------------------------------------------------------------------------------------
+
+    @on_topic("expire_messages")
+    async def expire_older(self, name: TopicName, seconds: int, subscription: str = "") -> None:
+        """Acknowledges what is older, for one or all durable subscriptions. Raises as `BrokerService.expire_messages`."""
+        topic = await self._broker.known(name)
+        before_ms = topic.ledger.appending.now_ms() - 1000 * seconds
+        names = (
+            [subscription]
+            if subscription
+            else [one for one, found in topic.subscriptions.items() if found.durable]
+        )
+        await _each(
+            topic.maintenance.expire_before(topic.subscriptions.existing(one, durable=True), before_ms)
+            for one in names
+        )
+
+    @on_topic("peek_messages")
+    async def analyze_backlog(self, name: TopicName, subscription: str) -> BacklogFound:
+        """Counts what it has not acknowledged. Raises TopicNotFound, SubscriptionNotFound."""
+        topic = await self._broker.known(name)
+        found = topic.subscriptions.existing(subscription)
+        messages = (await backlog(topic, found, TopicOffsets(topic))).messages
+        runs = [run async for run in unacknowledged_runs(topic.ledger.list, found.cursor.state)]
+        if not runs:
+            return BacklogFound(0, messages, None, None)
+        entries = sum(last - first + 1 for _, first, last in runs)
+        return BacklogFound(entries, messages, runs[0][:2], (runs[-1][0], runs[-1][2]))
+
+    @on_topic("topic_stats")
+    async def backlog_size(self, name: TopicName, position: Position) -> int:
+        """Bytes that the topic holds from a position on. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        offsets = TopicOffsets(topic)
+        ledgers = topic.ledger.list
+        at = max(ledgers.normalise(position), ledgers.start)
+        return max(offsets.end.size - (await offsets.of(at)).size, 0)
+
+    # --- what is stored ----------------------------------------------------------------------------------------------
+
+    @on_stored_topic("trim_topic")
+    async def trim(self, name: TopicName) -> None:
+        """Deletes now what the next round of maintenance would delete. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        await topic.ledger.changes.trim(lambda: topic.retention.trimmed_until().position)
+
+    @on_stored_topic("delete_topic")
+    async def truncate(self, name: TopicName) -> None:
+        """All that is stored counts as acknowledged, and is deleted whatever retention says. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+
+        async def no_change() -> None:
+            """While no ledger is open: what is stored is in closed ones, which can be deleted."""
+
+        await _each(
+            one.skip_to(lambda: topic.log.find(("latest", None)))
+            for one in topic.subscriptions.values()
+            if one.durable
+        )
+        await topic.ledger.appending.edit_closed(no_change)
+        await topic.ledger.changes.trim(lambda: topic.retention.lowest().position)
+
+    @on_topic("topic_stats")
+    async def properties(self, name: TopicName) -> dict[str, str]:
+        """What users noted of a topic. Raises TopicNotFound."""
+        whole = await self._broker.partitioned.read(name)
+        if whole.partitions:
+            return whole.record.properties
+        return (await self._broker.known(name)).ledger.list.record.properties
+
+    @on_topic("create_topic")
+    async def set_properties(
+        self, name: TopicName, changed: dict[str, str], removed: list[str] | None = None
+    ) -> None:
+        """Raises TopicNotFound."""
+
+        def new(before: dict[str, str]) -> dict[str, str]:
+            return {key: value for key, value in {**before, **changed}.items() if key not in (removed or ())}
+
+        if (await self._broker.partitioned.read(name)).partitions:
+            await self._broker.partitioned.set_properties(name, new)
+            return
+        ledger = (await self._broker.known(name)).ledger
+
+        async def change() -> None:
+            await ledger.list.commit(properties=new(ledger.list.record.properties))
+
+        await ledger.changes.edit(change)
+
+
+async def _each(calls: Iterable[Awaitable[object]]) -> None:
+    """Rule 48: all are made; the first error is raised then."""
+    failed: list[MagnetarError] = []
+    for call in calls:
+        try:
+            await call
+        except MagnetarError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
