@@ -346,6 +346,14 @@ class SendDelayed(Command, tag=36):
         return cls(0, producer_id, epoch, *_fields_of(error))
 
 
+class HoldProducer(Command, tag=40):
+    """From the broker: this producer is to write nothing more, for this reason; without one it goes on."""
+
+    producer_id: int
+    epoch: int
+    reason: str = ""
+
+
 class UnreadableEntry(Command, tag=37):
     """From the broker: this consumer waits for an entry that cannot be read. `lost`: no later attempt will find it."""
 

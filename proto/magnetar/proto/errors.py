@@ -4,7 +4,7 @@
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   └── ServiceNotReady, TooManyRequests, BookieUnavailable (WrongBookie), NotEnoughBookies, TopicBusy,
     │       RequestTimeout (SendTimeout), ConnectionLost, VersionConflict, QuorumLost, ReceiveTimeout,
-    │       ProducerQueueFull, ArchiveUnavailable
+    │       ProducerQueueFull, ArchiveUnavailable, BacklogQuotaExceeded
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
@@ -140,6 +140,10 @@ class SendTimeout(RequestTimeout, code=38):
 
 class ArchiveUnavailable(RetryableError, code=19):
     """An archived ledger cannot be read now; it may be again later."""
+
+
+class BacklogQuotaExceeded(RetryableError, code=110):
+    """A subscription has more unacknowledged than the policies allow; the topic takes messages again once it has not."""
 
 
 class TopicNotServed(LookupAgainError, code=40):

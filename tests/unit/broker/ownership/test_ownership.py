@@ -207,6 +207,8 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
 
             def send_delayed(self, error: Any) -> None: ...
 
+            def hold(self, reason: str) -> None: ...
+
             def producer_closed(self, error: Any) -> None:
                 told.append(error)
 
