@@ -108,9 +108,10 @@ class BrokerService:
         Raises ConsumerBusy, TopicNotFound, InvalidArgument.
         """
         asked.check()
+        topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
+        topic.limits.check_subscribing(asked.subscription, asked.name)
         if not asked.name:
             asked = asked._replace(name=self._broker.generate_name())
-        topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")

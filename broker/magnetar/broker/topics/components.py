@@ -16,6 +16,7 @@ from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
+from ..resources.rates import BrokerRates
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from .partitions import PartitionedTopics
@@ -55,3 +56,4 @@ class Components(NamedTuple):
     compactions: asyncio.Semaphore  # a slot for each that may run at once
     ownership: Ownership
     rings: Rings
+    rates: BrokerRates

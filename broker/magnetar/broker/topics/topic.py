@@ -51,6 +51,7 @@ from ..log.ring import Ring
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from ..resources.moving_rates import MovingRates
+from .backlog_quota import BacklogQuota
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
 from .core.deduplication import Pushed
@@ -58,6 +59,7 @@ from .core.producers import Claim, ProducerPort, Producers, ProducerSession, Ses
 from .deduplication import Deduplication
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
+from .limits import TopicLimits
 from .log_state import LogStates
 from .maintenance import Maintenance
 from .policies import TopicPolicies
@@ -127,6 +129,9 @@ class Topic:
             lambda runs: self.subscriptions.released(runs),
             self.fence,
         )
+        self.limits = TopicLimits(
+            name, components, self.policies.in_force, self.producers, self._coalescer, self._append_soon
+        )
         self.dispatched = DispatchCounters(components.dispatched)
         self.rates = MovingRates(4)  # messages and bytes in, messages and bytes out
         self.subscriptions = Subscriptions(
@@ -138,6 +143,7 @@ class Topic:
             self._tasks,
             self.check_served,
             self.delays,
+            self.limits,
         )
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
@@ -157,6 +163,9 @@ class Topic:
             self.compaction,
             self.policies.in_force,
             components.clock,
+        )
+        self.quota = BacklogQuota(
+            self.ledger, self.limits, self.subscriptions, self.producers, self.maintenance
         )
         self._append_scheduled = False
         # What the ledger has answered since the last `_send_receipts`: ledger, entry, stored bytes, the gathered entry, and
@@ -189,6 +198,7 @@ class Topic:
             self.producers.reserved_until = self._loop.time() + self._settings.exclusive_grace_ms / 1000
         metadata = self._components.metadata
         await self.policies.learn(self._policies_changed)
+        self._limits_changed()
         stored: list[str] = []
         if existed:
             self._leases.taken_over()
@@ -212,6 +222,7 @@ class Topic:
         version = await self.policies.set(self.ledger.changes, policies, version)
         self.ledger.appending.look_at_durability()
         self.deduplication.policies_changed()
+        self._limits_changed()
         return version
 
     async def terminate(self) -> MessageId | None:
@@ -271,11 +282,17 @@ class Topic:
         if self.publish_budget.used:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
+            self._append_soon()  # what waits for its rate
             await asyncio.wait([self._drained])
 
     def _policies_changed(self) -> None:
         self.ledger.appending.durability_changed()
         self.deduplication.policies_changed()
+        self._limits_changed()
+
+    def _limits_changed(self) -> None:
+        if self.limits.policies_changed(self.subscriptions.values()):
+            self.quota.policies_changed()
 
     @property
     def export(self) -> TopicExport:
@@ -296,7 +313,13 @@ class Topic:
         producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        session = await let_in(self.producers, claim, new_port, self._store_epoch, self.deduplication.check)
+        await self.quota.admit(claim, new_port)
+
+        def check() -> None:
+            self.deduplication.check()
+            self.limits.check_producer(claim)
+
+        session = await let_in(self.producers, claim, new_port, self._store_epoch, check)
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
 
@@ -324,7 +347,15 @@ class Topic:
         """
         if session.state is not SessionState.OPEN or not groups.batches:
             return
-        totals = measure(groups)
+        limits, totals = self.limits, measure(groups)
+        if limits.refusal is not None:
+            session.fail(groups.sequence_ids[0], limits.refusal)
+            return
+        if 0 < limits.max_message_bytes < totals.size and (found := limits.first_too_large(groups)):
+            fitting, sequence_id, error = found
+            self.publish(session, fitting.part(0, 0) if whole else fitting)
+            session.fail(sequence_id if not whole else groups.sequence_ids[0], error)
+            return
         if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_BATCH:
             refused = first_too_large(groups, totals, self._settings.max_group_bytes, whole=whole)
             if refused is not None:
@@ -399,6 +430,8 @@ class Topic:
                 return
             self.delays.queued_messages += groups.delayed_messages
         self._coalescer.add(session, groups, totals, whole=whole)
+        if self.limits.publish is not None:
+            self.limits.queued(session)
         self.publish_budget.charge(totals.size)
         self.messages_in += totals.messages
         self.bytes_in += totals.size
@@ -426,6 +459,8 @@ class Topic:
                 ledger.wake()
                 return
             if coalescer.first.delayed and self._ring is None and not self.delays.ready():
+                return
+            if self.limits.publish is not None and not self.limits.may_append():
                 return
             entry = coalescer.take()
             now, entry.appended_s = appending.now_ms(), self._loop.time()
@@ -602,7 +637,9 @@ class Topic:
         assert self.not_served is not None
         consumers: list[Consumer] = []
         self.delays.stop()
+        self.limits.stop()
         try:
+            await self.quota.stop()
             await self.deduplication.stop()
             consumers, _ = await asyncio.gather(
                 self.subscriptions.close(self.not_served, fenced=self._fenced),
