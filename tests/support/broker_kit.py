@@ -87,6 +87,8 @@ def _fail(answer: asyncio.Future[Any], error: MagnetarError) -> None:
 class FakeClient:
     """Both the connection that the listener writes to, and the client behind it."""
 
+    address = "127.0.0.1:50000"
+
     def __init__(self, broker: Broker) -> None:
         self.writable = True
         self.max_frame_bytes = 1 << 30

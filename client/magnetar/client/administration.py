@@ -23,11 +23,14 @@ from magnetar.proto.commands import (
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    Diagnose,
     Drain,
     ExpireMessages,
     GetPolicies,
+    ListBookies,
     ListBrokers,
     ListBundles,
+    ListBusiest,
     ListTopics,
     PeekMessages,
     SeekSubscription,
@@ -371,6 +374,18 @@ class Admin:
     async def brokers(self) -> list[dict[str, Any]]:
         """The brokers of the cluster, by name: name, url, zone, group, state, started_ms, version, load (WIRE.md)."""
         return list((await self._pool.request(ListBrokers(0)))["brokers"])
+
+    async def bookies(self) -> list[dict[str, Any]]:
+        """The bookies that the broker knows: name, address, writable, reason, free_bytes, rack, zone, group."""
+        return list((await self._pool.request(ListBookies(0)))["bookies"])
+
+    async def diagnose(self) -> dict[str, Any]:
+        """What is wrong at the broker that is connected: broker, now_ms, topics, settings, findings (WIRE.md)."""
+        return dict(await self._pool.request(Diagnose(0)))
+
+    async def busiest(self, count: int = 10) -> dict[str, Any]:
+        """The busiest topics and the largest backlogs of the broker that is connected (WIRE.md)."""
+        return dict(await self._pool.request(ListBusiest(0, count)))
 
     async def bundles(self, namespace: str) -> list[dict[str, Any]]:
         """Bundles of `tenant/namespace` and who owns them: bundle, broker, url, to; "" where nobody does."""

@@ -399,3 +399,20 @@ class TerminateTopic(Command, tag=84):
     """
 
     topic: str
+
+
+# --- what is wrong, who is busy --------------------------------------------------------------------------------------
+
+
+class Diagnose(Command, tag=90):
+    """Ok: what is wrong at this broker: a map (WIRE.md)."""
+
+
+class ListBusiest(Command, tag=91):
+    """Ok: the busiest topics and the largest backlogs of this broker, `count` of each: a map (WIRE.md)."""
+
+    count: int = 10
+
+
+class ListBookies(Command, tag=92):
+    """Ok: {"bookies": [{"name", "address", "writable", "reason", "free_bytes", "rack", "zone", "group"}, ...]}, by name."""

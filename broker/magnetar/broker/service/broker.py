@@ -24,9 +24,11 @@ from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
 from .admin import AdminService
+from .diagnosis import Busiest, Diagnosis, bookie_rows, busiest, diagnose
 from .ledgers import LedgerService
 from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
 from .results import (
+    BookiesFound,
     BrokersFound,
     BundlesFound,
     ConsumerOpened,
@@ -42,6 +44,7 @@ from .results import (
 from .stats import TopicOffsets, backlog, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
+MAX_BUSIEST = 100
 
 
 class BrokerService:
@@ -365,6 +368,23 @@ class BrokerService:
         """All brokers of the cluster."""
         administration = self._broker.ownership.administration
         return BrokersFound(await administration.brokers(), await administration.balancer())
+
+    @on_cluster("list_bookies")
+    async def list_bookies(self) -> BookiesFound:
+        """All bookies that are known here."""
+        return BookiesFound(bookie_rows(self._broker.bookies))
+
+    @on_cluster("diagnose")
+    async def diagnose(self) -> Diagnosis:
+        """What is wrong at this broker, and what it knows to be wrong elsewhere."""
+        return await diagnose(self._broker, self._broker.trouble())
+
+    @on_cluster("list_busiest")
+    async def list_busiest(self, *, count: int = 10) -> Busiest:
+        """Of this broker. Raises InvalidArgument."""
+        if not 0 < count <= MAX_BUSIEST:
+            raise InvalidArgument(f"the {count} busiest cannot be listed; want 1 to {MAX_BUSIEST}")
+        return await busiest(self._broker, count)
 
     @on_namespace("list_bundles")
     async def list_bundles(self, namespace: str) -> BundlesFound:

@@ -46,6 +46,25 @@ class BundlesFound(msgspec.Struct, frozen=True):
     bundles: list[BundleRow]
 
 
+class BookieRow(msgspec.Struct, frozen=True):
+    """A bookie, as far as this broker knows."""
+
+    name: str
+    address: str  # host:port; "": not known
+    writable: bool
+    reason: str  # why it takes no new entries; "" if it does
+    free_bytes: int  # 0: not known
+    rack: str
+    zone: str
+    group: str
+
+
+class BookiesFound(msgspec.Struct, frozen=True):
+    """The bookies that this broker writes to, or would, by name."""
+
+    bookies: list[BookieRow]
+
+
 class TopicPage(msgspec.Struct, frozen=True):
     """Full names, sorted."""
 
@@ -60,6 +79,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
     epoch: int
     access_mode: str
     topic_epoch: int  # under which it has the topic for itself; -1: it is one of several
+    address: str  # host:port
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -100,6 +120,7 @@ class ConsumerStats(msgspec.Struct, frozen=True):
     """A connected consumer."""
 
     name: str
+    address: str  # host:port
     active: bool  # false: a failover consumer that waits for its place
     priority_level: int
     draining_slots: int  # key_shared: owned by others now, and wait for what this one has unacknowledged

@@ -68,7 +68,13 @@ async def topic_stats(topic: Topic) -> TopicStats:
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),
         producers=[
-            ProducerStats(session.name, session.epoch, session.access_mode, session.topic_epoch)
+            ProducerStats(
+                session.name,
+                session.epoch,
+                session.access_mode,
+                session.topic_epoch,
+                session.port.peer.address,
+            )
             for session in topic.producers
             if session.active
         ],
@@ -163,6 +169,7 @@ async def _subscription_stats(
         consumers=[
             ConsumerStats(
                 name=consumer.name,
+                address=consumer.port.peer.address,
                 active=dispatch.active in (None, consumer),
                 priority_level=consumer.priority_level,
                 draining_slots=draining.get(consumer.name, 0),

@@ -21,7 +21,7 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -127,7 +127,9 @@ class Broker:
             settings.name, settings.service_url, settings.http_url
         )
         self.metadata = metadata
+        self.clock = clock
         self.ledgers = ledgers
+        self.bookies = bookies
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
         self._rings = Rings(settings.non_persistent_bytes)
@@ -153,6 +155,8 @@ class Broker:
         self._names = 0
         self._closing = False
         self._problems: dict[str, str] = {}
+        # What the process knows to be wrong, of itself and of its cluster; whoever made the broker may know more than it.
+        self.trouble: Callable[[], Mapping[str, str]] = self.problems
 
     async def start(self) -> None:
         """Claims a prefix for generated names and begins the maintenance rounds."""
@@ -280,8 +284,7 @@ class Broker:
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
             for bookie in self.ledgers.suspects()
         }
-        bookies = self._components.bookies
-        if bookies is not None and (lack := self.settings.lack_of_bookies(len(bookies.writable()))):
+        if self.bookies is not None and (lack := self.settings.lack_of_bookies(len(self.bookies.writable()))):
             found["bookies"] = lack
         degraded = 0
 
