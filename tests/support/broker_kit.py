@@ -178,6 +178,10 @@ class FakeClient:
         """What a read from the socket would do."""
         self.handler.runs_received(self._parser.feed(data))
 
+    def change_policies(self, topic: str = "", namespace: str = "", **changes: Any) -> Any:
+        """As `ask`; of neither: for all brokers."""
+        return self.ask(c.ChangePolicies, topic, namespace, payload=msgspec.msgpack.encode(changes))
+
     def ask(self, command_type: type[c.Command], *fields: Any, payload: bytes = b"", **named: Any) -> Any:
         """Sends a request; returns the future of its answer."""
         self._request_id += 1

@@ -19,6 +19,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -121,7 +122,6 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replication_clusters: list[str] | None = None
     encryption_required: bool | None = None
     dispatcher_pause_on_ack_state: bool | None = None
-    properties: dict[str, str] = {}  # what people note down
     anti_affinity_group: str | None = None
     # Of namespaces alone, whose topics move as bundles: the brokers that serve them. "": any.
     broker_group: str | None = None  # see `PlacementGroup`
@@ -147,6 +147,24 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def value(self, policy: str) -> Any:
         """By the name of the field."""
         return getattr(self, policy)
+
+    def changed(self, changes: Mapping[str, Any]) -> Policies:
+        """With these values; what is None is not set here any more. Of `subscription_ttl_ms` what it names changes.
+
+        Raises InvalidArgument, also for a policy that is not known: it would not be heeded.
+        """
+        if unknown := changes.keys() - BY_POLICY.keys():
+            raise InvalidArgument(f"{min(unknown)!r} is no policy; there are {', '.join(BY_POLICY)}")
+        fields = msgspec.structs.asdict(self) | dict(changes)
+        try:
+            if "subscription_ttl_ms" in changes:
+                ttls = self.subscription_ttl_ms | (changes["subscription_ttl_ms"] or {})
+                fields["subscription_ttl_ms"] = {
+                    name: ttl_ms for name, ttl_ms in ttls.items() if ttl_ms is not None
+                }
+            return msgspec.convert(fields, Policies).check()
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidArgument(f"the policies are not as they should be: {error}") from None
 
     def check(self) -> Policies:
         """Returns itself, or raises InvalidArgument."""
@@ -241,20 +259,14 @@ class PolicyInForce(NamedTuple):
     """What holds for a topic or a namespace in the end, and whose policy that is."""
 
     policy: str  # a field of Policies
-    name: str  # that it is for, where it has a value for each; "": all that have none of their own
+    subscription: str  # that it is for; "": all that have none of their own
     value: Any
     source: str  # "topic", "namespace" or "broker"
 
 
-def decode_policies(payload: bytes) -> Policies:
-    """From a msgpack map. Raises InvalidArgument, also for a policy that is not known: it would not be heeded."""
+def decode_changes(payload: bytes) -> dict[str, Any]:
+    """From a msgpack map, of what `Policies.changed` takes. Raises InvalidArgument."""
     try:
-        fields = msgspec.msgpack.decode(payload, type=dict[str, object])
-        unknown = fields.keys() - set(Policies.__struct_fields__)
-        if unknown:
-            raise InvalidArgument(
-                f"{sorted(unknown)[0]!r} is no policy; there are {', '.join(Policies.__struct_fields__)}"
-            )
-        return msgspec.convert(fields, Policies).check()
+        return msgspec.msgpack.decode(payload, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the policies are not as they should be: {error}") from None

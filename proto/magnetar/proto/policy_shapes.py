@@ -76,7 +76,6 @@ _SEGMENTS = {
     "replication": _Segment("replication_clusters"),
     "encryptionRequired": _Segment("encryption_required", unset=False),
     "dispatcherPauseOnAckStatePersistent": _Segment("dispatcherPauseOnAckStatePersistentEnabled"),
-    "properties": _Segment("properties", unset={}),
 }
 # Keys beside those of policies: what another key says as well, or nothing.
 _BESIDE: Mapping[str, Mapping[str, Any]] = {
@@ -106,7 +105,7 @@ class Shape(NamedTuple):
     def show(self, values: Values) -> Any:
         """JSON; None: nothing of it is set."""
         found = {key: values(policy) for key, policy in self.keys.items()}
-        if all(value is None or value == {} for value in found.values()):
+        if all(value is None for value in found.values()):
             return None
         shown = {
             key: _show(self.keys[key], BY_POLICY[self.keys[key]].default if value is None else value)

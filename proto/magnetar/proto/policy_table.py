@@ -20,7 +20,7 @@ from .errors import InvalidArgument
 
 UNLIMITED = -1
 # A topic stores them beside its list of ledgers, which is written with every ledger.
-MAX_NAMED = 200
+MAX_SUBSCRIPTION_TTLS = 200
 _MOST = 1 << 53  # what every client can count to
 # When a message is acknowledged to its producer: once ack_quorum bookies have it on disk, or in memory.
 FLUSHES = ("sync", "async")
@@ -55,7 +55,7 @@ class Described(NamedTuple):
     metavar: str
     help: str
     words: Mapping[str, Any] = {}  # texts with a value of their own
-    named: bool = False  # the field holds a value for each name
+    by_subscription: bool = False  # the field holds a value for each name of a subscription
     # SEGMENT or SEGMENT.KEY of Pulsar's paths and JSON, for each of `policies`; none: Pulsar has no such policy.
     pulsar: tuple[str, ...] = ()
     scale: int = 1  # so many of ours are one of Pulsar's
@@ -70,9 +70,11 @@ class Described(NamedTuple):
 
     def check(self, policy: str, value: Any) -> None:
         """Of the value of a field. Raises InvalidArgument."""
-        if self.named:
-            if len(value) > MAX_NAMED:
-                raise InvalidArgument(f"{len(value)} names have a {policy}; at most {MAX_NAMED} may")
+        if self.by_subscription:
+            if len(value) > MAX_SUBSCRIPTION_TTLS:
+                raise InvalidArgument(
+                    f"{len(value)} subscriptions have a {policy}; at most {MAX_SUBSCRIPTION_TTLS} may"
+                )
             for name, one in value.items():
                 self.check_one(f"{policy} of {name!r:.300}", one)
         elif isinstance(value, list):
@@ -162,7 +164,7 @@ DESCRIBED = (
     Described(
         ("subscription_ttl_ms",), "subscription-ttl", "time", "NAME=TIME",
         "The same for one subscription; may be repeated.",
-        _NO_LIMIT, named=True, levels=("topic", "namespace"),
+        _NO_LIMIT, by_subscription=True, levels=("topic", "namespace"),
     ),
     Described(
         ("backlog_quota_bytes",), "backlog-quota", "size", "SIZE",
@@ -418,10 +420,6 @@ DESCRIBED = (
         "Whether dispatch waits when the state of acknowledgements is too large to be stored: on, off, inherit.",
         _SWITCH, pulsar=("dispatcherPauseOnAckStatePersistent",), dynamic="dispatcherPauseOnAckStatePersistentEnabled",
         default=False, stored=True,
-    ),
-    Described(
-        ("properties",), "property", "name", "KEY=VALUE", "A note; may be repeated.",
-        named=True, pulsar=("properties",), levels=("topic", "namespace"),
     ),
     Described(
         ("anti_affinity_group",), "anti-affinity-group", "name", "GROUP",

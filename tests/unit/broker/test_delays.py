@@ -16,7 +16,6 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, TooManyRequests, TopicNotServed
-from magnetar.proto.policies import Policies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -292,7 +291,7 @@ async def test_a_delay_beyond_the_limit_fails_alone() -> None:
 async def test_so_many_delayed_messages_and_no_more() -> None:
     stage = Stage()
     async with stage.served() as (topic, client):
-        await topic.set_policies(Policies(max_delayed_messages=10), topic.ledger.list.record.policies_version)
+        await topic.change_policies({"max_delayed_messages": 10})
         await client.consumer(type="shared")
         await client.publish_at(([b"a"] * 10, stage.clock.now_ms() + 60_000))
         client.frame(c.Send(0, 1, 0), encode_batch([b"b"], sequence_id=10, publish_time_ms=0))

@@ -25,7 +25,6 @@ from magnetar.proto.errors import (
     TopicBusy,
     TopicInUse,
     TopicNotFound,
-    VersionConflict,
 )
 from magnetar.proto.ids import MessageId, TopicName
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
@@ -272,18 +271,15 @@ async def test_policies_of_a_partitioned_topic_reach_its_loaded_partitions() -> 
         await client.producer(topic="orders-partition-0")
         topic = broker.topics[f"{FULL}-partition-0"]
 
-        async def set_policies(name: str, version: int, **fields: Any) -> Any:
-            return await client.ask(c.SetPolicies, name, "", version, payload=msgspec.msgpack.encode(fields))
-
-        assert await set_policies("orders", 0, message_ttl_ms=5) == {"version": 1}
-        assert await set_policies("orders", 0, message_ttl_ms=5) == {"version": 1}  # its answer was lost
-        with pytest.raises(VersionConflict, match="have changed since they were read"):
-            await set_policies("orders", 0, message_ttl_ms=6)
+        assert await client.change_policies("orders", message_ttl_ms=5) == {"version": 1}
+        assert await client.change_policies("orders", message_ttl_ms=5) == {
+            "version": 1
+        }  # its answer was lost
         await settle()
         in_force = topic.policies.in_force()
         assert in_force is not None
         assert in_force.value("message_ttl_ms") == (5, "topic")
-        await set_policies("orders-partition-0", 0, message_ttl_ms=7)
+        await client.change_policies("orders-partition-0", message_ttl_ms=7)
         rows = (await client.ask(c.GetPolicies, "orders-partition-0"))["in_force"]
         assert ["message_ttl_ms", "", 7, "partition"] in rows
         found = await client.ask(c.GetPolicies, "orders")

@@ -17,7 +17,7 @@ def changed(**given: Any) -> dict[str, Any]:
     return changed_by(
         changes(row, text)
         for row, some in texts
-        for text in ([] if some is None else some if row.named else [some])
+        for text in ([] if some is None else some if row.by_subscription else [some])
     )
 
 

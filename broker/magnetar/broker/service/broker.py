@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
-from magnetar.proto.policies import Policies
 
 from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
@@ -19,7 +19,7 @@ from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
+from ..topics.policies import ALL_BROKERS, Resolved, check_namespace, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
@@ -245,47 +245,57 @@ class BrokerService:
         return PoliciesFound(in_force.levels[0][1], version, in_force.rows())
 
     @on_stored_topic("set_policies")
-    async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
+    async def change_topic_policies(self, name: TopicName, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`; the new version. Raises TopicNotFound, InvalidArgument."""
         before, _, change = await self._policies_of(name)
-        await self._check_possible(before, policies.check_level("topic"))
-        return await change(policies, version)
+        await self._check_possible(before, changes, "topic")
+        return await change(changes)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
         """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
         policies, version = await self._broker.namespaces.read(check_namespace(namespace))
-        return PoliciesFound(policies, version, self._of_namespace(policies).rows())
+        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(namespace)).rows())
 
     @on_namespace("set_policies")
-    async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict, InvalidArgument."""
-        before, _ = await self._broker.namespaces.read(check_namespace(namespace))
-        await self._check_possible(self._of_namespace(before), policies.check_level("namespace"))
-        return await self._broker.namespaces.set(namespace, policies, version)
+    async def change_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`; the new version. Raises InvalidArgument."""
+        before = await self._broker.namespaces.in_force(check_namespace(namespace))
+        await self._check_possible(before, changes, "namespace")
+        return await self._broker.namespaces.change(namespace, changes)
+
+    @on_cluster("get_policies")
+    async def broker_policies(self) -> PoliciesFound:
+        """Those that are set for all brokers, and what is in force for topics whose namespaces have none."""
+        policies, version = await self._broker.namespaces.read(ALL_BROKERS)
+        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(ALL_BROKERS)).rows())
+
+    @on_cluster("set_policies")
+    async def change_broker_policies(self, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`; the new version. Raises InvalidArgument."""
+        before = await self._broker.namespaces.in_force(ALL_BROKERS)
+        await self._check_possible(before, changes, "broker")
+        return await self._broker.namespaces.change(ALL_BROKERS, changes)
 
     async def _policies_of(
         self, name: TopicName
-    ) -> tuple[Resolved, int, Callable[[Policies, int], Awaitable[int]]]:
+    ) -> tuple[Resolved, int, Callable[[Mapping[str, Any]], Awaitable[int]]]:
         """In force for a topic or a partition, or by the record of a partitioned topic; their version; what changes them."""
         partitioned = self._broker.partitioned
         if name.partition == NO_PARTITION and not self._broker.has(name):
             whole = await partitioned.read(name)
             if whole.partitions:
-                above = await self._broker.namespaces.read(name.full_namespace)
-                levels = (("topic", whole.policies), ("namespace", above.policies), of_broker(self.settings))
+                above = await self._broker.namespaces.in_force(name.full_namespace)
                 return (
-                    Resolved(levels),
+                    Resolved((("topic", whole.policies), *above.levels)),
                     whole.record.policies_version,
-                    partial(partitioned.set_policies, name),
+                    partial(partitioned.change_policies, name),
                 )
         topic = await self._broker.known(name)
-        return await topic.policies.read(), topic.ledger.list.record.policies_version, topic.set_policies
+        return await topic.policies.read(), topic.ledger.list.record.policies_version, topic.change_policies
 
-    def _of_namespace(self, policies: Policies) -> Resolved:
-        return Resolved((("namespace", policies), of_broker(self.settings)))
-
-    async def _check_possible(self, before: Resolved, policies: Policies) -> None:
+    async def _check_possible(self, before: Resolved, changes: Mapping[str, Any], level: str) -> None:
+        policies = before.levels[0][1].changed(changes).check_level(level)
         groups = [broker.group for broker in await self._broker.ownership.administration.brokers()]
         check_possible(self._broker.ledgers, groups, before, policies)
 

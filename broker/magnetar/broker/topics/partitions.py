@@ -19,8 +19,8 @@ its policies. "Partitioned or not" is decided by the store: each kind is made un
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ from ..log.records import (
     topic_path,
 )
 from .followed import Followed
-from .policies import ABSENT, policies_conflict
+from .policies import ABSENT
 from .watches import TopicWatches
 
 _CREATED_AT_ONCE = 200  # nodes of one commit: 100 KB
@@ -332,22 +332,20 @@ class PartitionedTopics:
             after = names[-1] if names else after
         return sorted(found)
 
-    async def set_policies(self, name: TopicName, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict, unless it has just these, and TopicNotFound."""
-        found = await self.read(name)
-        if not found.exists:
-            raise await self.missing(name)
-        record = found.record
-        if record.policies_version != version:
-            if record.policies == policies:
+    async def change_policies(self, name: TopicName, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises TopicNotFound."""
+        while True:
+            found = await self.read(name)
+            if not found.exists:
+                raise await self.missing(name)
+            record, version = found.record, found.record.policies_version + 1
+            policies = record.policies.changed(changes)
+            if policies == record.policies:
                 return record.policies_version
-            raise policies_conflict(f"topic {name}")
-        changed = msgspec.structs.replace(record, policies=policies, policies_version=version + 1)
-        try:
-            await self._replace(name, changed, found.version)
-        except VersionConflict:
-            raise policies_conflict(f"topic {name}") from None
-        return changed.policies_version
+            changed = msgspec.structs.replace(record, policies=policies, policies_version=version)
+            with contextlib.suppress(VersionConflict):
+                await self._replace(name, changed, found.version)
+                return version
 
     async def set_properties(
         self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]

@@ -138,7 +138,7 @@ class Broker:
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
-        self.namespaces = NamespacePolicies(metadata)
+        self.namespaces = NamespacePolicies(metadata, settings)
         self.partitioned = PartitionedTopics(metadata, clock, self.watches)
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,

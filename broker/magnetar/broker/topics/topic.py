@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -31,7 +32,6 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import DUPLICATE_ID, MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
 from magnetar.runtime.timeouts import TimeLimit
 
@@ -90,9 +90,7 @@ class Topic:
         self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self.readers = Readers(self.cache.drop_before)
         ledgers = LedgerList(name, components.metadata)
-        self.policies = TopicPolicies(
-            name, ledgers, components.namespaces.followed, components.partitioned.followed, settings
-        )
+        self.policies = TopicPolicies(name, ledgers, components.namespaces, components.partitioned.followed)
         self._ring: Ring[GatheredEntry] | None = None  # of a non-persistent topic
         if not name.persistent:
             limit = settings.max_non_persistent_topic_bytes
@@ -214,12 +212,9 @@ class Topic:
         self.check_served()  # a cursor may have met another owner
         return not existed
 
-    async def set_policies(self, policies: Policies, version: int) -> int:
-        """Compare-and-set of the topic's own policies; returns the new version.
-
-        Raises VersionConflict if they were changed meanwhile, except to these very policies.
-        """
-        version = await self.policies.set(self.ledger.changes, policies, version)
+    async def change_policies(self, changes: Mapping[str, Any]) -> int:
+        """Of the topic's own policies, as `Policies.changed`; returns their new version. Raises InvalidArgument."""
+        version = await self.policies.change(self.ledger.changes, changes)
         self.ledger.appending.look_at_durability()
         self.deduplication.policies_changed()
         self._limits_changed()

@@ -1,4 +1,4 @@
-"""`magnetar topics policies` and `magnetar namespaces policies`: options as people write them, and what is in force.
+"""`magnetar topics policies`, of namespaces and of brokers as well: options as people write them, and what is in force.
 
 Which options there are, and how they are written, `magnetar.proto.policy_table` says.
 """
@@ -28,6 +28,7 @@ INHERIT = "inherit"  # the policy is not set here any more
 NONE = "none"
 NAMESPACE_POLICIES = tuple(row for row in DESCRIBED if "namespace" in row.levels)
 TOPIC_POLICIES = tuple(row for row in DESCRIBED if "topic" in row.levels)
+BROKER_POLICIES = tuple(row for row in DESCRIBED if "broker" in row.levels)
 
 
 def parameter(row: Described) -> str:
@@ -37,7 +38,7 @@ def parameter(row: Described) -> str:
 
 def changes(row: Described, text: str) -> dict[str, Any]:
     """Values by policy, None where it is not set here any more; a wrong text ends the command with one line."""
-    if row.named:
+    if row.by_subscription:
         named = named_values(f"--{row.option}", [text], "audit=10m")
         return {row.policies[0]: {name: _value(row, value) for name, value in named.items()}}
     value = _value(row, text)
@@ -127,13 +128,13 @@ def _hint(row: Described) -> Any:
         show_default=False,
         parser=partial(changes, row),
     )
-    return Annotated[(list[Any] if row.named else Any) | None, option]
+    return Annotated[(list[Any] if row.by_subscription else Any) | None, option]
 
 
 def _table(in_force: list[dict[str, Any]]) -> Table:
     """Without the many that nobody has set."""
     rows = [
-        (_label(row["policy"], row["name"]), shown(row["policy"], row["value"]), row["source"])
+        (_label(row["policy"], row["subscription"]), shown(row["policy"], row["value"]), row["source"])
         for row in in_force
         if row["source"] != "broker" or not _is_default(row["policy"], row["value"])
     ]
@@ -145,10 +146,11 @@ def _is_default(policy: str, value: Any) -> bool:
     return row is not None and row.default is not None and value == row.default
 
 
-def _label(policy: str, name: str) -> str:
+def _label(policy: str, subscription: str) -> str:
+    if subscription:
+        return f"ttl of subscription {subscription}"
     row = BY_POLICY.get(policy)
-    label = (row.option.replace("-", " ") if row and len(row.policies) == 1 else policy).replace("_", " ")
-    return f"{label} {name}" if name else label
+    return (row.option.replace("-", " ") if row and len(row.policies) == 1 else policy).replace("_", " ")
 
 
 def shown(policy: str, value: Any) -> str:

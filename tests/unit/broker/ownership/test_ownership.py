@@ -578,8 +578,8 @@ async def test_a_namespace_is_confined_to_the_brokers_of_a_group_or_prefers_a_zo
         a = await cluster.start("a", group="fast", zone="x")
         b = await cluster.start("b", zone="y")
         namespaces = b.broker.namespaces
-        await namespaces.set("t/confined", Policies(broker_group="fast"), -1)
-        await namespaces.set("t/preferred", Policies(broker_group="preferred:slow", broker_zone="y"), -1)
+        await namespaces.change("t/confined", {"broker_group": "fast"})
+        await namespaces.change("t/preferred", {"broker_group": "preferred:slow", "broker_zone": "y"})
         for number in range(20):
             assert (await locate(b, TopicName.parse(f"t/confined/{number}"))).url == a.url
             assert (await locate(a, TopicName.parse(f"t/preferred/{number}"))).url == b.url
