@@ -269,7 +269,8 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         writer = ledger.appending.open_ledger.writer
         assert isinstance(writer, LedgerWriter)
         assert writer.deferred_sync
-        await client.change_policies("orders", message_ttl_ms=None, **dict.fromkeys(sizes))
+        nothing: Any = dict.fromkeys(sizes)
+        await client.change_policies("orders", message_ttl_ms=None, **nothing)
         await publish(client, 4)
         assert (await stripings(bookies, broker))[3:] == ["3/3/2"]
         found = await client.ask(c.GetPolicies, "orders")

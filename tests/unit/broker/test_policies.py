@@ -143,7 +143,8 @@ async def test_of_changes_that_meet_none_is_lost(level: str) -> None:
         assert found["version"] == max(versions)
         again = await clients[1].change_policies(**of, **changed)
         assert again == {"version": max(versions)}, "its answer was lost"
-        await clients[0].change_policies(**of, **dict.fromkeys(policies))
+        nothing: Any = dict.fromkeys(policies)
+        await clients[0].change_policies(**of, **nothing)
         found = await clients[1].ask(c.GetPolicies, of.get("topic", ""), of.get("namespace", ""))
         assert found["policies"] == {}
 
