@@ -11,6 +11,7 @@ from .cluster.commands import cluster_app
 from .commands.brokers import brokers_app, bundles_app
 from .commands.config import config_app
 from .commands.consume import consume_app
+from .commands.contexts import context_app
 from .commands.diagnosis import diagnosis_app
 from .commands.perf import perf_app
 from .commands.produce import produce_app
@@ -80,6 +81,7 @@ for _family, _commands in {
     "brokers": brokers_app,
     "bundles": bundles_app,
     "cluster": cluster_app,
+    "context": context_app,
     "spark": spark_app,
 }.items():
     app.add_typer(_commands, name=_family, rich_help_panel="Operate")
