@@ -273,7 +273,7 @@ DESCRIBED = (
     Described(
         ("delayed_delivery_tick_ms",), "delayed-delivery-tick", "time", "TIME",
         "How much later than their time they may be delivered: 1s, inherit.",
-        pulsar=("delayedDelivery.tickTime",), least=1, default=1_000,
+        pulsar=("delayedDelivery.tickTime",), least=1, default=10,
     ),
     Described(
         ("max_delivery_delay_ms",), "max-delivery-delay", "time", "TIME",

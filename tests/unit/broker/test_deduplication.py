@@ -240,6 +240,20 @@ async def test_the_next_broker_knows_what_is_stored(crashes: bool, entries: int)
                 assert await stored(client.broker, last + 1) == numbered(0, last)
 
 
+async def test_how_often_it_is_stored_is_a_policy() -> None:
+    stage = Stage(deduplication_snapshot_interval_ms=1_000_000)
+    async with stage.producer() as client:
+        topic = client.broker.topics[str(TOPIC)]
+        for number, policy, stored_anew in ((0, 1, True), (1, None, False)):
+            await topic.change_policies({"deduplication_snapshot_entries": policy})
+            ((before, _),) = topic.states.holders()
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+            await settle(200)
+            ((after, _),) = topic.states.holders()
+            assert (after > before) == stored_anew
+
+
 async def test_an_entry_that_was_stored_and_never_confirmed_is_found_by_the_next_broker() -> None:
     stage = Stage()
     async with stage.producer(crashes=True) as client:

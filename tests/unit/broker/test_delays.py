@@ -309,6 +309,33 @@ async def test_so_many_delayed_messages_and_no_more() -> None:
         await client.confirmed(12)
 
 
+@in_virtual_time
+async def test_a_policy_switches_delays_off_and_another_one_gathers_what_is_due() -> None:
+    stage = Stage()
+    async with stage.served() as (topic, client):
+        await client.consumer(type="shared")
+        await client.publish_at(([b"waits"], stage.clock.now_ms() + 60_000))
+        await topic.change_policies({"delayed_delivery": False})
+        await asyncio.sleep(1.1)
+        assert client.values == [b"waits"]
+        await client.publish_at(([b"at once"], stage.clock.now_ms() + 60_000))
+        await settle()
+        assert client.values[1:] == [b"at once"]
+        await topic.change_policies({"delayed_delivery": None, "delayed_delivery_tick_ms": 500})
+        now_ms = stage.clock.now_ms()
+        await client.publish_at(
+            *[([b"%d" % delay_ms], now_ms + delay_ms) for delay_ms in (2_000, 2_100, 2_400)]
+        )
+        await asyncio.sleep(1.99)
+        assert client.values[2:] == []
+        await asyncio.sleep(0.02)
+        assert client.values[2:] == [b"2000"]
+        await asyncio.sleep(0.48)
+        assert client.values[3:] == [], "what is due by now comes together"
+        await asyncio.sleep(0.03)
+        assert client.values[3:] == [b"2100", b"2400"]
+
+
 def topic_end(topic: Topic) -> Any:
     async def find() -> Any:
         return topic.ledger.list.end

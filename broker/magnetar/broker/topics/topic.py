@@ -113,6 +113,7 @@ class Topic:
             components.ledgers,
             settings,
             components.compactions,
+            self.policies.in_force,
             components.clock.now_ms,
             self._ledgers_changed,
         )
@@ -151,7 +152,6 @@ class Topic:
             self._leases,
             self.policies.in_force,
             components.clock,
-            compacts=settings.compaction_threshold_bytes > 0,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self.maintenance = Maintenance(
