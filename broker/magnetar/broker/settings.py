@@ -61,6 +61,11 @@ class BrokerSettings:
     group: str = ""  # namespaces can be confined to the brokers of a group (the policy broker_group)
     default_bundles: int = 4  # of a namespace that nobody divided yet
     auto_create_topics: bool = True
+    # The first topic in a namespace that does not exist makes it, and its tenant. false: it is refused.
+    auto_create_namespaces: bool = True
+    # Whether a namespace that has topics, or a tenant that has namespaces, can be deleted with all of them. Pulsar:
+    # forceDeleteNamespaceAllowed, forceDeleteTenantAllowed.
+    allow_forced_deletion: bool = False
 
     # Durability of topics for which neither they nor their namespaces have such a policy (`magnetar.proto.policies`).
     ensemble_size: int = 1

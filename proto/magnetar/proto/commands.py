@@ -128,9 +128,13 @@ class Lookup(Command, tag=16):
 
 
 class Partitions(Command, tag=17):
-    """How many partitions has the topic? Ok: {"partitions": int}, 0 if it is not partitioned."""
+    """How many partitions has the topic? Ok: {"partitions": int}, 0 if it is not partitioned.
+
+    `create`: whoever asks is about to use it, which makes it with partitions if there is none and policies say so.
+    """
 
     topic: str
+    create: bool = False
 
 
 class CreateProducer(Command, tag=18):

@@ -8,9 +8,11 @@ import pytest
 
 from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.broker.listeners.native.requests import REQUESTS, to_wire
+from magnetar.broker.service.admin import AdminService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE, BrokerService
 from magnetar.broker.service.ledgers import LedgerService
 from magnetar.broker.service.operations import OPERATIONS, Operation
+from magnetar.broker.service.tenancy import TenancyService
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers
@@ -99,6 +101,44 @@ def test_the_table_of_operations() -> None:
         "LedgerService.last_batch": Operation("attach_ledgers", TOPIC),
         "LedgerService.report_damage": Operation("report_damage", TOPIC),
         "LedgerService.archive_ledgers": Operation("archive_ledgers", TOPIC),
+        "AdminService.owner": Operation("lookup", TOPIC),
+        "AdminService.bundle_range": Operation("lookup", TOPIC),
+        "AdminService.unload_topic": Operation("unload_topic", TOPIC),
+        "AdminService.list_partitioned": Operation("list_topics", "namespace"),
+        "AdminService.partitioned": Operation("lookup", TOPIC),
+        "AdminService.check_absent": Operation("create_topic", TOPIC),
+        "AdminService.figures": Operation("topic_stats", TOPIC),
+        "AdminService.subscriptions": Operation("topic_stats", TOPIC),
+        "AdminService.message": Operation("peek_messages", TOPIC),
+        "AdminService.examine": Operation("peek_messages", TOPIC),
+        "AdminService.last_message": Operation("topic_stats", TOPIC),
+        "AdminService.find": Operation("topic_stats", TOPIC),
+        "AdminService.expire_older": Operation("expire_messages", TOPIC),
+        "AdminService.analyze_backlog": Operation("peek_messages", TOPIC),
+        "AdminService.backlog_size": Operation("topic_stats", TOPIC),
+        "AdminService.trim": Operation("trim_topic", TOPIC),
+        "AdminService.truncate": Operation("delete_topic", TOPIC),
+        "AdminService.properties": Operation("topic_stats", TOPIC),
+        "AdminService.set_properties": Operation("create_topic", TOPIC),
+        "TenancyService.clusters": Operation("list_clusters", "cluster"),
+        "TenancyService.cluster": Operation("list_clusters", "cluster"),
+        "TenancyService.create_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.update_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.set_peer_clusters": Operation("change_clusters", "cluster"),
+        "TenancyService.delete_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.tenants": Operation("list_tenants", "cluster"),
+        "TenancyService.tenant": Operation("get_tenant", "tenant"),
+        "TenancyService.create_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.update_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.delete_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.namespaces": Operation("list_namespaces", "tenant"),
+        "TenancyService.namespace": Operation("get_policies", "namespace"),
+        "TenancyService.create_namespace": Operation("create_namespace", "namespace"),
+        "TenancyService.set_properties": Operation("set_policies", "namespace"),
+        "TenancyService.remove_property": Operation("set_policies", "namespace"),
+        "TenancyService.grant": Operation("grant_permissions", "namespace"),
+        "TenancyService.grant_topic": Operation("grant_permissions", TOPIC),
+        "TenancyService.topic_permissions": Operation("get_permissions", TOPIC),
     }
 
 
@@ -113,7 +153,9 @@ async def test_the_fields_of_a_request_are_the_arguments_of_its_operation(kind: 
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(public_operations(BrokerService, LedgerService)) == set(OPERATIONS)
+    assert set(public_operations(BrokerService, LedgerService, AdminService, TenancyService)) == set(
+        OPERATIONS
+    )
 
 
 def test_an_operation_without_a_row_is_noticed() -> None:
@@ -138,7 +180,13 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
             port=_port(broker),
         )
         before = await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)
-        owner: Any = service if name.startswith("BrokerService") else service.ledgers
+        owners = {
+            "BrokerService": service,
+            "LedgerService": service.ledgers,
+            "AdminService": service.admin,
+            "TenancyService": service.tenancy,
+        }
+        owner: Any = owners[name.partition(".")[0]]
         method = getattr(owner, name.split(".")[1])
         parameters = list(inspect.signature(method).parameters.values())[1:]
         resource = OPERATIONS[name].resource
@@ -148,7 +196,8 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
         named = {one.name: object() for one in parameters if one.kind is one.KEYWORD_ONLY}
         if resource == "cluster":
             positional, first = positional[1:], object()
-        arguments = [] if name == "BrokerService.list_brokers" else [first, *positional]
+        none = name in ("BrokerService.list_brokers", "TenancyService.clusters", "TenancyService.tenants")
+        arguments = [] if none else [first, *positional]
         with pytest.raises(NotAuthorized):
             await method(nobody, *arguments, **named)
         full_name = {

@@ -7,7 +7,13 @@ from functools import partial
 from typing import Any
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import (
+    NO_PARTITION,
+    MessageId,
+    TopicName,
+    check_namespace,
+    check_subscription_name,
+)
 
 from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
@@ -17,9 +23,10 @@ from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
+from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.policies import ALL_BROKERS, Resolved, check_namespace, check_possible
+from ..topics.policies import ALL_BROKERS, Resolved, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
@@ -42,6 +49,7 @@ from .results import (
     TopicStats,
 )
 from .stats import TopicOffsets, backlog, topic_stats
+from .tenancy import TenancyService
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_BUSIEST = 100
@@ -54,6 +62,7 @@ class BrokerService:
         self._broker = broker
         self.ledgers = LedgerService(broker)
         self.admin = AdminService(broker)
+        self.tenancy = TenancyService(broker)
 
     @property
     def settings(self) -> BrokerSettings:
@@ -115,6 +124,8 @@ class BrokerService:
         topic.limits.check_subscribing(asked.subscription, asked.name)
         if not asked.name:
             asked = asked._replace(name=self._broker.generate_name())
+        if asked.durable and topic.name.persistent:
+            self._broker.creation.check_subscription(topic, asked.subscription)
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")
@@ -142,9 +153,12 @@ class BrokerService:
         return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
-    async def partitions(self, name: TopicName) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made."""
-        return await self._broker.partitioned.count(name)
+    async def partitions(self, name: TopicName, *, create: bool = False) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made.
+
+        `create`: it is about to be used, which makes it with partitions where there is none and policies say so.
+        """
+        return await self._broker.partitions(name, create=create)
 
     @on_topic("lookup")
     async def watch_partitions(
@@ -254,13 +268,15 @@ class BrokerService:
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
         """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
-        policies, version = await self._broker.namespaces.read(check_namespace(namespace))
+        await self._broker.objects.get(NAMESPACE, namespace)
+        policies, version = await self._broker.namespaces.read(namespace)
         return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(namespace)).rows())
 
     @on_namespace("set_policies")
     async def change_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> int:
         """As `Policies.changed`; the new version. Raises InvalidArgument."""
-        before = await self._broker.namespaces.in_force(check_namespace(namespace))
+        await self._broker.objects.get(NAMESPACE, namespace)
+        before = await self._broker.namespaces.in_force(namespace)
         await self._check_possible(before, changes, "namespace")
         return await self._broker.namespaces.change(namespace, changes)
 

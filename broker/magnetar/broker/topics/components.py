@@ -10,6 +10,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
+from ..log.ledger_list import Allow
 from ..log.reading import ArchiveReader
 from ..log.ring import Rings
 from ..log.shared_reads import SharedReads
@@ -57,3 +58,4 @@ class Components(NamedTuple):
     ownership: Ownership
     rings: Rings
     rates: BrokerRates
+    allow_topic: Allow  # before a topic is made

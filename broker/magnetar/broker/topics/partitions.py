@@ -19,7 +19,7 @@ its policies. "Partitioned or not" is decided by the store: each kind is made un
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -86,8 +86,15 @@ class PartitionedTopic(NamedTuple):
 class PartitionedTopics:
     """See the module docstring. `followed` is to be closed in the end."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, watches: TopicWatches) -> None:
-        """`watches` are told of partitions that were made."""
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        watches: TopicWatches,
+        allow: Callable[[TopicName, int], Awaitable[Check]],
+    ) -> None:
+        """`watches` are told of partitions that were made; `allow` is asked before, for a check of that commit."""
+        self._allow = allow
         self._metadata = metadata
         self._clock = clock
         self._watches = watches
@@ -181,18 +188,19 @@ class PartitionedTopics:
     async def create(self, name: TopicName, partitions: int) -> None:
         """Makes it, or finds it with so many partitions. Raises AlreadyExists, InvalidArgument, TopicBusy."""
         _check_partitions(name, partitions)
-        found = await self.read(name)
-        if found.version == ABSENT:
+        while (found := await self.read(name)).version == ABSENT:
             record, path = PartitionedRecord.new(self._clock.now_ms()), partitioned_path(name)
+            checks = [Check(topic_path(name), None), await self._allow(name, partitions)]
             try:
-                await self._metadata.commit([Check(topic_path(name), None), Create(path, record.encode())])
-            except VersionConflict:
+                await self._metadata.commit([*checks, Create(path, record.encode())])
+            except VersionConflict as conflict:
+                if conflict.details.get("index") == 1:  # what was allowed may not be any more
+                    continue
                 raise AlreadyExists(
                     f"topic {name} exists and is not partitioned; delete it first, or choose another name"
                 ) from None
             except AlreadyExists:
                 pass  # somebody else makes it
-            found = await self.read(name)
         if not found.exists:
             raise TopicBusy(
                 f"{name} is being deleted; delete it again if nobody does any more, then create it"

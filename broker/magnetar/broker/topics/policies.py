@@ -318,13 +318,3 @@ def check_possible(
             f"broker_group={group.name}: no broker has the setting [broker] group={group.name}, so that nobody could "
             f"serve the topics; start one first, or set preferred:{group.name}"
         )
-
-
-def check_namespace(namespace: str) -> str:
-    """Returns `tenant/namespace`. Raises InvalidArgument."""
-    try:
-        tenant, name = namespace.split("/")
-        TopicName.parse(f"persistent://{tenant}/{name}/any")
-    except ValueError:
-        raise InvalidArgument(f"not a namespace: {namespace[:80]!r} (want tenant/namespace)") from None
-    return namespace

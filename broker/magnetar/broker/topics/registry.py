@@ -27,6 +27,7 @@ from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
+    AlreadyExists,
     MagnetarError,
     ServiceNotReady,
     TopicBusy,
@@ -50,6 +51,8 @@ from ..resources.budget import ByteBudget
 from ..resources.rates import BrokerRates
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
+from ..tenancy.creation import Creation
+from ..tenancy.objects import Objects
 from .components import Components, PublishCounters
 from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
@@ -139,12 +142,15 @@ class Broker:
         self.dispatched = DispatchCounters()
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self.namespaces = NamespacePolicies(metadata, settings)
-        self.partitioned = PartitionedTopics(metadata, clock, self.watches)
+        self.objects = Objects(metadata, settings, clock)
+        self.creation = Creation(self.objects, metadata, settings, self.namespaces)
+        self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation.check)
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
             self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership, self._rings,
             BrokerRates(),
+            self.creation.check,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
@@ -187,9 +193,10 @@ class Broker:
         Raises TopicNotFound, TopicBusy, or what the load met.
         """
         if not self.has(name) and not self.ownership.serves(name):
-            if create:
+            if create and self.ownership.valid:
+                await self.creation.check(name)
                 await self.ownership.claim(name)
-            elif not await self.exists(name):
+            elif not create and not await self.exists(name):
                 raise TopicNotFound(f"topic {name} does not exist")
         while True:
             held = self._held.get(str(name)) or self._begin_load(name, create=create)
@@ -383,10 +390,29 @@ class Broker:
         await asyncio.shield(self._end(held, TopicState.DELETING, delete()))
 
     async def find(self, name: TopicName) -> Topic:
-        """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound, PartitionNotFound."""
+        """For producing and consuming: the topic, made if policies allow it. Raises TopicNotFound, PartitionNotFound."""
         if name.partition != NO_PARTITION:
             return await self.known(name)
-        return await self.topic(name, create=self.settings.auto_create_topics)
+        held = self._held.get(str(name))
+        if held is not None and held.served is not None:
+            return await self.topic(name, create=False)
+        return await self.topic(name, create=await self.creation.by_use(name) is not None)
+
+    async def partitions(self, name: TopicName, *, create: bool) -> int:
+        """How many it has, 0 if it is not partitioned. Raises TopicBusy.
+
+        `create`: it is about to be used, and is made with partitions if there is none and policies say so.
+        """
+        count = await self.partitioned.count(name)
+        if count or not create or name.partition != NO_PARTITION or await self.exists(name):
+            return count
+        wanted = await self.creation.by_use(name)
+        if wanted:
+            try:
+                await self.partitioned.create(name, wanted)
+            except AlreadyExists:  # somebody else made it, in whichever form
+                return await self.partitioned.count(name)
+        return wanted or 0
 
     async def known(self, name: TopicName) -> Topic:
         """For administration: the topic if it exists. Raises TopicNotFound, PartitionNotFound."""

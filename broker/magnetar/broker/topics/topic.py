@@ -89,7 +89,7 @@ class Topic:
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self.readers = Readers(self.cache.drop_before)
-        ledgers = LedgerList(name, components.metadata)
+        ledgers = LedgerList(name, components.metadata, components.allow_topic)
         self.policies = TopicPolicies(name, ledgers, components.namespaces, components.partitioned.followed)
         self._ring: Ring[GatheredEntry] | None = None  # of a non-persistent topic
         if not name.persistent:
