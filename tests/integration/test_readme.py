@@ -248,6 +248,13 @@ def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> Non
 
 
 @pytest.mark.real
+def test_the_page_of_policies_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "policies.md", by_shape=True)
+    assert terminals.ran >= 7
+
+
+@pytest.mark.real
 def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Terminals) -> None:
     """After the README's first two commands, on the data of that service."""
     terminals.type("magnetar standalone")

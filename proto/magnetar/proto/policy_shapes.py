@@ -108,7 +108,7 @@ class Shape(NamedTuple):
         if all(value is None for value in found.values()):
             return None
         shown = {
-            key: _show(self.keys[key], BY_POLICY[self.keys[key]].default if value is None else value)
+            key: _show(self.keys[key], _unsaid(self.keys[key]) if value is None else value)
             for key, value in found.items()
         }
         beside = _BESIDE.get(self.variant, {})
@@ -133,6 +133,11 @@ class Shape(NamedTuple):
             if key in given and meaning in self.keys:
                 given = {meaning: given[key], **given}
         return {policy: _read(policy, given.get(key)) for key, policy in self.keys.items()}
+
+
+def _unsaid(policy: str) -> Any:
+    """What holds where only others of the same object are set."""
+    return UNLIMITED if policy in ("retention_ms", "retention_bytes") else BY_POLICY[policy].default
 
 
 def _show(policy: str, value: Any) -> Any:

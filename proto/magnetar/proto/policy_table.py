@@ -1,8 +1,9 @@
 """The table of policies. A row says how a policy is written, what it may be, what it is if nobody sets it, at which levels
 it is set, and where and as what Pulsar has it.
 
-A policy is added here and as a field of `Policies` (`policies`). Its default is the broker's setting of the same name, or,
-if there is none, the one in its row. Checks, the command line, HTTP and the page of policies are made of this table.
+A policy is added here and as a field of `Policies` (`policies`). Where the broker has a setting of the same name, it has the
+default of the row, and what the operator writes there counts. Checks, the command line, HTTP and the page of policies are
+made of this table.
 
 >>> BY_POLICY["publish_rate_messages"].option, BY_POLICY["publish_rate_messages"].pulsar
 ('publish-rate', ('publishRate.publishThrottlingRateInMsg',))
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .errors import InvalidArgument
+from .frames import DEFAULT_MAX_MESSAGE_BYTES
 
 UNLIMITED = -1
 # A topic stores them beside its list of ledgers, which is written with every ledger.
@@ -98,11 +100,17 @@ class Described(NamedTuple):
 
 
 def _maximum(
-    policy: str, option: str, pulsar: str, help: str, levels: tuple[str, ...] = ALL, **more: Any
+    policy: str,
+    option: str,
+    pulsar: str,
+    help: str,
+    levels: tuple[str, ...] = ALL,
+    default: int = 0,
+    **more: Any,
 ) -> Described:
     return Described(
         (policy,), option, "count", "COUNT", help, _NO_LIMIT,
-        pulsar=(pulsar,), levels=levels, default=0, **more,
+        pulsar=(pulsar,), levels=levels, default=default, **more,
     )  # fmt: skip
 
 
@@ -149,22 +157,22 @@ DESCRIBED = (
     Described(
         ("retention_ms",), "retention", "time", "TIME",
         "How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
-        _INFINITE, pulsar=("retention.retentionTimeInMinutes",), scale=60_000, least=UNLIMITED, default=UNLIMITED,
+        _INFINITE, pulsar=("retention.retentionTimeInMinutes",), scale=60_000, least=UNLIMITED, default=0,
     ),
     Described(
         ("retention_bytes",), "retention-size", "size", "SIZE",
         "Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
-        _INFINITE, pulsar=("retention.retentionSizeInMB",), scale=1 << 20, least=UNLIMITED, default=UNLIMITED,
+        _INFINITE, pulsar=("retention.retentionSizeInMB",), scale=1 << 20, least=UNLIMITED, default=0,
     ),
     Described(
         ("message_ttl_ms",), "ttl", "time", "TIME",
         "How long messages wait to be acknowledged; then they count as acknowledged: 1h, 7d, infinite, inherit.",
-        _NO_LIMIT, pulsar=("messageTTL",), scale=1_000,
+        _NO_LIMIT, pulsar=("messageTTL",), scale=1_000, default=0,
     ),
     Described(
         ("subscription_ttl_ms",), "subscription-ttl", "time", "NAME=TIME",
         "The same for one subscription; may be repeated.",
-        _NO_LIMIT, by_subscription=True, levels=("topic", "namespace"),
+        _NO_LIMIT, by_subscription=True, levels=("topic", "namespace"), default={},
     ),
     Described(
         ("backlog_quota_bytes",), "backlog-quota", "size", "SIZE",
@@ -244,11 +252,12 @@ DESCRIBED = (
     ),
     _maximum(
         "max_unacked_messages_per_consumer", "max-unacked-per-consumer", "maxUnackedMessagesPerConsumer",
-        "How many messages a consumer may have and not acknowledge; then it gets none.",
+        "How many messages a consumer may have and not acknowledge; then it gets none.", default=50_000,
     ),
     _maximum(
         "max_unacked_messages_per_subscription", "max-unacked-per-subscription", "maxUnackedMessagesPerSubscription",
         "How many messages a subscription may have delivered and not acknowledged; then it delivers none.",
+        default=200_000,
     ),
     _maximum(
         "max_topics_per_namespace", "max-topics", "maxTopicsPerNamespace", "How many topics a namespace may have.",
@@ -257,7 +266,7 @@ DESCRIBED = (
     Described(
         ("max_message_bytes",), "max-message-size", "size", "SIZE",
         "How large a message may be, if that is less than the broker's setting: 1MB, infinite, inherit.",
-        _NO_LIMIT, pulsar=("maxMessageSize",),
+        _NO_LIMIT, pulsar=("maxMessageSize",), default=DEFAULT_MAX_MESSAGE_BYTES,
     ),
     Described(
         ("subscription_types",), "subscription-types", "words", "TYPES",
@@ -283,27 +292,28 @@ DESCRIBED = (
     Described(
         ("max_delayed_messages",), "max-delayed-messages", "count", "MESSAGES",
         "How many messages of a topic may wait for their delivery time: 1000000, infinite, inherit.",
-        _NO_LIMIT,
+        _NO_LIMIT, default=0,
     ),
     Described(
         ("deduplication",), "deduplication", "word", "WHETHER",
         "Store what producers send again once, by their name and sequence ids: on, off, inherit.",
-        _SWITCH, pulsar=("deduplication",),
+        _SWITCH, pulsar=("deduplication",), default=False,
     ),
     Described(
         ("deduplication_snapshot_entries",), "deduplication-snapshot-entries", "count", "ENTRIES",
         "What is known of producers is stored after so many entries: 1000, inherit.",
-        pulsar=("deduplicationSnapshotInterval",), least=1,
+        pulsar=("deduplicationSnapshotInterval",), least=1, default=1_000,
     ),
     Described(
         ("ensemble_size", "write_quorum", "ack_quorum"), "durability", "count", "E/QW/QA",
         "Ensemble size, write quorum and ack quorum of new ledgers: 3/3/2, or inherit.",
         pulsar=("persistence.bookkeeperEnsemble", "persistence.bookkeeperWriteQuorum", "persistence.bookkeeperAckQuorum"),
+        default=1,
     ),
     Described(
         ("minimum_write_quorum",), "minimum-write-quorum", "count", "COPIES",
         "With too few bookies write fewer copies, so many at least: 2, off, inherit.",
-        {"off": 0},
+        {"off": 0}, default=0,
     ),
     Described(
         ("max_mark_delete_rate",), "max-mark-delete-rate", "real", "RATE",
@@ -313,17 +323,18 @@ DESCRIBED = (
     Described(
         ("flush",), "flush", "word", "WHEN",
         "Acknowledge what is on disk (sync) or in the memory of ack-quorum bookies (async): sync, async, inherit.",
-        _words(*FLUSHES),
+        _words(*FLUSHES), default="sync",
     ),
     Described(
         ("bookie_group",), "bookie-group", "name", "GROUP",
         "Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        {"any": ""}, pulsar=("persistence/bookieAffinity.bookkeeperAffinityGroupPrimary",), pulsar_words={"": "default"},
+        {"any": ""}, pulsar=("persistence/bookieAffinity.bookkeeperAffinityGroupPrimary",),
+        pulsar_words={"": "default"}, default="",
     ),
     Described(
         ("compaction_threshold_bytes",), "compaction-threshold", "size", "SIZE",
         "So many bytes behind the last compaction begin the next one: 100MB, off, inherit.",
-        {"off": 0}, pulsar=("compactionThreshold",),
+        {"off": 0}, pulsar=("compactionThreshold",), default=0,
     ),
     Described(
         ("auto_create_topics",), "auto-create-topics", "word", "WHETHER",

@@ -379,3 +379,10 @@ async def test_rule_48_a_topic_that_cannot_follow_its_policies_costs_itself_only
     await namespaces.learn("a/b")
     assert followed == ["another topic"]
     await namespaces.close()
+
+
+def test_the_table_has_the_defaults_of_the_settings() -> None:
+    settings = BrokerSettings()
+    for policy, row in BY_POLICY.items():
+        assert getattr(settings, policy, row.default) == row.default, policy
+    of_broker(settings)[1].check()

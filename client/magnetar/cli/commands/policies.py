@@ -143,7 +143,7 @@ def _table(in_force: list[dict[str, Any]]) -> Table:
 
 def _is_default(policy: str, value: Any) -> bool:
     row = BY_POLICY.get(policy)
-    return row is not None and row.default is not None and value == row.default
+    return row is not None and value == row.default
 
 
 def _label(policy: str, subscription: str) -> str:
