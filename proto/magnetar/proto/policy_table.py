@@ -148,7 +148,7 @@ def _dispatch_rate(
         Described(
             (f"{name}_relative",), f"{option}-relative", "word", "WHETHER",
             f"Whether --{option} comes on top of what is published: on, off, inherit.", _SWITCH,
-            pulsar=(f"{pulsar}.relativeToPublishRate",), default=False, stored=stored,
+            pulsar=(f"{pulsar}.relativeToPublishRate",), default=False, stored=True,
         ),
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving
 
-TOPIC, SPACE = "orders", "public/default"
+TOPIC = "orders"
 COUNT = 60  # messages: at LIMIT a second they take 0.2 s, without a limit a few milliseconds
 LIMIT = 200
 SLOW_S = 0.12
@@ -211,6 +211,10 @@ async def a_backlog_loses_its_oldest(client: Client) -> bool:
 ROWS: list[tuple[dict[str, Any], Effect]] = [
     ({"publish_rate_messages": LIMIT}, publishes_slowly),
     ({"publish_rate_bytes": LIMIT * 950}, publishes_large_ones_slowly),
+    ({"broker_publish_rate_messages": LIMIT}, publishes_slowly),
+    ({"broker_publish_rate_bytes": LIMIT * 950}, publishes_large_ones_slowly),
+    ({"broker_dispatch_rate_messages": LIMIT}, delivers_slowly),
+    ({"broker_dispatch_rate_bytes": LIMIT * 950}, delivers_slowly),
     ({"dispatch_rate_messages": 20, "dispatch_rate_period_ms": 100}, delivers_slowly),
     ({"dispatch_rate_bytes": LIMIT * 950}, delivers_slowly),
     ({"subscription_dispatch_rate_messages": LIMIT}, delivers_slowly),
@@ -251,6 +255,14 @@ async def broker_with(metadata: Any, ledgers: Any, **settings: Any) -> AsyncIter
         yield client
 
 
+async def update(client: Client, changes: dict[str, Any]) -> None:
+    """Of the topic, if it has such policies."""
+    if next(iter(changes)).startswith("broker_"):
+        await client.admin.update_broker_policies(changes)
+    else:
+        await client.admin.update_topic_policies(TOPIC, changes)
+
+
 @pytest.mark.parametrize(
     ("policies", "effect"), ROWS, ids=["-".join(map(str, row[0])) + str(i) for i, row in enumerate(ROWS)]
 )
@@ -262,12 +274,12 @@ async def test_a_limit_is_heeded_at_once_after_a_hand_over_and_not_once_it_is_re
     async with broker_with(metadata, ledgers) as client:
         await client.admin.create_topic(TOPIC)
         assert not await effect(client)
-        await client.admin.update_namespace_policies(SPACE, policies)
+        await client.admin.update_broker_policies(policies)
         assert await effect(client)
-        await client.admin.update_namespace_policies(SPACE, removed)
+        await client.admin.update_broker_policies(removed)
         assert not await effect(client)
-        await client.admin.update_topic_policies(TOPIC, policies)
+        await update(client, policies)
     async with broker_with(metadata, ledgers) as client:
         assert await effect(client)
-        await client.admin.update_topic_policies(TOPIC, removed)
+        await update(client, removed)
         assert not await effect(client)

@@ -115,8 +115,14 @@ class Throttle:
         self._at, self._until_s, self.open = 0, float("-inf"), False
 
 
+def limits_of(messages: float, size: float) -> list[Limit]:
+    """A second, with buckets of their own; 0 or less: any number."""
+    rates = ((messages, False), (size, True))
+    return [Limit(TokenBucket(rate), counts_bytes) for rate, counts_bytes in rates if rate > 0]
+
+
 class Buckets:
-    """Of somebody whose rates may change: one for messages and one for bytes, where there is such a rate."""
+    """The same for many that share them, while the rates may change."""
 
     __slots__ = ("_of_bytes", "_of_messages")
 
@@ -125,7 +131,7 @@ class Buckets:
         self._of_bytes = TokenBucket(1)
 
     def limits(self, messages: float, size: float) -> list[Limit]:
-        """A second, from now on; 0 or less: any number. Throttles that were made of these before follow."""
+        """From now on, also for throttles that were made of these before."""
         found = []
         for bucket, rate, counts_bytes in (
             (self._of_messages, messages, False),
@@ -135,13 +141,3 @@ class Buckets:
                 bucket.rate = rate
                 found.append(Limit(bucket, counts_bytes))
         return found
-
-
-class BrokerRates:
-    """Of all topics of a broker together."""
-
-    __slots__ = ("dispatch", "publish")
-
-    def __init__(self) -> None:
-        self.publish = Buckets()
-        self.dispatch = Buckets()

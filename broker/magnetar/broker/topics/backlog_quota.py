@@ -59,7 +59,6 @@ class BacklogQuota:
         self._producers = producers
         self._maintenance = maintenance
         self._bytes = self._age_ms = 0  # 0: no such quota
-        self._reason = ""  # why producers are held
         self._held: dict[ProducerSession, None] = {}
         self._go_on = asyncio.Event()
         self._oldest: tuple[Position, int] | None = (
@@ -89,11 +88,11 @@ class BacklogQuota:
         self._check_soon()
         await self._jobs.wait(_CHECK)
         self._next(CHECK_S)  # as soon as there are producers
-        if self._reason:
-            new_port(claim.epoch).send_delayed(BacklogQuotaExceeded(self._reason))
+        if self._limits.held:
+            new_port(claim.epoch).send_delayed(BacklogQuotaExceeded(self._limits.held))
             await wait_at_most(self._go_on, OPENING_WAIT_S)
-            if self._reason:
-                raise BacklogQuotaExceeded(self._reason)
+            if self._limits.held:
+                raise BacklogQuotaExceeded(self._limits.held)
 
     async def stop(self) -> None:
         """Waits for what is under way."""
@@ -120,7 +119,7 @@ class BacklogQuota:
             _log.info("topic %s: its backlog quota is checked later: %s", self._ledger.name, error)
         finally:
             if self._watched:
-                self._next(CHECK_S if len(self._producers) or self._reason else IDLE_CHECK_S)
+                self._next(CHECK_S if len(self._producers) or self._limits.held else IDLE_CHECK_S)
 
     async def _look(self) -> None:
         durable = [one for one in self._subscriptions.values() if one.durable]
@@ -168,18 +167,18 @@ class BacklogQuota:
         """By action, why."""
         refused = exceeded.get("refuse")
         self._limits.refusal = None if refused is None else BacklogQuotaExceeded(refused)
-        self._reason = exceeded.get("hold", "")
-        if self._reason:
+        self._limits.held = exceeded.get("hold", "")
+        if self._limits.held:
             self._go_on.clear()
             for session in self._producers:
                 if session not in self._held:
                     self._held[session] = None
-                    session.hold(self._reason)
+                    session.hold(self._limits.held)
             return
         self._go_on.set()
         held, self._held = self._held, {}
         for session in held:
-            if not self._limits.is_ahead(session):
+            if session not in self._limits.ahead:
                 session.hold("")
 
 

@@ -17,7 +17,7 @@ from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
-from ..resources.rates import BrokerRates
+from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from .partitions import PartitionedTopics
@@ -57,5 +57,6 @@ class Components(NamedTuple):
     compactions: asyncio.Semaphore  # a slot for each that may run at once
     ownership: Ownership
     rings: Rings
-    rates: BrokerRates
+    publish_rates: Buckets  # of all topics together
+    dispatch_rates: Buckets
     allow_topic: Allow  # before a topic is made

@@ -20,6 +20,7 @@ from magnetar.runtime.tasks import Jobs
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 5.0
+_LISTENERS_PER_TURN = 20  # each of which may take 0.2 ms
 T = TypeVar("T")
 
 
@@ -89,7 +90,11 @@ class Followed(Generic[T]):
             _log.warning("%s %s cannot be read, %s: %s", self._what, name, self._meanwhile, error)
             asyncio.get_running_loop().call_later(_PAUSE_S, self._changed, name)
             return
-        for changed in list(self._listeners.get(name, ())):
+        for number, changed in enumerate(list(self._listeners.get(name, ())), 1):
+            if number % _LISTENERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if changed not in self._listeners.get(name, ()):
+                continue  # it has ended meanwhile
             try:
                 changed()
             except Exception:  # costs its own topic only (rule 48)

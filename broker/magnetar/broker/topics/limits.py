@@ -32,25 +32,34 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 
 from ..dispatch.subscription import Subscription
-from ..resources.rates import Buckets, Limit, Throttle
+from ..resources.rates import Limit, Throttle, limits_of
 from .coalescer import Coalescer
 from .components import Components
-from .core.producers import ACCESS_MODES, Claim, Producers, ProducerSession
+from .core.producers import Producers, ProducerSession
 from .policies import Resolved
 
-# Of queued entries, which have a quantum of the rate at most: half a second, and half of that.
-HOLD_AT = 25
-GO_ON_AT = 12
+# Of queued entries, which have a quantum of the rate at most: 200 ms, and half of that.
+HOLD_AT = 10
+GO_ON_AT = 5
 MAX_SUBSCRIBERS = 10_000  # whose subscribing is counted: of more, those that began first are forgotten
 MESSAGE_OVERHEAD_BYTES = 64  # of a batch, for each message: what is not its value
+
+
+# What one more meets, by policy.
+MAXIMA: dict[str, type[MagnetarError]] = {
+    "max_producers": ProducerBusy,
+    "max_consumers": ConsumerBusy,
+    "max_consumers_per_subscription": ConsumerBusy,
+    "max_subscriptions": InvalidArgument,
+}
 
 
 class TopicLimits:
     """See the module docstring. `policies_changed` before use, `stop` in the end."""
 
     __slots__ = (
-        "_ahead", "_append_soon", "_coalescer", "_components", "_dispatch", "_in_force", "_loop", "_name", "_producers",
-        "_resolved", "_subscribed", "_timer", "max_message_bytes", "publish", "refusal",
+        "_append_soon", "_coalescer", "_components", "_dispatch", "_in_force", "_loop", "_name", "_producers",
+        "_resolved", "_subscribed", "_timer", "ahead", "held", "max_message_bytes", "publish", "refusal",
     )  # fmt: skip
 
     def __init__(
@@ -70,11 +79,13 @@ class TopicLimits:
         self._coalescer = coalescer
         self._append_soon = append_soon
         self._loop = asyncio.get_running_loop()
-        self._resolved: Resolved | None = None
+        self._resolved = components.namespaces.of_brokers()
         self.publish: Throttle | None = None
         self.max_message_bytes = 0  # 0: what the broker takes
-        self.refusal: MagnetarError | None = None  # why nothing is taken for now: set by the backlog quota
-        self._ahead: dict[ProducerSession, None] = {}  # held for being ahead of the publish rate
+        # Set by the backlog quota: why all producers are held, and why what they send is refused.
+        self.held = ""
+        self.refusal: MagnetarError | None = None
+        self.ahead: dict[ProducerSession, None] = {}  # held for being ahead of the publish rate
         self._timer: asyncio.TimerHandle | None = None
         self._dispatch: list[Limit] = []  # of the topic and of the broker
         self._subscribed: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how often
@@ -85,10 +96,12 @@ class TopicLimits:
         if resolved is None or resolved is self._resolved:
             return False
         self._resolved = resolved
-        broker, of = self._components.rates, self.value
+        of = self.value
         publish = [
-            *Buckets().limits(of("publish_rate_messages"), of("publish_rate_bytes")),
-            *broker.publish.limits(of("broker_publish_rate_messages"), of("broker_publish_rate_bytes")),
+            *limits_of(of("publish_rate_messages"), of("publish_rate_bytes")),
+            *self._components.publish_rates.limits(
+                of("broker_publish_rate_messages"), of("broker_publish_rate_bytes")
+            ),
         ]
         if self.publish is not None:
             self.publish.rest()
@@ -101,10 +114,13 @@ class TopicLimits:
             ),
         )
         self._go_on()
-        self._append_soon()
+        if self._coalescer:
+            self._append_soon()
         self._dispatch = [
-            *Buckets().limits(*self._dispatch_rates("dispatch_rate")),
-            *broker.dispatch.limits(of("broker_dispatch_rate_messages"), of("broker_dispatch_rate_bytes")),
+            *limits_of(*self._dispatch_rates("dispatch_rate")),
+            *self._components.dispatch_rates.limits(
+                of("broker_dispatch_rate_messages"), of("broker_dispatch_rate_bytes")
+            ),
         ]
         self.max_message_bytes = of("max_message_bytes")
         for subscription in subscriptions:
@@ -112,13 +128,11 @@ class TopicLimits:
         return True
 
     def value(self, policy: str) -> Any:
-        """In force."""
-        assert self._resolved is not None
+        """In force; before that is known, by what the settings say."""
         return self._resolved.value(policy)[0]
 
     def source(self, policy: str) -> str:
         """For errors: what limits, and where it can be changed."""
-        assert self._resolved is not None
         value, level = self._resolved.value(policy)
         shown = ", ".join(value) if isinstance(value, list) else value
         return f"{policy}={shown}, a policy of the {level}"
@@ -127,8 +141,8 @@ class TopicLimits:
 
     def queued(self, session: ProducerSession) -> None:
         """There is a publish rate, and something of a session was queued."""
-        if len(self._coalescer) >= HOLD_AT and session not in self._ahead:
-            self._ahead[session] = None
+        if len(self._coalescer) >= HOLD_AT and session not in self.ahead:
+            self.ahead[session] = None
             session.hold(
                 f"topic {self._name} takes no more for now: its publish rate, or that of its broker, is reached"
             )
@@ -156,14 +170,10 @@ class TopicLimits:
         self._append_soon()
 
     def _go_on(self) -> None:
-        if self._ahead:
-            ahead, self._ahead = self._ahead, {}
+        if self.ahead:
+            ahead, self.ahead = self.ahead, {}
             for session in ahead:
-                session.hold("")
-
-    def is_ahead(self, session: ProducerSession) -> bool:
-        """True: it is held for being ahead of the publish rate."""
-        return session in self._ahead
+                session.hold(self.held)
 
     def first_too_large(self, groups: AdmittedGroups) -> tuple[AdmittedGroups, int, MagnetarError] | None:
         """There is a `max_message_bytes`: groups before the first that surely has a larger message, its id, and why."""
@@ -177,25 +187,11 @@ class TopicLimits:
                 return groups.part(0, position), groups.sequence_ids[position], error
         return None
 
-    def check_producer(self, claim: Claim) -> None:
-        """Raises ProducerBusy while there are as many producers as there may be. Who is to be alone replaces them."""
-        most = self.value("max_producers") if self._resolved is not None else 0
-        if most > 0 and not ACCESS_MODES[claim.access_mode].alone:
-            others = sum(one.active and one.name != claim.name for one in self._producers)
-            if others >= most:
-                raise ProducerBusy(
-                    f"topic {self._name} has {others} producers ({self.source('max_producers')}); close one, or raise the "
-                    "policy"
-                )
-
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
     def apply(self, subscription: Subscription) -> None:
         """A subscription was made, or policies have changed."""
-        if self._resolved is None:
-            return
-        own = Buckets().limits(*self._dispatch_rates("subscription_dispatch_rate"))
-        limits = [*own, *self._dispatch]
+        limits = [*limits_of(*self._dispatch_rates("subscription_dispatch_rate")), *self._dispatch]
         subscription.dispatcher.handle(
             subscription.dispatcher.core.limit,
             Throttle(limits) if limits else None,
@@ -208,36 +204,25 @@ class TopicLimits:
         periods = 1_000 / self.value(f"{policy}_period_ms")
         return self.value(f"{policy}_messages") * periods, self.value(f"{policy}_bytes") * periods
 
-    def check_subscriptions(self, count: int) -> None:
-        """One more is about to be made. Raises InvalidArgument."""
-        most = 0 if self._resolved is None else self.value("max_subscriptions")
-        if 0 < most <= count:
-            raise InvalidArgument(
-                f"topic {self._name} has {count} subscriptions ({self.source('max_subscriptions')}); delete one, or raise "
-                "the policy"
+    def check_room(self, policy: str, count: int) -> None:
+        """One more is about to come beside so many: raises the error of MAXIMA if the policy does not allow that."""
+        if 0 < self.value(policy) <= count:
+            what = policy.removeprefix("max_").replace("_per_", " of its ")
+            raise MAXIMA[policy](
+                f"topic {self._name} has {count} {what} already ({self.source(policy)}); close one, or raise the policy"
             )
 
-    def check_consumer(self, type: str, of_topic: int, of_subscription: int) -> None:
-        """One more consumer is about to be attached. Raises InvalidArgument for its type, and ConsumerBusy."""
-        if self._resolved is None:
-            return
-        types = self.value("subscription_types")
-        if types and type not in types:
+    def check_type(self, type: str) -> None:
+        """Raises InvalidArgument for a type of subscription that is not allowed."""
+        allowed = self.value("subscription_types")
+        if allowed and type not in allowed:
             raise InvalidArgument(
                 f"topic {self._name} has no subscriptions of type {type} ({self.source('subscription_types')})"
             )
-        for policy, count, whose in (
-            ("max_consumers", of_topic, f"topic {self._name}"),
-            ("max_consumers_per_subscription", of_subscription, "the subscription"),
-        ):
-            if 0 < self.value(policy) <= count:
-                raise ConsumerBusy(
-                    f"{whose} has {count} consumers ({self.source(policy)}); close one, or raise the policy"
-                )
 
     def check_subscribing(self, subscription: str, consumer: str) -> None:
         """Counts that somebody subscribes. Raises TooManyRequests if the same one did so too often of late."""
-        most = 0 if self._resolved is None else self.value("subscribe_rate")
+        most = self.value("subscribe_rate")
         if most <= 0 or not subscription:
             return
         now, period_s = self._loop.time(), self.value("subscribe_rate_period_ms") / 1000

@@ -48,7 +48,7 @@ from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
 from ..resources.budget import ByteBudget
-from ..resources.rates import BrokerRates
+from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from ..tenancy.creation import Creation
@@ -149,7 +149,7 @@ class Broker:
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
             self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership, self._rings,
-            BrokerRates(),
+            Buckets(), Buckets(),
             self.creation.check,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}

@@ -164,6 +164,7 @@ class Subscriptions(Mapping[str, Subscription]):
         if not self._ledger.name.persistent:
             asked = asked._replace(durable=False, read_compacted=False)  # nothing of it is ever compacted
         self._check(name)
+        self._limits.check_type(asked.type)
         compacted: CompactedLog | None = None
         if asked.read_compacted:
             await self._compaction.load()
@@ -188,7 +189,8 @@ class Subscriptions(Mapping[str, Subscription]):
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
-            self._limits.check_consumer(asked.type, len(self.consumers), len(subscription.consumers))
+            self._limits.check_room("max_consumers", len(self.consumers))
+            self._limits.check_room("max_consumers_per_subscription", len(subscription.consumers))
             self._choose_view(subscription, compacted)
             consumer = subscription.add_consumer(port, asked)
             active = subscription.dispatcher.core.active
@@ -245,7 +247,7 @@ class Subscriptions(Mapping[str, Subscription]):
             await self._create(name, position, durable=True)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
-        self._limits.check_subscriptions(len(self._by_name) + len(self.recovery.unavailable))
+        self._limits.check_room("max_subscriptions", len(self._by_name) + len(self.recovery.unavailable))
         ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name if durable else None, position)
         try:

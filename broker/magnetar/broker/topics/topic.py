@@ -55,7 +55,7 @@ from .backlog_quota import BacklogQuota
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
 from .core.deduplication import Pushed
-from .core.producers import Claim, ProducerPort, Producers, ProducerSession, SessionState
+from .core.producers import ACCESS_MODES, Claim, ProducerPort, Producers, ProducerSession, SessionState
 from .deduplication import Deduplication
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
@@ -312,7 +312,11 @@ class Topic:
 
         def check() -> None:
             self.deduplication.check()
-            self.limits.check_producer(claim)
+            if not ACCESS_MODES[
+                claim.access_mode
+            ].alone:  # who is to be alone comes in the place of the others
+                others = sum(one.active and one.name != claim.name for one in self.producers)
+                self.limits.check_room("max_producers", others)
 
         session = await let_in(self.producers, claim, new_port, self._store_epoch, check)
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
