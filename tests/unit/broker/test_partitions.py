@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MessageId, TopicName
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
-from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
+from support.memory_metadata import CrashingStore, MemoryMetadataStore, ModelKeyValue
 
 FULL = "persistent://public/default/orders"
 
@@ -340,24 +340,6 @@ async def test_rule_45_a_topic_that_is_half_made_is_said_to_be() -> None:
         assert await partitions(client) == 0
 
 
-class Crashing(MemoryMetadataStore):
-    """Fails before the write number `at`, or after it."""
-
-    def __init__(self, disk: ModelKeyValue) -> None:
-        super().__init__(disk)
-        self.at = -1
-        self.after = False
-        self.writes = 0
-
-    async def _write_grouped(self, *args: Any, **kwargs: Any) -> None:
-        number, self.writes = self.writes, self.writes + 1
-        if number == self.at and not self.after:
-            raise ConnectionLost("the process is killed before this write")
-        await super()._write_grouped(*args, **kwargs)
-        if number == self.at:
-            raise ConnectionLost("the process is killed after this write")
-
-
 async def create(client: FakeClient) -> None:
     await client.ask(c.CreateTopic, "orders", 250)
 
@@ -419,7 +401,7 @@ async def test_whatever_write_a_crash_meets_the_same_call_again_completes_it(
     at, done = 0, False
     while not done:
         disk = ModelKeyValue()
-        store = Crashing(disk)
+        store = CrashingStore(disk)
         async with running_broker(metadata=store) as broker:
             client = FakeClient(broker)
             await prepare(client)
@@ -449,7 +431,7 @@ async def test_subscriptions_that_went_since_a_growth_was_interrupted_come_back_
     at, done = 0, False
     while not done:
         disk = ModelKeyValue()
-        store = Crashing(disk)
+        store = CrashingStore(disk)
         async with running_broker(metadata=store) as broker:
             client = FakeClient(broker)
             await client.ask(c.CreateTopic, "orders", 2)

@@ -134,6 +134,7 @@ def test_the_table_of_operations() -> None:
         "TenancyService.namespaces": Operation("list_namespaces", "tenant"),
         "TenancyService.namespace": Operation("get_policies", "namespace"),
         "TenancyService.create_namespace": Operation("create_namespace", "namespace"),
+        "TenancyService.delete_namespace": Operation("delete_namespace", "namespace"),
         "TenancyService.set_properties": Operation("set_policies", "namespace"),
         "TenancyService.remove_property": Operation("set_policies", "namespace"),
         "TenancyService.grant": Operation("grant_permissions", "namespace"),

@@ -79,6 +79,9 @@ async def test_tenants_by_the_rules_of_pulsar(service: BrokerService) -> None:
     await tenancy.create_namespace(ME, "acme/one")
     await refused(tenancy.delete_tenant(ME, "acme"), NotEmpty, "The tenant still has active namespaces")
     await refused(tenancy.delete_tenant(ME, "public"), NotEmpty, "The tenant still has active namespaces")
+    await tenancy.delete_namespace(ME, "acme/one")
+    await tenancy.delete_tenant(ME, "acme")
+    assert await tenancy.tenants(ME) == ["public"]
 
 
 async def test_namespaces_by_the_rules_of_pulsar(service: BrokerService) -> None:

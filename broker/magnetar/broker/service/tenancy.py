@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, NotAllowed
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
@@ -99,9 +99,13 @@ class TenancyService:
         await self._objects.change(TENANT, tenant, edit)
 
     @on_tenant("change_tenants")
-    async def delete_tenant(self, tenant: str) -> None:
-        """Raises NotFound, NotEmpty."""
-        await self._objects.delete_tenant(tenant)
+    async def delete_tenant(self, tenant: str, *, force: bool = False) -> None:
+        """`force`: with all of its namespaces. Raises NotFound, NotEmpty, NotAllowed, RequestTimeout while that goes on."""
+        if force:
+            self._check_force("tenants")
+            await self._broker.deletions.delete_tenant(tenant)
+        else:
+            await self._objects.delete_tenant(tenant)
 
     # --- namespaces --------------------------------------------------------------------------------------------------
 
@@ -121,6 +125,20 @@ class TenancyService:
     ) -> None:
         """`bundles` 0: as the settings say. Raises AlreadyExists, NotFound for its tenant, InvalidArgument."""
         await self._objects.create_namespace(namespace, policies=policies, bundles=bundles)
+
+    @on_namespace("delete_namespace")
+    async def delete_namespace(self, namespace: str, *, force: bool = False) -> None:
+        """`force`: with all of its topics. Raises NotFound, NotEmpty, NotAllowed, RequestTimeout while that goes on."""
+        if force:
+            self._check_force("namespaces")
+        await self._broker.deletions.delete_namespace(namespace, force=force)
+
+    def _check_force(self, what: str) -> None:
+        if not self._broker.settings.allow_forced_deletion:
+            raise NotAllowed(
+                f"Broker doesn't allow forced deletion of {what}: set broker.allow_forced_deletion=true, or delete what is "
+                "in them first"
+            )
 
     # --- properties, permissions -------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from ..tenancy.creation import Creation
+from ..tenancy.deletion import Deletions
 from ..tenancy.objects import Objects
 from .components import Components, PublishCounters
 from .partitions import PartitionedTopics
@@ -145,6 +146,9 @@ class Broker:
         self.objects = Objects(metadata, settings, clock)
         self.creation = Creation(self.objects, metadata, settings, self.namespaces)
         self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation.check)
+        self.deletions = Deletions(
+            self.objects, metadata, self.partitioned, self.ownership, partial(self.delete_topic, force=True)
+        )
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
@@ -169,6 +173,7 @@ class Broker:
         number = await self.metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
         await self.ownership.start(self)
+        self.deletions.start()
         self._rounds = [
             LongTask("the maintenance of topics", self._maintain),
             LongTask("the expiry of messages", self._expire),
@@ -494,6 +499,7 @@ class Broker:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
         await self._hand_over(drain_seconds)
         self._closing = True
+        await self.deletions.close()
         for rounds in self._rounds:
             await rounds.close()
         await self._jobs.cancel()
