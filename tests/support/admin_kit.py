@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from magnetar.broker import Broker
 from magnetar.broker.listeners.http.server import AdminServer
@@ -40,12 +42,10 @@ class Admin:
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None
     ) -> Answered:
         """`path` as it is sent; `raw`: a body that need not be JSON."""
-        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        data = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
         path = path if path.startswith("/") else f"/admin/v2/{path}"
-        from yarl import URL
-
         async with self._session.request(
-            method, URL(self.url + path, encoded=True), data=data, allow_redirects=False,
+            method, URL(self.url + path, encoded=True), data=io.BytesIO(data) if data else None, allow_redirects=False,
             headers={"Content-Type": "application/json"},
         ) as response:  # fmt: skip
             answer = await response.read()
@@ -59,13 +59,13 @@ class Admin:
 
 
 @asynccontextmanager
-async def serving_admin(broker: Broker) -> AsyncIterator[Admin]:
+async def serving_admin(broker: Broker, port: int = 0) -> AsyncIterator[Admin]:
     """Of a broker that runs."""
     application = web.Application(client_max_size=1024 * 1024)
     application.router.add_route("*", "/{path:.*}", AdminServer(broker).handle)
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     host, port = runner.addresses[0]
     try:
         async with aiohttp.ClientSession() as session:

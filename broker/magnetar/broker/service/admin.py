@@ -6,12 +6,19 @@ from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import AlreadyExists, MagnetarError, MessageLost, TopicNotFound, TopicNotServed
-from magnetar.proto.ids import TopicName
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    MessageLost,
+    TopicNotFound,
+    TopicNotServed,
+)
+from magnetar.proto.ids import NO_PARTITION, TopicName, check_ids
 
-from ..cursors.core.acks import AckState, Position
+from ..cursors.core.acks import AckState
 from ..log.positions import Start
-from ..log.records import PARTITIONED_ROOT
+from ..log.records import PARTITIONED_ROOT, TOPICS_ROOT
 from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..topics.backlog import find_skip, unacknowledged_runs
@@ -22,6 +29,9 @@ from ..topics.topic import Topic
 from .operations import on_namespace, on_stored_topic, on_topic
 from .results import TopicStats
 from .stats import TopicOffsets, backlog, topic_stats
+
+_PAGE = 1_000
+_MOST_PROPERTIES = 10_000  # letters: they are written with every ledger
 
 
 class Owner(NamedTuple):
@@ -41,12 +51,12 @@ class TopicFigures(NamedTuple):
 
 
 class FoundMessage(NamedTuple):
-    """A message, or (`number` None) all those of its entry."""
+    """A message of an entry, or of a part of one."""
 
     entry: Entry
     ledger_id: int
     entry_id: int
-    number: int | None  # its index in the entry
+    number: int  # its index in the entry
 
 
 class BacklogFound(NamedTuple):
@@ -93,10 +103,18 @@ class AdminService:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     @on_namespace("list_topics")
-    async def list_partitioned(self, namespace: str, *, after: str = "", count: int = 1_000) -> list[str]:
-        """The partitioned topics of `tenant/namespace` behind a name."""
-        metadata = self._broker.metadata
-        return await list_topics(metadata, namespace, after=after, count=count, root=PARTITIONED_ROOT)
+    async def topics(
+        self, namespace: str, *, domain: str = "persistent", partitioned: bool = False
+    ) -> list[str]:
+        """Those of `tenant/namespace`, each partition as a topic; or the partitioned ones."""
+        root = PARTITIONED_ROOT if partitioned else TOPICS_ROOT
+        found: list[str] = []
+        page = [""]
+        while page:
+            after = found[-1] if found else ""
+            page = await list_topics(self._broker.metadata, namespace, after=after, count=_PAGE, root=root)
+            found += page
+        return [topic for topic in found if topic.startswith(f"{domain}://")]
 
     @on_topic("lookup")
     async def partitioned(self, name: TopicName) -> PartitionedTopic:
@@ -107,11 +125,17 @@ class AdminService:
         return found
 
     @on_topic("create_topic")
-    async def check_absent(self, name: TopicName) -> None:
-        """Before it is made. Raises AlreadyExists."""
+    async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
+        """As `BrokerService.create_topic`, and raises AlreadyExists for one that is there just so."""
         whole = await self._broker.partitioned.read(name)
         if whole.partitions or await self._broker.exists(name):
             raise AlreadyExists(f"This topic already exists: {name}")
+        if partitions:
+            await self._broker.partitioned.create(name, partitions)
+        elif name.partition == NO_PARTITION:
+            await self._broker.topic(name, create=True)
+        else:
+            await self._broker.known(name)
 
     @on_topic("topic_stats")
     async def figures(self, name: TopicName) -> TopicFigures:
@@ -128,23 +152,33 @@ class AdminService:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     @on_topic("peek_messages")
-    async def message(self, name: TopicName, ledger_id: int, entry_id: int) -> FoundMessage:
-        """The messages of a confirmed entry. Raises TopicNotFound, MessageLost, or what the read met."""
+    async def message(
+        self, name: TopicName, ledger_id: int, entry_id: int, *, batch_index: int = 0
+    ) -> FoundMessage:
+        """A message by its id. Raises TopicNotFound, MessageLost, InvalidArgument, or what the read met."""
+        check_ids(ledger_id, entry_id)
         topic = await self._broker.known(name)
-        return FoundMessage(await topic.log.read_entry((ledger_id, entry_id)), ledger_id, entry_id, None)
+        entry = await topic.log.read_entry((ledger_id, entry_id))
+        return FoundMessage(entry, ledger_id, entry_id, batch_index)
 
     @on_topic("peek_messages")
-    async def examine(self, name: TopicName, number: int, *, from_end: bool) -> FoundMessage:
-        """The message of this number, from 1 on, of those that the topic holds. Raises TopicNotFound, MessageLost."""
+    async def examine(
+        self, name: TopicName, *, initial_position: str = "latest", message_position: int = 1
+    ) -> FoundMessage:
+        """The message of this number, from the beginning of the topic ("earliest") or from its end ("latest").
+
+        Raises TopicNotFound, MessageLost, InvalidArgument.
+        """
+        if initial_position not in ("earliest", "latest"):
+            raise InvalidArgument(f"initialPosition is {initial_position[:40]!r}; want earliest or latest")
         topic = await self._broker.known(name)
-        ledgers = topic.ledger.list
-        start = ledgers.start
-        if from_end:
-            first = ledgers.info(start[0])
+        ledgers, number = topic.ledger.list, message_position
+        position = ledgers.start
+        if initial_position == "latest":
+            first = ledgers.info(position[0])
             number = ledgers.message_count - (0 if first is None else first.first_index) - number + 1
-        position: Position = start
         if number > 1:
-            state = AckState(ledgers, start)
+            state = AckState(ledgers, position)
             position, _ = await find_skip(ledgers, state, topic.log.read_entry, number - 1)
         if number < 1 or not ledgers.is_confirmed(*position[:2]):
             raise MessageLost(f"topic {name} does not hold so many messages")
@@ -192,13 +226,11 @@ class AdminService:
         return BacklogFound(entries, messages, runs[0][:2], (runs[-1][0], runs[-1][2]))
 
     @on_topic("topic_stats")
-    async def backlog_size(self, name: TopicName, position: Position) -> int:
-        """Bytes that the topic holds from a position on. Raises TopicNotFound."""
+    async def backlog_size(self, name: TopicName, start: Start) -> int:
+        """Bytes that the topic holds from a place on. Raises TopicNotFound."""
         topic = await self._broker.known(name)
         offsets = TopicOffsets(topic)
-        ledgers = topic.ledger.list
-        at = max(ledgers.normalise(position), ledgers.start)
-        return max(offsets.end.size - (await offsets.of(at)).size, 0)
+        return max(offsets.end.size - (await offsets.of(await topic.log.find(start))).size, 0)
 
     # --- what is stored ----------------------------------------------------------------------------------------------
 
@@ -227,29 +259,28 @@ class AdminService:
     @on_topic("topic_stats")
     async def properties(self, name: TopicName) -> dict[str, str]:
         """What users noted of a topic. Raises TopicNotFound."""
-        whole = await self._broker.partitioned.read(name)
-        if whole.partitions:
-            return whole.record.properties
-        return (await self._broker.known(name)).ledger.list.record.properties
+        return await self._properties(name)
 
     @on_topic("create_topic")
-    async def set_properties(
-        self, name: TopicName, changed: dict[str, str], removed: list[str] | None = None
-    ) -> None:
-        """Raises TopicNotFound."""
+    async def change_properties(self, name: TopicName, changed: dict[str, str | None]) -> None:
+        """Notes these beside what there is; what is None goes. Raises TopicNotFound, TopicBusy, InvalidArgument."""
 
-        def new(before: dict[str, str]) -> dict[str, str]:
-            return {key: value for key, value in {**before, **changed}.items() if key not in (removed or ())}
+        def after(before: dict[str, str]) -> dict[str, str]:
+            return {key: text for key, text in {**before, **changed}.items() if text is not None}
 
+        properties = after(await self._properties(name))
+        if sum(map(len, (*properties, *properties.values()))) > _MOST_PROPERTIES:
+            raise InvalidArgument(f"the properties of {name} would have more than {_MOST_PROPERTIES} letters")
         if (await self._broker.partitioned.read(name)).partitions:
-            await self._broker.partitioned.set_properties(name, new)
+            await self._broker.partitioned.change_properties(name, after)
             return
         ledger = (await self._broker.known(name)).ledger
+        await ledger.changes.edit(lambda: ledger.list.commit(properties=after(ledger.list.record.properties)))
 
-        async def change() -> None:
-            await ledger.list.commit(properties=new(ledger.list.record.properties))
-
-        await ledger.changes.edit(change)
+    async def _properties(self, name: TopicName) -> dict[str, str]:
+        whole = await self._broker.partitioned.read(name)
+        record = whole.record if whole.partitions else (await self._broker.known(name)).ledger.list.record
+        return record.properties
 
 
 async def _each(calls: Iterable[Awaitable[object]]) -> None:

@@ -355,18 +355,18 @@ class PartitionedTopics:
                 await self._replace(name, changed, found.version)
                 return version
 
-    async def set_properties(
+    async def change_properties(
         self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
     ) -> None:
-        """Raises TopicBusy, TopicNotFound."""
-        found = await self.read(name)
-        if not found.exists:
-            raise await self.missing(name)
-        record = msgspec.structs.replace(found.record, properties=change(found.record.properties))
-        try:
-            await self._replace(name, record, found.version)
-        except VersionConflict as conflict:
-            raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
+        """Of what is stored when nobody else changes it. Raises TopicNotFound."""
+        while True:
+            found = await self.read(name)
+            if not found.exists:
+                raise await self.missing(name)
+            changed = msgspec.structs.replace(found.record, properties=change(found.record.properties))
+            with contextlib.suppress(VersionConflict):
+                await self._replace(name, changed, found.version)
+                return
 
     async def _replace(self, name: TopicName, record: PartitionedRecord, version: int) -> int:
         try:

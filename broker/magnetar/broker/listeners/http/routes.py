@@ -2,8 +2,8 @@
 
 An operation is a method of the service (`service.operations`), or a function whose first parameter is the request (`Asked`).
 Its parameters say the rest. One that the template names comes from there, the one that the row calls `body` is the JSON of
-the body, and all others are of the query, under their name as Java writes it (`get_precise_backlog`: `getPreciseBacklog`);
-each is converted to its type. For example
+the body, those `given` are the row's, and all others are of the query, as Java writes their names (`message_position`:
+`messagePosition`). Each is converted to its type; a place in a topic (`Start`) comes from a time, or a message id of Pulsar.
 
     Route("POST", f"{TOPIC}/subscription/{{subscription}}/skip/{{count}}", BrokerService.skip_messages, answer=nothing)
 
@@ -17,24 +17,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, get_type_hints
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from magnetar.proto.errors import MalformedFrame
-from magnetar.proto.ids import TopicName
+from magnetar.proto.errors import MalformedFrame, Unsupported
+from magnetar.proto.ids import MessageId, TopicName
 
+from ...log.positions import Start
 from ...service.admin import Owner
 from ...service.broker import BrokerService
 from ...service.operations import OPERATIONS
 
 TOPIC: Final = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-
 Join = Callable[[Mapping[str, Any], "Asked"], Any]
+_MISSING: Final = inspect.Parameter.empty
+_LATEST = (1 << 63) - 1
 
 
 def nothing(*_: Any) -> None:
@@ -49,6 +51,27 @@ def REFUSED(answers: Mapping[str, Any], asked: Asked) -> None:  # noqa: N802
     """Of `Route.partitions`."""
 
 
+class PulsarMessageId(msgspec.Struct, rename="camel"):
+    """Ledger -1 is the beginning of the topic, the largest number its end."""
+
+    ledger_id: int
+    entry_id: int
+    batch_index: int = -1
+    excluded: bool = False  # the place behind it is meant
+    properties: dict[str, str] | None = None  # of a subscription that is to begin there
+
+    def start(self) -> Start:
+        """Raises Unsupported for properties."""
+        if self.properties:
+            raise Unsupported("subscriptions have no properties here: note them among those of the topic")
+        if self.ledger_id < 0 or self.ledger_id == _LATEST:
+            return "earliest" if self.ledger_id < 0 else "latest", None
+        ledger, entry, index = self.ledger_id, max(self.entry_id, 0), max(self.batch_index, 0)
+        if self.excluded:
+            entry, index = (entry + 1, 0) if self.batch_index < 0 else (entry, index + 1)
+        return "id", MessageId(ledger, entry, index).to_bytes()
+
+
 class Elsewhere(Exception):
     """Another broker serves the topic."""
 
@@ -58,43 +81,31 @@ class Elsewhere(Exception):
 
     def location(self, asked: Asked) -> str:
         """Of the same request there."""
-        path = "/".join(
-            quote(asked.names[part[1:-1]], safe="") if part[:1] == "{" else part
-            for part in asked.route.path.split("/")
-        )
-        query = {**asked.query, "authoritative": str(not self.owner.final).lower()}
-        return f"{self.owner.http}{path}?{urlencode(query)}"
+        quoted = {name: quote(text, safe="") for name, text in asked.names.items()}
+        query = urlencode({**asked.query, "authoritative": str(not self.owner.final).lower()})
+        return f"{self.owner.http}{asked.route.path.format_map(quoted)}?{query}"
 
 
-class Partitions(Protocol):
-    """Asks a request of partitions of its topic, wherever they are."""
+class Server(Protocol):
+    """Runs requests that came of others."""
 
-    async def of_partitions(self, asked: Asked, numbers: Iterable[int]) -> dict[str, Any]:
-        """The answers by full name, without those that have nothing of the name that was asked for, unless all have not.
+    async def each(self, requests: Iterable[Asked]) -> dict[str, Any]:
+        """The answers by topic, each from its owner, without those that have nothing of a name, unless all have not.
 
         Rule 48: all are asked; the first error is raised then.
         """
 
 
+@dataclass(frozen=True)
 class Asked:
     """A request for a row: the `Caller` of its operation."""
 
-    def __init__(
-        self,
-        service: BrokerService,
-        partitions: Partitions,
-        route: Route,
-        names: Mapping[str, str],
-        query: Mapping[str, str],
-        body: bytes = b"",
-    ) -> None:
-        """`names`: what stands in the path, decoded."""
-        self.service = service
-        self.route = route
-        self.names = names
-        self.query = query
-        self.body = body
-        self._partitions = partitions
+    service: BrokerService
+    server: Server
+    route: Route
+    names: Mapping[str, str]  # what stands in the path, decoded
+    query: Mapping[str, str]
+    body: bytes = b""
 
     @property
     def topic(self) -> str:
@@ -107,19 +118,32 @@ class Asked:
         return "{tenant}/{namespace}".format_map(self.names)
 
     @property
+    def tenant(self) -> str:
+        """Not checked yet."""
+        return self.names["tenant"]
+
+    @property
     def authoritative(self) -> bool:
         """Another broker says that this one is to take the topic's bundle."""
         return self.query.get("authoritative") == "true"
 
-    def partition(self, number: int) -> Asked:
-        """The same request for a partition of the topic."""
-        names = {**self.names, "topic": TopicName.parse(self.topic).partition_of(number).name}
-        return Asked(self.service, self._partitions, self.route, names, self.query, self.body)
+    def about(
+        self, route: Route, topic: str, query: Mapping[str, str], body: bytes = b"", **names: str
+    ) -> Asked:
+        """A request for a row about a topic, by its full name."""
+        found = TopicName.parse(topic)._asdict()
+        names |= {**found, "topic": found.pop("name")}
+        return Asked(self.service, self.server, route, {**self.names, **names}, query, body)
 
-    async def ask(self, route: Route, numbers: Iterable[int], **query: str) -> dict[str, Any]:
-        """Another row, for partitions of the topic."""
-        asked = Asked(self.service, self._partitions, route, self.names, query)
-        return await self._partitions.of_partitions(asked, numbers)
+    async def of_partitions(
+        self, numbers: Iterable[int], route: Route | None = None, query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Asks partitions of the topic the same, or for another row, as `Server.each`."""
+        whole, given = TopicName.parse(self.topic), self.query if query is None else query
+        topics = (str(whole.partition_of(number)) for number in numbers)
+        return await self.server.each(
+            self.about(route or self.route, one, given, self.body) for one in topics
+        )
 
     def authorize(self, operation: str, resource: str) -> None:
         """Whoever reaches the port may do everything, as with the native protocol without credentials."""
@@ -132,7 +156,32 @@ class Argument(NamedTuple):
     asked: str  # its name in the path or the query
     place: str  # "path", "query" or "body"
     type: Any
-    default: Any  # inspect.Parameter.empty: it must be given
+    default: Any  # _MISSING: it must be given
+
+    @property
+    def required(self) -> bool:
+        """Without it the request is refused."""
+        return self.default is _MISSING
+
+    def value(self, asked: Asked) -> Any:
+        """_MISSING: it is not given, and needs not to be. Raises MalformedFrame."""
+        given: Any = asked.body or None
+        if self.place != "body":
+            given = (asked.names if self.place == "path" else asked.query).get(self.asked)
+        if given is None:
+            if self.required:
+                where = "a body of JSON" if self.place == "body" else f"{self.asked}=... in the query"
+                raise MalformedFrame(f"this needs {where}")
+            return _MISSING
+        is_start = self.type == Start
+        try:
+            if self.place != "body":
+                return ("time", int(given)) if is_start else msgspec.convert(given, self.type, strict=False)
+            read = msgspec.json.decode(given, type=PulsarMessageId if is_start else self.type, strict=False)
+            return read.start() if is_start else read
+        except (ValueError, msgspec.MsgspecError) as error:
+            what = "the body" if self.place == "body" else f"{self.asked}={given[:80]}"
+            raise MalformedFrame(f"{what} is not as it is wanted here: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -146,99 +195,69 @@ class Route:
     answer: Callable[[Any], Any] | None = None  # from the result to what is JSON; None: the result is
     partitions: Join = REFUSED
     status: int = 0  # when it is done; 0: 200 with an answer or for GET, else 204
-
-    @cached_property
-    def _of_service(self) -> str:
-        """The class whose method the operation is; "": a function."""
-        name: str = getattr(self.operation, "__qualname__", "")
-        return name.partition(".")[0] if name in OPERATIONS else ""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def resource(self) -> str:
-        """What the path says the operation is about: "topic", "namespace" or ""."""
-        return "topic" if "{topic}" in self.path else "namespace" if "{namespace}" in self.path else ""
+        """What the operation gets before its arguments: "topic", "namespace", "tenant" or ""."""
+        name = getattr(self.operation, "__qualname__", "")
+        found = OPERATIONS[name].resource if name in OPERATIONS else ""
+        return "" if found == "cluster" else found
+
+    @property
+    def of_topic(self) -> bool:
+        """False: it is the same at every broker."""
+        return "{topic}" in self.path
+
+    @property
+    def doc(self) -> str:
+        """The first paragraph that the operation says of itself."""
+        return (inspect.getdoc(self.operation) or "").partition("\n\n")[0].replace("\n", " ")
 
     @cached_property
     def arguments(self) -> list[Argument]:
         """Those that a request gives."""
         types = get_type_hints(self.operation)
-        parameters = list(inspect.signature(self.operation).parameters.values())
-        own = 2 if self._of_service and self._kind != "cluster" else 1
-        return [self._argument(one, types[one.name]) for one in parameters[own:]]
-
-    @property
-    def _kind(self) -> str:
-        return OPERATIONS[self.operation.__qualname__].resource
+        parameters = list(inspect.signature(self.operation).parameters.values())[2 if self.resource else 1 :]
+        return [self._argument(one, types[one.name]) for one in parameters if one.name not in self.given]
 
     def _argument(self, parameter: inspect.Parameter, type: Any) -> Argument:
         first, *others = parameter.name.split("_")
         name = first + "".join(word.title() for word in others)
-        place = "body" if parameter.name == self.body else "query"
-        if f"{{{name}}}" in self.path:
-            place = "path"
+        place = "path" if f"{{{name}}}" in self.path else "body" if parameter.name == self.body else "query"
         return Argument(parameter.name, name, place, type, parameter.default)
-
-    @cached_property
-    def doc(self) -> str:
-        """The first sentences of the operation, for people."""
-        return (inspect.getdoc(self.operation) or "").partition("\n\n")[0].replace("\n", " ")
 
     async def run(self, asked: Asked) -> Any:
         """The answer. Raises MalformedFrame for arguments that are not as the operation wants them, or what it raises."""
-        arguments = {}
-        for one in self.arguments:
-            if (value := _value(one, asked)) is not inspect.Parameter.empty:
-                arguments[one.name] = value
-        if not self._of_service:
-            found = await self.operation(asked, **arguments)
+        values = ((one.name, one.value(asked)) for one in self.arguments)
+        arguments = {**self.given, **{name: value for name, value in values if value is not _MISSING}}
+        owner, _, method = getattr(self.operation, "__qualname__", "").partition(".")
+        if f"{owner}.{method}" in OPERATIONS:
+            parts = (asked.service, *vars(asked.service).values())
+            holder = next(part for part in parts if type(part).__name__ == owner)
+            of = [getattr(asked, self.resource)] if self.resource else []
+            found = await self.operation(holder, asked, *of, **arguments)
         else:
-            of = [] if self._kind == "cluster" else [getattr(asked, self._kind)]
-            found = await self.operation(_holder(asked.service, self._of_service), asked, *of, **arguments)
+            found = await self.operation(asked, **arguments)
         return found if self.answer is None else self.answer(found)
 
 
-def _holder(service: BrokerService, name: str) -> object:
-    """The part of the service of this class."""
-    if name == type(service).__name__:
-        return service
-    return next(part for part in vars(service).values() if type(part).__name__ == name)
+class _Node:
+    __slots__ = ("below", "rows")
 
+    def __init__(self) -> None:
+        self.below: dict[str, _Node] = {}  # by segment; "": any
+        self.rows: dict[str, Route] = {}  # by method
 
-def _value(argument: Argument, asked: Asked) -> Any:
-    """Parameter.empty: it is not given, and needs not to be."""
-    missing = inspect.Parameter.empty
-    if argument.place == "body":
-        if asked.body:
-            try:
-                return msgspec.json.decode(asked.body, type=argument.type, strict=False)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise MalformedFrame(f"the body is not the JSON that is wanted here: {error}") from None
-        what = "a body of JSON"
-    else:
-        given = (asked.names if argument.place == "path" else asked.query).get(argument.asked)
-        if given is not None:
-            try:
-                return msgspec.convert(given, argument.type, strict=False)
-            except msgspec.ValidationError as error:
-                raise MalformedFrame(f"{argument.asked}={given[:80]}: {error}") from None
-        what = f"{argument.asked}=... in the query"
-    if argument.default is missing:
-        raise MalformedFrame(f"this needs {what}")
-    return missing
-
-
-class Found(NamedTuple):
-    """The rows of a path, by method, and what its segments are."""
-
-    rows: Mapping[str, Route]
-    segments: list[str]
-
-    def names(self, row: Route) -> dict[str, str]:
-        """What the path says, under the names of the row's template."""
-        parts = row.path.strip("/").split("/")
-        return {
-            part[1:-1]: segment for part, segment in zip(parts, self.segments, strict=True) if part[0] == "{"
-        }
+    def find(self, segments: list[str]) -> Mapping[str, Route]:
+        """Of a path below this one."""
+        if not segments:
+            return self.rows
+        first, *others = segments
+        keys = (first, "") if first else ()
+        return next(
+            (found for key in keys if key in self.below and (found := self.below[key].find(others))), {}
+        )
 
 
 class Table:
@@ -246,8 +265,8 @@ class Table:
 
     >>> async def list(asked: Asked) -> None: ...
     >>> table = Table([Route("GET", "/t/{a}", list), Route("GET", "/t/all/{b}", list)])
-    >>> table.find(["t", "all"]).segments, table.find(["t"])
-    (['t', 'all'], None)
+    >>> table.find(["t", "all"])["GET"].path, table.find(["t"])
+    ('/t/{a}', {})
     """
 
     def __init__(self, rows: Iterable[Route]) -> None:
@@ -261,25 +280,12 @@ class Table:
                 assert row.method not in node.rows, f"two rows for {row.method} {row.path}"
                 node.rows[row.method] = row
 
-    def find(self, segments: list[str]) -> Found | None:
-        """None: there is no such path."""
-        rows = _find(self._root, segments, 0)
-        return None if rows is None else Found(rows, segments)
+    def find(self, segments: list[str]) -> Mapping[str, Route]:
+        """By method; empty: there is no such path."""
+        return self._root.find(segments)
 
 
-class _Node:
-    __slots__ = ("below", "rows")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Node] = {}  # by segment; "": any
-        self.rows: dict[str, Route] = {}
-
-
-def _find(node: _Node, segments: list[str], at: int) -> Mapping[str, Route] | None:
-    if at == len(segments):
-        return node.rows or None
-    for key in (segments[at], "") if segments[at] else ():
-        below = node.below.get(key)
-        if below is not None and (found := _find(below, segments, at + 1)) is not None:
-            return found
-    return None
+def names_in(row: Route, segments: list[str]) -> dict[str, str]:
+    """What a path that was found says, under the names of the row's template."""
+    parts = row.path.strip("/").split("/")
+    return {part[1:-1]: text for part, text in zip(parts, segments, strict=True) if part[0] == "{"}

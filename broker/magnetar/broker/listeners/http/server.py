@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -25,16 +26,44 @@ from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotFound,
 
 from ...service.broker import BrokerService
 from ...topics.registry import Broker
-from .routes import REFUSED, WHOLE, Asked, Elsewhere, Found, Table
+from .openapi import document, page
+from .policy_routes import POLICY_ROUTES
+from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
 from .statuses import Refused, status_of
 from .topics_routes import TOPICS_ROUTES
 
 _log = logging.getLogger(__name__)
 
-ROUTES: Final = (*TOPICS_ROUTES,)
+
+async def _openapi(asked: Asked) -> dict[str, Any]:
+    """What there is, as OpenAPI."""
+    return document(ROUTES, version("magnetar"))
+
+
+async def _page(asked: Asked) -> web.Response:
+    """What there is, for people."""
+    return web.Response(text=page(ROUTES), content_type="text/html")
+
+
+async def _status(asked: Asked) -> web.Response:
+    """Whether this broker may serve its topics, for load balancers."""
+    if not asked.service.valid:
+        raise ServiceNotReady("this broker has no session with the metadata store; others may own its topics")
+    return web.Response(text="OK")
+
+
+ROUTES: Final = (
+    *TOPICS_ROUTES,
+    *POLICY_ROUTES,
+    Route("GET", "/status", _status),
+    Route("GET", "/status.html", _status),
+    Route("GET", "/openapi.json", _openapi),
+    Route("GET", "/openapi.html", _page),
+)
 TABLE: Final = Table(ROUTES)
 _PARTITIONS_AT_ONCE = 32
 _FORWARD_TIMEOUT_S = 60.0
+_JSON: Final = "application/json"
 
 
 class AdminServer:
@@ -46,34 +75,32 @@ class AdminServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The answer, whatever becomes of it."""
         try:
-            segments = [unquote(part, errors="strict") for part in _raw_path(request).strip("/").split("/")]
-            found = TABLE.find(segments)
-            if found is None:
-                raise Refused(
-                    404, f"there is no {_raw_path(request)[:200]} here; /openapi.json lists what there is"
-                )
-            return await self._handle(request, found)
+            path = request.rel_url.raw_path
+            segments = [unquote(part, errors="strict") for part in path.strip("/").split("/")]
+            if not (rows := TABLE.find(segments)):
+                raise Refused(404, f"there is no {path[:200]} here; /openapi.json lists what there is")
+            return await self._handle(request, rows, segments)
         except web.HTTPRequestEntityTooLarge:
             return _failed(Refused(413, "the body is larger than 1 MiB, which nothing here needs"))
-        except MagnetarError as error:
-            return _failed(error)
         except UnicodeDecodeError:
             return _failed(Refused(400, "the path is not UTF-8"))
+        except MagnetarError as error:
+            return _failed(error)
         except Exception as error:
-            _log.exception("%s %s failed", request.method, request.raw_path[:200])
+            _log.exception("%s %.200s failed", request.method, request.raw_path)
             return _failed(Refused(500, f"{error!r}: a defect of this broker, whose log says more"))
 
-    async def _handle(self, request: web.Request, found: Found) -> web.StreamResponse:
-        method = "GET" if request.method == "HEAD" and "HEAD" not in found.rows else request.method
-        row = found.rows.get(method)
+    async def _handle(
+        self, request: web.Request, rows: Mapping[str, Route], segments: list[str]
+    ) -> web.StreamResponse:
+        method = "GET" if request.method == "HEAD" and "HEAD" not in rows else request.method
+        row = rows.get(method)
         if row is None:
-            allowed = {**found.rows, "OPTIONS": None, **({"HEAD": None} if "GET" in found.rows else {})}
-            headers = {"Allow": ", ".join(sorted(allowed))}
+            allow = ", ".join(sorted({*rows, "OPTIONS", *(["HEAD"] if "GET" in rows else [])}))
             if method == "OPTIONS":
-                return web.Response(status=204, headers=headers)
-            return _failed(Refused(405, f"this path has no {method[:20]}, only {headers['Allow']}"), headers)
-        body = await request.read()
-        asked = Asked(self._service, self, row, found.names(row), request.query, body)
+                return web.Response(status=204, headers={"Allow": allow})
+            return _failed(Refused(405, f"this path has no {method[:20]}, only {allow}"), {"Allow": allow})
+        asked = Asked(self._service, self, row, names_in(row, segments), request.query, await request.read())
         try:
             answer = await self._answer(asked)
         except Elsewhere as elsewhere:
@@ -82,30 +109,30 @@ class AdminServer:
             return answer
         if answer is None:
             return web.Response(status=row.status or (200 if method == "GET" else 204))
-        return web.Response(
-            status=row.status or 200, body=msgspec.json.encode(answer), content_type="application/json"
-        )
+        body = msgspec.json.encode(answer)
+        return web.Response(status=row.status or 200, body=body, content_type=_JSON)
 
     async def _answer(self, asked: Asked) -> Any:
-        row = asked.route
-        if row.resource == "topic" and row.partitions is not WHOLE:
-            count = await self._service.partitions(asked, asked.topic)
-            if count and row.partitions is REFUSED:
-                raise Refused(
-                    405,
-                    f"{asked.topic} is a partitioned topic, of which this is not possible as a whole: ask it of its "
-                    f"partitions, {asked.names['topic']}-partition-0 to {count - 1}",
-                )
-            if count:
-                return row.partitions(await self.of_partitions(asked, range(count)), asked)
-        return await self._answer_here(asked)
+        join = asked.route.partitions
+        if not asked.route.of_topic or join is WHOLE:
+            return await self._answer_here(asked)
+        count = await self._service.partitions(asked, asked.topic)
+        if not count:
+            return await self._answer_here(asked)
+        if join is REFUSED:
+            raise Refused(
+                405,
+                f"{asked.topic} is a partitioned topic, of which this is not possible as a whole: ask it of its "
+                f"partitions, {asked.names['topic']}-partition-0 to {count - 1}",
+            )
+        return join(await asked.of_partitions(range(count)), asked)
 
     async def _answer_here(self, asked: Asked) -> Any:
         for _ in range(2):
             try:
                 return await asked.route.run(asked)
             except TopicNotServed:
-                if asked.route.resource != "topic":
+                if not asked.route.of_topic:
                     raise
                 authoritative = asked.authoritative
                 owner = await self._service.admin.owner(asked, asked.topic, authoritative=authoritative)
@@ -113,8 +140,8 @@ class AdminServer:
                     raise Elsewhere(owner) from None
         raise ServiceNotReady(f"{asked.topic} is moving between brokers; try again")
 
-    async def of_partitions(self, asked: Asked, numbers: Iterable[int]) -> dict[str, Any]:
-        """As `Partitions` says: here, or where a redirect leads."""
+    async def each(self, requests: Iterable[Asked]) -> dict[str, Any]:
+        """As `Server` says: here, or where a redirect leads."""
         slots = asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 
         async def one(part: Asked) -> Any:
@@ -124,52 +151,40 @@ class AdminServer:
                 except Elsewhere as elsewhere:
                     return await _forward(part, elsewhere.location(part))
 
-        parts = [asked.partition(number) for number in numbers]
+        parts = list(requests)
         answers = await asyncio.gather(*map(one, parts), return_exceptions=True)
         found: dict[str, Any] = {}
-        failed: list[BaseException] = []
+        missing: list[BaseException] = []
         for part, answer in zip(parts, answers, strict=True):
             if not isinstance(answer, BaseException):
                 found[part.topic] = answer
-            elif not isinstance(answer, MagnetarError) or status_of(answer) != 404:
-                raise answer
+            elif isinstance(answer, MagnetarError) and status_of(answer) == 404:
+                missing.append(answer)
             else:
-                failed.append(answer)
-        if failed and not found:
-            raise failed[0]
+                raise answer
+        if missing and not found:
+            raise missing[0]
         return found
 
 
 async def _forward(asked: Asked, url: str) -> Any:
     """Asks another broker, and whoever that names."""
-    timeout = aiohttp.ClientTimeout(total=_FORWARD_TIMEOUT_S)
-    headers = {"Content-Type": "application/json"}
+    timeout, headers = aiohttp.ClientTimeout(total=_FORWARD_TIMEOUT_S), {"Content-Type": _JSON}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.request(asked.route.method, url, data=asked.body or None, headers=headers) as response,
         ):
             body = await response.read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ServiceNotReady(f"the broker of {asked.topic} cannot be reached at {url}: {error!r}") from None
-    try:
         answer = msgspec.json.decode(body) if body else None
-    except msgspec.DecodeError:
-        answer = None
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        raise ServiceNotReady(f"the broker of {asked.topic} does not answer at {url}: {error!r}") from None
     if response.status >= 400:
-        reason = answer.get("reason", "") if isinstance(answer, dict) else ""
-        raise TopicNotFound(str(reason)) if response.status == 404 else Refused(response.status, str(reason))
+        reason = str(answer.get("reason", "") if isinstance(answer, dict) else "")
+        raise TopicNotFound(reason) if response.status == 404 else Refused(response.status, reason)
     return answer
 
 
-def _raw_path(request: web.Request) -> str:
-    return request.rel_url.raw_path
-
-
-def _failed(error: MagnetarError, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status_of(error),
-        body=msgspec.json.encode({"reason": error.message}),
-        content_type="application/json",
-        headers=headers,
-    )
+def _failed(error: MagnetarError, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode({"reason": error.message})
+    return web.Response(status=status_of(error), body=body, content_type=_JSON, headers=headers)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from ...compaction.topic_compaction import CompactionStats
 from ...cursors.core.acks import INDEX_BITS
 from ...dispatch.subscription import Subscription
 from ...service.admin import TopicFigures
-from ...service.results import ConsumerStats, SubscriptionStats
 from ...topics.topic import Topic
 from .routes import Asked
 
@@ -19,46 +19,69 @@ _TYPES: Final = {
     "failover": "Failover",
     "shared": "Shared",
     "key_shared": "Key_Shared",
-    "": "None",
 }
 _COMPACTIONS: Final = {"never": "NOT_RUN", "running": "RUNNING", "done": "SUCCESS", "failed": "ERROR"}
 _STATES: Final = {"writing": "LedgerOpened", "idle": "ClosedLedger", "rolling": "CreatingLedger"}
 _EPOCH: Final = "1970-01-01T00:00:00Z"
 _MOST_RANGES = 100  # that a cursor shows
-_DISPATCH_LIMITS: Final = tuple(
-    f"dispatchThrottled{what}EventsBy{level}Limit"
-    for level in ("Subscription", "Topic", "Broker")
-    for what in ("Msg", "Bytes")
-)
-# Nothing of the kind is counted, or there is no such thing.
-_NOT_OF_TOPICS: Final = dict.fromkeys(
-    (
-        "systemTopicBytesInCounter", "bytesOutInternalCounter", "publishRateLimitedTimes",
-        "earliestMsgPublishTimeInBacklogs", "lastOffloadLedgerId", "lastOffloadSuccessTimeStamp",
-        "lastOffloadFailureTimeStamp", "ongoingTxnCount", "abortedTxnCount", "committedTxnCount",
-        "nonContiguousDeletedMessagesRangesSerializedSize", "delayedMessageIndexSizeInBytes",
+
+# Fields of TopicStats, SubscriptionStats and ConsumerStats; or what is always said.
+_TOPIC: Final = {
+    "msgRateIn": "message_rate_in", "msgThroughputIn": "byte_rate_in", "msgRateOut": "message_rate_out",
+    "msgThroughputOut": "byte_rate_out", "bytesInCounter": "bytes_in", "msgInCounter": "messages_in",
+    "bytesOutCounter": "bytes_out", "msgOutCounter": "messages_out", "storageSize": "stored_bytes",
+    "offloadedStorageSize": "archived_bytes", "waitingPublishers": "waiting_producers",
+}  # fmt: skip
+_NOT_OF_TOPICS: Final = {
+    **dict.fromkeys(
+        "systemTopicBytesInCounter bytesOutInternalCounter publishRateLimitedTimes earliestMsgPublishTimeInBacklogs "
+        "lastOffloadLedgerId lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount "
+        "committedTxnCount nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes".split(), 0
     ),
-    0,
-)  # fmt: skip
-_NOT_OF_SUBSCRIPTIONS: Final = dict.fromkeys(
-    (
-        "chunkedMessageRate", "earliestMsgPublishTimeInBacklog", "msgRateExpired", "totalMsgExpired",
-        "lastExpireTimestamp", "lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp",
-        "lastMarkDeleteAdvancedTimestamp", "drainingHashesCount", "drainingHashesClearedTotal",
-        "drainingHashesUnackedMessages", "nonContiguousDeletedMessagesRangesSerializedSize",
-        "delayedMessageIndexSizeInBytes", "filterProcessedMsgCount", "filterAcceptedMsgCount",
-        "filterRejectedMsgCount", "filterRescheduledMsgCount", *_DISPATCH_LIMITS,
+    "msgChunkPublished": False, "replication": {},
+}  # fmt: skip
+_SUBSCRIPTION: Final = {
+    "msgRateOut": "message_rate_out", "msgThroughputOut": "byte_rate_out", "bytesOutCounter": "bytes_out",
+    "msgOutCounter": "messages_out", "msgRateRedeliver": "redelivery_rate", "messageAckRate": "acknowledge_rate",
+    "msgBacklog": "backlog_messages", "backlogSize": "backlog_bytes", "msgDelayed": "delayed_messages",
+    "blockedSubscriptionOnUnackedMsgs": "blocked_on_unacked_messages", "msgInReplay": "redelivery_messages",
+    "unackedMessages": "unacked_messages", "isDurable": "durable", "durable": "durable",
+    "nonContiguousDeletedMessagesRanges": "acknowledged_ranges",
+}  # fmt: skip
+_NOT_OF_SUBSCRIPTIONS: Final = {
+    **dict.fromkeys(
+        "chunkedMessageRate earliestMsgPublishTimeInBacklog msgRateExpired totalMsgExpired lastExpireTimestamp "
+        "lastConsumedFlowTimestamp lastConsumedTimestamp lastAckedTimestamp lastMarkDeleteAdvancedTimestamp "
+        "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages delayedMessageIndexSizeInBytes "
+        "nonContiguousDeletedMessagesRangesSerializedSize filterProcessedMsgCount filterAcceptedMsgCount "
+        "filterRejectedMsgCount filterRescheduledMsgCount dispatchThrottledMsgEventsBySubscriptionLimit "
+        "dispatchThrottledBytesEventsBySubscriptionLimit dispatchThrottledMsgEventsByTopicLimit "
+        "dispatchThrottledBytesEventsByTopicLimit dispatchThrottledMsgEventsByBrokerLimit "
+        "dispatchThrottledBytesEventsByBrokerLimit".split(), 0
     ),
-    0,
-)  # fmt: skip
-_NOT_OF_CONSUMERS: Final = dict.fromkeys(
-    (
-        "msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "chunkedMessageRate",
-        "avgMessagesPerEntry", "drainingHashesClearedTotal", "drainingHashesUnackedMessages", "lastAckedTimestamp",
-        "lastConsumedTimestamp", "lastConsumedFlowTimestamp",
+    "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": False,
+    "consumersAfterMarkDeletePosition": {}, "subscriptionProperties": {},
+}  # fmt: skip
+_CONSUMER: Final = {
+    "bytesOutCounter": "delivered_bytes", "msgOutCounter": "delivered_messages", "consumerName": "name",
+    "availablePermits": "permits", "unackedMessages": "unacked_messages", "drainingHashesCount": "draining_slots",
+    "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages",
+}  # fmt: skip
+_NOT_OF_CONSUMERS: Final = {
+    **dict.fromkeys(
+        "msgRateOut msgThroughputOut msgRateRedeliver messageAckRate chunkedMessageRate avgMessagesPerEntry "
+        "drainingHashesClearedTotal drainingHashesUnackedMessages lastAckedTimestamp lastConsumedTimestamp "
+        "lastConsumedFlowTimestamp".split(), 0
     ),
-    0,
-)  # fmt: skip
+    "metadata": {}, "lastAckedTime": _EPOCH, "lastConsumedTime": _EPOCH,
+}  # fmt: skip
+_OF_PRODUCERS: Final = {
+    **dict.fromkeys(("msgRateIn", "msgThroughputIn", "averageMsgSize", "chunkedMessageRate"), 0.0),
+    "supportsPartialProducer": False, "metadata": {},
+}  # fmt: skip
+# Of these the figure of a partitioned topic is the largest of its partitions'; all other numbers are summed.
+_LARGEST: Final = ("oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize", "backlogQuotaLimitTime")
+_OF_ONE_TOPIC: Final = ("deduplicationStatus", "ownerBroker")
 
 
 def iso(time_ms: int) -> str:
@@ -67,136 +90,75 @@ def iso(time_ms: int) -> str:
     return text.replace("+00:00", "Z")
 
 
-def message_id(place: tuple[int, int, int], partition: int = -1) -> dict[str, int]:
-    """An index of 0 is shown as that of a message that is alone in its entry."""
-    ledger, entry, index = place
+def message_id(place: tuple[int, int, int]) -> dict[str, int]:
+    """The first message of an entry is shown as one that is alone there."""
+    ledger, entry, number = place
     return {
-        "ledgerId": ledger,
-        "entryId": entry,
-        "partitionIndex": partition,
-        "batchSize": 0,
-        "batchIndex": index or -1,
-    }
+        "ledgerId": ledger, "entryId": entry, "partitionIndex": -1, "batchSize": 0, "batchIndex": number or -1,
+    }  # fmt: skip
 
 
-# --- stats -----------------------------------------------------------------------------------------------------------
+def compaction(stats: CompactionStats) -> dict[str, str]:
+    """Its status."""
+    return {"status": _COMPACTIONS[stats.state], "lastError": stats.error}
+
+
+def _take(names: Mapping[str, str], stats: object) -> dict[str, Any]:
+    return {name: getattr(stats, field) for name, field in names.items()}
 
 
 def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
-    """`stats`: as the query asks for it."""
+    """`stats`, without what the query excludes."""
     found, stats = figures
-    show = {name: asked.query.get(name) == "true" for name in ("excludePublishers", "excludeConsumers")}
-    sizes = asked.query.get("subscriptionBacklogSize") != "false"
-    subscriptions = {
-        name: _subscription(
-            one, found, found.subscriptions.get(name), sizes=sizes, consumers=not show["excludeConsumers"]
-        )
-        for name, one in stats.subscriptions.items()
-    }
-    in_force = found.policies.in_force()
+    query, in_force = asked.query, found.policies.in_force()
+    subscriptions = {}
+    for name, one in stats.subscriptions.items():
+        subscriptions[name] = {
+            **_NOT_OF_SUBSCRIPTIONS,
+            **_take(_SUBSCRIPTION, one),
+            "type": _TYPES.get(one.type, "None"),
+            "msgBacklogNoDelayed": max(one.backlog_messages - one.delayed_messages, 0),
+            "consumers": [{**_NOT_OF_CONSUMERS, **_take(_CONSUMER, consumer)} for consumer in one.consumers],
+        }
+        if query.get("subscriptionBacklogSize") == "false":
+            subscriptions[name]["backlogSize"] = -1
+        if query.get("excludeConsumers") == "true":
+            subscriptions[name]["consumers"] = []
+    publishers = [
+        {
+            **_OF_PRODUCERS,
+            "accessMode": one.access_mode.title(),
+            "producerName": one.name,
+            "producerId": number,
+        }
+        for number, one in enumerate(stats.producers)
+    ]
     deduplicates = in_force is not None and in_force.value("deduplication")[0]
-    horizon = stats.compaction
     return {
         **_NOT_OF_TOPICS,
-        "msgRateIn": stats.message_rate_in,
-        "msgThroughputIn": stats.byte_rate_in,
-        "msgRateOut": stats.message_rate_out,
-        "msgThroughputOut": stats.byte_rate_out,
-        "bytesInCounter": stats.bytes_in,
-        "msgInCounter": stats.messages_in,
-        "bytesOutCounter": stats.bytes_out,
-        "msgOutCounter": stats.messages_out,
+        **_take(_TOPIC, stats),
         "averageMsgSize": stats.byte_rate_in / stats.message_rate_in if stats.message_rate_in else 0.0,
-        "msgChunkPublished": False,
-        "storageSize": stats.stored_bytes,
         "backlogSize": max((one.backlog_bytes for one in stats.subscriptions.values()), default=0),
-        "backlogQuotaLimitSize": -1,
-        "backlogQuotaLimitTime": -1,
+        "backlogQuotaLimitSize": _limit(found, "backlog_quota_bytes", 1),
+        "backlogQuotaLimitTime": _limit(found, "backlog_quota_age_ms", 1000),
         "oldestBacklogMessageAgeSeconds": -1,
-        "offloadedStorageSize": stats.archived_bytes,
-        "publishers": []
-        if show["excludePublishers"]
-        else [
-            {
-                "accessMode": one.access_mode.title(),
-                "producerName": one.name,
-                "producerId": number,
-                "msgRateIn": 0.0,
-                "msgThroughputIn": 0.0,
-                "averageMsgSize": 0.0,
-                "chunkedMessageRate": 0.0,
-                "supportsPartialProducer": False,
-                "metadata": {},
-            }
-            for number, one in enumerate(stats.producers)
-        ],
-        "waitingPublishers": stats.waiting_producers,
+        "publishers": [] if query.get("excludePublishers") == "true" else publishers,
         "subscriptions": subscriptions,
-        "replication": {},
         "deduplicationStatus": "Enabled" if deduplicates else "Disabled",
-        "nonContiguousDeletedMessagesRanges": sum(
-            one.acknowledged_ranges for one in stats.subscriptions.values()
-        ),
+        "nonContiguousDeletedMessagesRanges": sum(one.acknowledged_ranges for one in stats.subscriptions.values()),
         "compaction": {
-            "lastCompactionRemovedEventCount": 0,
-            "lastCompactionSucceedTimestamp": horizon.compacted_ms,
-            "lastCompactionFailedTimestamp": 0,
-            "lastCompactionDurationTimeInMills": 0,
+            "lastCompactionRemovedEventCount": 0, "lastCompactionSucceedTimestamp": stats.compaction.compacted_ms,
+            "lastCompactionFailedTimestamp": 0, "lastCompactionDurationTimeInMills": 0,
         },
         "ownerBroker": asked.service.settings.http_url.partition("://")[2],
-    }
+    }  # fmt: skip
 
 
-def _subscription(
-    stats: SubscriptionStats, of: Topic, found: Subscription | None, *, sizes: bool, consumers: bool
-) -> dict[str, Any]:
-    return {
-        **_NOT_OF_SUBSCRIPTIONS,
-        "msgRateOut": stats.message_rate_out,
-        "msgThroughputOut": stats.byte_rate_out,
-        "bytesOutCounter": stats.bytes_out,
-        "msgOutCounter": stats.messages_out,
-        "msgRateRedeliver": stats.redelivery_rate,
-        "messageAckRate": stats.acknowledge_rate,
-        "msgBacklog": stats.backlog_messages,
-        "backlogSize": stats.backlog_bytes if sizes else -1,
-        "msgBacklogNoDelayed": max(stats.backlog_messages - stats.delayed_messages, 0),
-        "blockedSubscriptionOnUnackedMsgs": stats.blocked_on_unacked_messages,
-        "msgDelayed": stats.delayed_messages,
-        "msgInReplay": stats.redelivery_messages,
-        "unackedMessages": stats.unacked_messages,
-        "type": _TYPES[stats.type],
-        "consumers": [_consumer(one) for one in stats.consumers] if consumers else [],
-        "isDurable": stats.durable,
-        "isReplicated": False,
-        "allowOutOfOrderDelivery": False,
-        "consumersAfterMarkDeletePosition": {},
-        "nonContiguousDeletedMessagesRanges": stats.acknowledged_ranges,
-        "subscriptionProperties": {},
-        "durable": stats.durable,
-        "replicated": False,
-    }
-
-
-def _consumer(stats: ConsumerStats) -> dict[str, Any]:
-    return {
-        **_NOT_OF_CONSUMERS,
-        "bytesOutCounter": stats.delivered_bytes,
-        "msgOutCounter": stats.delivered_messages,
-        "consumerName": stats.name,
-        "availablePermits": stats.permits,
-        "unackedMessages": stats.unacked_messages,
-        "blockedConsumerOnUnackedMsgs": stats.blocked_on_unacked_messages,
-        "drainingHashesCount": stats.draining_slots,
-        "metadata": {},
-        "lastAckedTime": _EPOCH,
-        "lastConsumedTime": _EPOCH,
-    }
-
-
-# Of these the figure of the whole is the largest of the parts'; all other numbers are summed.
-_LARGEST: Final = ("oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize", "backlogQuotaLimitTime")
-_OF_ONE_TOPIC: Final = ("deduplicationStatus", "ownerBroker")
+def _limit(of: Topic, policy: str, scale: int) -> int:
+    """-1: none, or it is not known now."""
+    in_force = of.policies.in_force()
+    value = -1 if in_force is None else int(in_force.value(policy)[0])
+    return value // scale if value > 0 else -1
 
 
 def partitioned(answers: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
@@ -208,149 +170,111 @@ def partitioned(answers: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     return {
         **found,
         "oldestBacklogMessageAgeSeconds": max(found["oldestBacklogMessageAgeSeconds"], 0),
-        **parts(shown, asked, len(answers)),
+        **parts(answers, asked),
+        "partitions": shown,
     }
 
 
-def parts(answers: Mapping[str, Any], _: Asked, count: int = -1) -> dict[str, Any]:
-    """Answers by partition, as the internal figures of a partitioned topic."""
-    number = len(answers) if count < 0 else count
-    return {"metadata": {"partitions": number, "deleted": False}, "partitions": answers}
+def parts(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
+    """Answers by partition."""
+    return {"metadata": {"partitions": len(answers), "deleted": False}, "partitions": answers}
 
 
 def _sum(left: Any, right: Any, key: str = "") -> Any:
-    if isinstance(left, dict) and isinstance(right, dict):
-        both = {**left, **right}
-        return {
-            name: _sum(left[name], right[name], name) if name in left and name in right else both[name]
-            for name in both
-        }
-    if isinstance(left, list) and isinstance(right, list):
-        return left + right
-    if isinstance(left, bool | str) or left is None:
+    if isinstance(left, dict):
+        both = left.keys() & right.keys()
+        return {**left, **right, **{name: _sum(left[name], right[name], name) for name in both}}
+    if isinstance(left, bool | str):
         return left or right
     return max(left, right) if key in _LARGEST else left + right
 
 
-# --- the ledgers and cursors -----------------------------------------------------------------------------------------
-
-
 def internal(figures: TopicFigures) -> dict[str, Any]:
-    """`internalStats`: the ledgers as they are, the current one included."""
+    """`internalStats`: the ledgers and cursors, the ledger that is written to included."""
     found, stats = figures
     ledgers, record = found.ledger.list, found.ledger.list.record
     infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
     last, current = ledgers.last_entry(), infos[-1] if infos and not infos[-1].closed else None
-    end = ledgers.end
-    compacted = record.compaction
+    done, entries = record.compaction, sum(one.entries for one in infos)
+    cursors = {name: _cursor(found, one) for name, one in found.subscriptions.items()}
     return {
-        "entriesAddedCounter": sum(one.entries for one in infos),
-        "numberOfEntries": sum(one.entries for one in infos),
+        "entriesAddedCounter": entries,
+        "numberOfEntries": entries,
         "totalSize": sum(one.size for one in infos),
         "currentLedgerEntries": current.entries if current else 0,
         "currentLedgerSize": current.size if current else 0,
         "lastLedgerCreatedTimestamp": iso((infos[-1].first_append_ms if infos else 0) or record.created_ms),
-        "waitingCursorsCount": sum(
-            one.durable and not _has_more(found, one) for one in found.subscriptions.values()
-        ),
+        "waitingCursorsCount": sum(one["waitingReadOp"] for one in cursors.values()),
         "pendingAddEntriesCount": sum(1 for _ in found.ledger.appending.unconfirmed()),
-        "lastConfirmedEntry": f"{end[0]}:-1" if last is None else f"{last[0]}:{last[1]}",
+        "lastConfirmedEntry": f"{ledgers.end[0]}:-1" if last is None else f"{last[0]}:{last[1]}",
         "state": "Terminated" if stats.terminated else _STATES.get(stats.state, stats.state),
         "ledgers": [
             {
-                "ledgerId": one.ledger_id,
-                "entries": one.entries,
-                "size": one.size,
+                "ledgerId": one.ledger_id, "entries": one.entries, "size": one.size,
                 "offloaded": ledgers.archived(one.ledger_id) is not None,
                 "underReplicated": one is current and stats.degraded,
             }
             for one in infos
         ],
-        "cursors": {name: _cursor(found, one) for name, one in found.subscriptions.items()},
+        "cursors": cursors,
         "schemaLedgers": [],
         "compactedLedger": {
-            "ledgerId": -1 if compacted is None else compacted.ledger_id,
-            "entries": -1 if compacted is None else compacted.chunks,
-            "size": -1 if compacted is None else compacted.size,
-            "offloaded": False,
-            "underReplicated": False,
+            **dict(zip(("ledgerId", "entries", "size"), (done.ledger_id, done.chunks, done.size) if done else (-1,) * 3)),
+            "offloaded": False, "underReplicated": False,
         },
-    }
+    }  # fmt: skip
 
 
-def _has_more(of: Topic, subscription: Subscription) -> bool:
-    return subscription.dispatcher.read_position < of.ledger.list.end
-
-
-def _cursor(of: Topic, subscription: Subscription) -> dict[str, Any]:
-    ledgers, state = of.ledger.list, subscription.cursor.state
-    mark, read = ledgers.normalise(state.mark_delete), subscription.dispatcher.read_position
-    ledger, last_entry = subscription.cursor.ledger
-    waits = not _has_more(of, subscription)
+def _cursor(of: Topic, one: Subscription) -> dict[str, Any]:
+    ledgers, state = of.ledger.list, one.cursor.state
+    mark, read = ledgers.normalise(state.mark_delete), one.dispatcher.read_position
+    ranges = ((ledger, *both) for ledger, found in state.acked.by_ledger.items() for both in found)
+    shown = (
+        f"({ledger}:{(first >> INDEX_BITS) - 1}..{ledger}:{last >> INDEX_BITS}]"
+        for ledger, first, last in islice(ranges, _MOST_RANGES)
+    )
     return {
         "markDeletePosition": f"{mark[0]}:{mark[1] - 1}",
         "readPosition": f"{read[0]}:{read[1]}",
-        "waitingReadOp": waits,
+        "waitingReadOp": read >= ledgers.end,
         "pendingReadOps": 0,
-        "messagesConsumedCounter": subscription.acked_messages,
-        "cursorLedger": ledger,
-        "cursorLedgerLastEntry": last_entry,
-        "individuallyDeletedMessages": _ranges(subscription),
-        "lastLedgerSwitchTimestamp": iso(0),
-        "state": "Open" if ledger >= 0 else "NoLedger",
-        "active": bool(subscription.consumers),
+        "messagesConsumedCounter": one.acked_messages,
+        "cursorLedger": one.cursor.ledger[0],
+        "cursorLedgerLastEntry": one.cursor.ledger[1],
+        "individuallyDeletedMessages": f"[{','.join(shown)}]",
+        "lastLedgerSwitchTimestamp": _EPOCH,
+        "state": "Open" if one.cursor.ledger[0] >= 0 else "NoLedger",
+        "active": bool(one.consumers),
         "numberOfEntriesSinceFirstNotAckedMessage": max(read[1] - mark[1], 0) if read[0] == mark[0] else 0,
         "totalNonContiguousDeletedMessagesRange": state.range_count,
-        "subscriptionHavePendingRead": waits and bool(subscription.consumers),
+        "subscriptionHavePendingRead": read >= ledgers.end and bool(one.consumers),
         "subscriptionHavePendingReplayRead": False,
         "properties": {},
     }
 
 
-def _ranges(subscription: Subscription) -> str:
-    """Entries, as Pulsar writes them: the first end is not included."""
-    shown: list[str] = []
-    for ledger, ranges in subscription.cursor.state.acked.by_ledger.items():
-        for first, last in ranges:
-            if len(shown) == _MOST_RANGES:
-                break
-            shown.append(f"({ledger}:{(first >> INDEX_BITS) - 1}..{ledger}:{last >> INDEX_BITS}]")
-    return f"[{','.join(shown)}]"
-
-
 def info(figures: TopicFigures) -> dict[str, Any]:
     """`internal-info`: what the metadata say."""
-    ledgers = figures.topic.ledger.list
+    ledgers, created = figures.topic.ledger.list, figures.topic.ledger.list.record.created_ms
     infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
+    cursors = {}
+    for name, one in figures.topic.subscriptions.items():
+        mark = ledgers.normalise(one.cursor.state.mark_delete)
+        cursors[name] = {
+            "version": 0, "creationDate": iso(created), "modificationDate": _EPOCH,
+            "cursorsLedgerId": one.cursor.ledger[0], "markDelete": {"ledgerId": mark[0], "entryId": mark[1] - 1},
+        }  # fmt: skip
     return {
         "version": ledgers.version,
-        "creationDate": iso(ledgers.record.created_ms),
-        "modificationDate": iso(
-            max((one.last_append_ms for one in infos), default=0) or ledgers.record.created_ms
-        ),
+        "creationDate": iso(created),
+        "modificationDate": iso(max((one.last_append_ms for one in infos), default=0) or created),
         "ledgers": [
             {
-                "ledgerId": one.ledger_id,
-                "timestamp": one.last_append_ms,
+                "ledgerId": one.ledger_id, "timestamp": one.last_append_ms,
                 "isOffloaded": ledgers.archived(one.ledger_id) is not None,
                 **({"entries": one.entries, "size": one.size} if one.closed else {}),
             }
             for one in infos
         ],
-        "cursors": {
-            name: {
-                "version": 0,
-                "creationDate": iso(ledgers.record.created_ms),
-                "modificationDate": iso(0),
-                "cursorsLedgerId": one.cursor.ledger[0],
-                "markDelete": {"ledgerId": mark[0], "entryId": mark[1] - 1},
-            }
-            for name, one in figures.topic.subscriptions.items()
-            for mark in [ledgers.normalise(one.cursor.state.mark_delete)]
-        },
-    }
-
-
-def compaction(stats: CompactionStats) -> dict[str, str]:
-    """`compaction`: its status."""
-    return {"status": _COMPACTIONS[stats.state], "lastError": stats.error}
+        "cursors": cursors,
+    }  # fmt: skip

@@ -6,39 +6,16 @@ from typing import Final
 
 from magnetar.proto import errors as e
 
-# The first class that fits counts, along the method resolution order of the error's class.
+# The first class that fits counts, from the error's own upwards.
 STATUSES: Final[dict[type[e.MagnetarError], int]] = {
-    e.MalformedFrame: 400,
-    e.InvalidArgument: 412,
-    e.InvalidTopicName: 412,
-    e.NotAuthorized: 403,
-    e.AuthenticationFailed: 401,
-    e.FrameTooLarge: 413,
-    e.MessageTooLarge: 413,
-    e.Unsupported: 501,
-    e.NotAllowed: 405,
-    e.TopicNotFound: 404,
-    e.NotFound: 404,
-    e.PartitionNotFound: 404,
-    e.SubscriptionNotFound: 404,
-    e.LedgerNotFound: 404,
-    e.EntryNotFound: 404,
-    e.MessageLost: 404,
-    e.NotFoundInStore: 404,
-    e.AlreadyExists: 409,
-    e.NotEmpty: 409,
-    e.VersionConflict: 409,
-    e.TopicBusy: 409,
-    e.TopicInUse: 412,
-    e.ConsumerBusy: 412,
-    e.TopicTerminated: 412,
-    e.TooManyRequests: 429,
-    e.RequestTimeout: 504,
-    e.RetryableError: 503,
-    e.LookupAgainError: 503,
-    e.InvalidCallError: 400,
-    e.MagnetarError: 500,
-}
+    e.MalformedFrame: 400, e.InvalidCallError: 400, e.AuthenticationFailed: 401, e.NotAuthorized: 403,
+    e.TopicNotFound: 404, e.PartitionNotFound: 404, e.SubscriptionNotFound: 404, e.NotFoundInStore: 404, e.NotFound: 404,
+    e.LedgerNotFound: 404, e.EntryNotFound: 404, e.MessageLost: 404, e.NotAllowed: 405,
+    e.AlreadyExists: 409, e.VersionConflict: 409, e.TopicBusy: 409, e.NotEmpty: 409,
+    e.InvalidArgument: 412, e.InvalidTopicName: 412, e.TopicInUse: 412, e.ConsumerBusy: 412, e.TopicTerminated: 412,
+    e.FrameTooLarge: 413, e.MessageTooLarge: 413, e.TooManyRequests: 429,
+    e.MagnetarError: 500, e.Unsupported: 501, e.RetryableError: 503, e.LookupAgainError: 503, e.RequestTimeout: 504,
+}  # fmt: skip
 
 
 class Refused(e.MagnetarError):
