@@ -21,6 +21,7 @@ from ..log.positions import Start
 from ..log.records import PARTITIONED_ROOT, TOPICS_ROOT
 from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
+from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import find_skip, unacknowledged_runs
 from ..topics.partitions import PartitionedTopic
 from ..topics.policies import ABSENT
@@ -103,10 +104,9 @@ class AdminService:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     @on_namespace("list_topics")
-    async def topics(
-        self, namespace: str, *, domain: str = "persistent", partitioned: bool = False
-    ) -> list[str]:
-        """Those of `tenant/namespace`, each partition as a topic; or the partitioned ones."""
+    async def topics(self, namespace: str, *, domain: str = "", partitioned: bool = False) -> list[str]:
+        """Those of `tenant/namespace`, each partition as a topic; or the partitioned ones. Raises NotFound."""
+        await self._broker.objects.get(NAMESPACE, namespace)
         root = PARTITIONED_ROOT if partitioned else TOPICS_ROOT
         found: list[str] = []
         page = [""]
@@ -114,7 +114,7 @@ class AdminService:
             after = found[-1] if found else ""
             page = await list_topics(self._broker.metadata, namespace, after=after, count=_PAGE, root=root)
             found += page
-        return [topic for topic in found if topic.startswith(f"{domain}://")]
+        return [topic for topic in found if topic.startswith(f"{domain}://" if domain else "")]
 
     @on_topic("lookup")
     async def partitioned(self, name: TopicName) -> PartitionedTopic:
@@ -126,7 +126,11 @@ class AdminService:
 
     @on_topic("create_topic")
     async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
-        """As `BrokerService.create_topic`, and raises AlreadyExists for one that is there just so."""
+        """As `BrokerService.create_topic`, in a namespace that exists, of a topic that does not.
+
+        Raises NotFound, AlreadyExists as well.
+        """
+        await self._broker.objects.get(NAMESPACE, name.full_namespace)
         whole = await self._broker.partitioned.read(name)
         if whole.partitions or await self._broker.exists(name):
             raise AlreadyExists(f"This topic already exists: {name}")

@@ -128,8 +128,9 @@ class Objects:
 
     def _always(self) -> dict[tuple[str, str], Record]:
         own = self._settings.cluster_name
+        urls = {"serviceUrl": self._settings.http_url, "brokerServiceUrl": self._settings.service_url}
         return {
-            (CLUSTER.what, own): ClusterRecord({"brokerServiceUrl": self._settings.service_url}, []),
+            (CLUSTER.what, own): ClusterRecord(urls, []),
             (TENANT.what, PUBLIC): TenantRecord([], [own], 0),
             (NAMESPACE.what, DEFAULT): NamespaceRecord(Policies()),
         }

@@ -78,6 +78,10 @@ def _rows(shape: Shape, path: str) -> Iterator[Route]:
     async def put(asked: Asked, value: Any = None) -> None:
         if value is None and shape.segment == "dispatcherPauseOnAckStatePersistent":
             value = True  # Pulsar's tool sends no body
+        if shape.segment == "replication" and isinstance(value, list):
+            known = await asked.service.tenancy.clusters(asked)
+            if unknown := [name for name in value if name not in known]:
+                raise Refused(403, f"Invalid cluster id: {unknown[0]!r:.80}; there are {', '.join(known)}")
         await _change(asked, shape.read(value), shape.particular.status)
 
     async def remove(asked: Asked) -> None:

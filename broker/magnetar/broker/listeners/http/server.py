@@ -30,6 +30,7 @@ from .openapi import document, page
 from .policy_routes import POLICY_ROUTES
 from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
 from .statuses import Refused, status_of
+from .tenancy_routes import TENANCY_ROUTES
 from .topics_routes import TOPICS_ROUTES
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ async def _status(asked: Asked) -> web.Response:
 ROUTES: Final = (
     *TOPICS_ROUTES,
     *POLICY_ROUTES,
+    *TENANCY_ROUTES,
     Route("GET", "/status", _status),
     Route("GET", "/status.html", _status),
     Route("GET", "/openapi.json", _openapi),

@@ -182,8 +182,10 @@ def parts(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
 
 def _sum(left: Any, right: Any, key: str = "") -> Any:
     if isinstance(left, dict):
-        both = left.keys() & right.keys()
-        return {**left, **right, **{name: _sum(left[name], right[name], name) for name in both}}
+        return {
+            **left,
+            **{name: _sum(left[name], one, name) if name in left else one for name, one in right.items()},
+        }
     if isinstance(left, bool | str):
         return left or right
     return max(left, right) if key in _LARGEST else left + right
