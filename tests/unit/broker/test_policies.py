@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -386,3 +387,23 @@ def test_the_table_has_the_defaults_of_the_settings() -> None:
     for policy, row in BY_POLICY.items():
         assert getattr(settings, policy, row.default) == row.default, policy
     of_broker(settings)[1].check()
+
+
+async def test_a_change_while_many_are_told_of_the_one_before_reaches_all_of_them() -> None:
+    namespaces = NamespacePolicies(MemoryMetadataStore(), BrokerSettings())
+    followed, seen = namespaces.followed, dict[int, int | None]()
+    changing: list[asyncio.Future[int]] = []
+
+    def told(number: int) -> None:
+        known = followed.known("a/b")
+        seen[number] = known and known.policies.message_ttl_ms
+        if number == 30 and not changing:
+            changing.append(asyncio.ensure_future(namespaces.change("a/b", {"message_ttl_ms": 2})))
+
+    for number in range(100):
+        followed.listen("a/b", partial(told, number))
+    await namespaces.change("a/b", {"message_ttl_ms": 1})
+    await followed.learn("a/b")
+    await settle()
+    assert set(seen.values()) == {2}
+    await followed.close()

@@ -26,7 +26,7 @@ from ..settings import BrokerSettings
 from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.policies import ALL_BROKERS, Resolved, check_possible
+from ..topics.policies import ABSENT, ALL_BROKERS, Resolved, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
@@ -274,11 +274,11 @@ class BrokerService:
 
     @on_namespace("set_policies")
     async def change_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> int:
-        """As `Policies.changed`; the new version. Raises InvalidArgument."""
-        await self._broker.objects.get(NAMESPACE, namespace)
+        """As `Policies.changed`; the new version. Raises NotFound, InvalidArgument."""
+        found = await self._broker.objects.get(NAMESPACE, namespace)
         before = await self._broker.namespaces.in_force(namespace)
         await self._check_possible(before, changes, "namespace")
-        return await self._broker.namespaces.change(namespace, changes)
+        return await self._broker.namespaces.change(namespace, changes, exists=found.version != ABSENT)
 
     @on_cluster("get_policies")
     async def broker_policies(self) -> PoliciesFound:

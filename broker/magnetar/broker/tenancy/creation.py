@@ -20,11 +20,10 @@ from magnetar.proto.errors import (
     TopicBusy,
 )
 from magnetar.proto.ids import DOMAINS, TopicName
-from magnetar.proto.policies import Policies
 
 from ..log.records import TOPICS_ROOT, NamespaceRecord, namespace_path
 from ..settings import BrokerSettings
-from ..topics.policies import NamespacePolicies, Resolved
+from ..topics.policies import NamespacePolicies
 from .objects import NAMESPACE, Objects, Stored
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ class Creation:
             return Check(path, None if stored is None else stored.version)
         if found.record.deletion:
             raise TopicBusy(f"namespace {namespace} of topic {name} is being deleted")
-        most: int = self._in_force(found.record.policies).value("max_topics_per_namespace")[0]
+        in_force = await self._policies.below(found.record.policies)
+        most: int = in_force.value("max_topics_per_namespace")[0]
         if most and await self.count(namespace, most) + topics > most:
             raise InvalidArgument(
                 f"Exceed maximum number of topics in namespace: {namespace} has the policy max_topics_per_namespace={most}; "
@@ -89,15 +89,13 @@ class Creation:
 
     async def by_use(self, name: TopicName) -> int | None:
         """With how many partitions a topic is made by its first use; 0: it is not partitioned, None: it is not made."""
-        in_force = self._in_force((await self._policies.followed.get(name.full_namespace)).policies)
+        own = await self._policies.followed.get(name.full_namespace)
+        in_force = await self._policies.below(own.policies)
         if not in_force.value("auto_create_topics")[0]:
             return None
         if in_force.value("auto_create_topics_type")[0] != "partitioned" or not name.persistent:
             return 0
         return int(in_force.value("auto_create_topics_partitions")[0])
-
-    def _in_force(self, policies: Policies) -> Resolved:
-        return Resolved((("namespace", policies), *self._policies.of_brokers().levels))
 
     def check_subscription(self, topic: Topic, subscription: str) -> None:
         """Before a durable subscription is used. Raises SubscriptionNotFound where there is none, and its use makes none."""

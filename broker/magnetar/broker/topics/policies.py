@@ -24,6 +24,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     NotEnoughBookies,
+    NotFound,
     ServiceNotReady,
     VersionConflict,
 )
@@ -246,6 +247,12 @@ class NamespacePolicies:
         levels = [(_level(name), (await self.read(name)).policies) for name in names]
         return Resolved((*levels, of_broker(self.settings)))
 
+    async def below(self, namespace: Policies) -> Resolved:
+        """In force where a namespace has these; from memory while a topic is loaded. Raises as `read`."""
+        brokers: StoredPolicies = await self.followed.get(ALL_BROKERS)
+        levels = (("namespace", namespace), (_level(ALL_BROKERS), brokers.policies))
+        return Resolved((*levels, of_broker(self.settings)))
+
     def of_brokers(self) -> Resolved:
         """For whom no namespace matters, from memory: before they are known it is what the settings say."""
         found = self.followed.known(ALL_BROKERS)
@@ -260,11 +267,16 @@ class NamespacePolicies:
             return StoredPolicies(Policies(), ABSENT)
         return StoredPolicies(NamespaceRecord.decode(stored.value, path).policies, stored.version)
 
-    async def change(self, namespace: str, changes: Mapping[str, Any]) -> int:
-        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises InvalidArgument."""
+    async def change(self, namespace: str, changes: Mapping[str, Any], *, exists: bool = False) -> int:
+        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises InvalidArgument.
+
+        `exists`: it has a record, unless it is deleted meanwhile, which raises NotFound.
+        """
         path = policies_path(namespace)
         while True:
             stored = await self._metadata.get(path)
+            if stored is None and exists:
+                raise NotFound(f"Namespace does not exist: there is no {namespace}")
             record = (
                 NamespaceRecord(Policies()) if stored is None else NamespaceRecord.decode(stored.value, path)
             )
