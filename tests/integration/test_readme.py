@@ -240,6 +240,12 @@ def test_the_page_of_deduplication_works_as_it_is_written(terminals: Terminals) 
 
 
 @pytest.mark.real
+def test_the_page_of_rates_and_quotas_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "quotas.md", by_shape=True)
+
+
+@pytest.mark.real
 def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.type("magnetar produce orders --message hello")

@@ -16,9 +16,9 @@ from magnetar.client import Client
 from magnetar.proto.errors import (
     BacklogQuotaExceeded,
     ConsumerBusy,
-    InvalidArgument,
     MagnetarError,
     MessageTooLarge,
+    NotAllowed,
     ProducerBusy,
     RequestTimeout,
     SendTimeout,
@@ -111,15 +111,11 @@ async def a_third_subscription_is_refused(client: Client) -> bool:
         await client.admin.delete_subscription(TOPIC, existing)
     for name in ("one", "two"):
         await client.admin.create_subscription(TOPIC, name)
-    return await fails(
-        client.admin.create_subscription(TOPIC, "three"), InvalidArgument, "max_subscriptions=2"
-    )
+    return await fails(client.admin.create_subscription(TOPIC, "three"), NotAllowed, "max_subscriptions=2")
 
 
 async def shared_is_refused(client: Client) -> bool:
-    return await fails(
-        opens(client.subscribe(TOPIC, "t", type="shared")), InvalidArgument, "exclusive, failover"
-    )
+    return await fails(opens(client.subscribe(TOPIC, "t", type="shared")), NotAllowed, "exclusive, failover")
 
 
 async def a_large_message_is_refused(client: Client) -> bool:

@@ -36,7 +36,7 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "Action Admin AlreadyClosed AlreadyExists AuthenticationFailed AutoFailover "
+        "Action Admin AlreadyClosed AlreadyExists AuthenticationFailed AutoFailover BacklogQuotaExceeded "
         "ChecksumMismatch Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy DiskFull "
         "EntryDamaged EntryUnreadable FinalError FoundPolicies FrameTooLarge InvalidArgument "
         "InvalidCallError InvalidTopicName LookupAgainError MagnetarError MalformedFrame Message "

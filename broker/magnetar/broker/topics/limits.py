@@ -23,9 +23,9 @@ from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES
 from magnetar.proto.errors import (
     ConsumerBusy,
-    InvalidArgument,
     MagnetarError,
     MessageTooLarge,
+    NotAllowed,
     ProducerBusy,
     TooManyRequests,
 )
@@ -50,7 +50,7 @@ MAXIMA: dict[str, type[MagnetarError]] = {
     "max_producers": ProducerBusy,
     "max_consumers": ConsumerBusy,
     "max_consumers_per_subscription": ConsumerBusy,
-    "max_subscriptions": InvalidArgument,
+    "max_subscriptions": NotAllowed,
 }
 
 
@@ -213,10 +213,10 @@ class TopicLimits:
             )
 
     def check_type(self, type: str) -> None:
-        """Raises InvalidArgument for a type of subscription that is not allowed."""
+        """Raises NotAllowed for a type of subscription that the policies do not have."""
         allowed = self.value("subscription_types")
         if allowed and type not in allowed:
-            raise InvalidArgument(
+            raise NotAllowed(
                 f"topic {self._name} has no subscriptions of type {type} ({self.source('subscription_types')})"
             )
 
