@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
-    AlreadyExists,
     InvalidArgument,
     MagnetarError,
     MessageLost,
     TopicNotFound,
     TopicNotServed,
 )
-from magnetar.proto.ids import NO_PARTITION, TopicName, check_ids
+from magnetar.proto.ids import TopicName, check_ids
 
 from ..cursors.core.acks import AckState
 from ..log.positions import Start
@@ -124,34 +123,11 @@ class AdminService:
             raise TopicNotFound(f"Topic {name} not found: there is no partitioned topic of this name")
         return found
 
-    @on_topic("create_topic")
-    async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
-        """As `BrokerService.create_topic`, in a namespace that exists, of a topic that does not.
-
-        Raises NotFound, AlreadyExists as well.
-        """
-        await self._broker.objects.get(NAMESPACE, name.full_namespace)
-        whole = await self._broker.partitioned.read(name)
-        if whole.partitions or await self._broker.exists(name):
-            raise AlreadyExists(f"This topic already exists: {name}")
-        if partitions:
-            await self._broker.partitioned.create(name, partitions)
-        elif name.partition == NO_PARTITION:
-            await self._broker.topic(name, create=True)
-        else:
-            await self._broker.known(name)
-
     @on_topic("topic_stats")
     async def figures(self, name: TopicName) -> TopicFigures:
         """Raises TopicNotFound."""
         topic = await self._broker.known(name)
         return TopicFigures(topic, await topic_stats(topic))
-
-    @on_topic("topic_stats")
-    async def subscriptions(self, name: TopicName) -> list[str]:
-        """Their names. Raises TopicNotFound."""
-        topic = await self._broker.known(name)
-        return sorted({*topic.subscriptions, *topic.subscriptions.recovery.unavailable})
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

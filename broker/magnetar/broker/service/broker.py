@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.errors import AlreadyExists, InvalidArgument, MagnetarError
 from magnetar.proto.ids import (
     NO_PARTITION,
     MessageId,
@@ -204,11 +204,16 @@ class BrokerService:
         return compaction.stats()
 
     @on_topic("create_topic")
-    async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
-        """Makes a topic, or finds it there; 0: one that is not partitioned.
+    async def create_topic(self, name: TopicName, *, partitions: int = 0, new: bool = False) -> None:
+        """Makes a topic, or finds it there unless it is to be `new`; 0: one that is not partitioned.
 
-        Raises TopicBusy, InvalidArgument, and AlreadyExists if there is one of the name with another number of partitions.
+        Raises TopicBusy, InvalidArgument, and AlreadyExists if there is one of the name with another number of partitions,
+        or, as NotFound without the namespace, if it is to be new.
         """
+        if new:
+            await self._broker.objects.get(NAMESPACE, name.full_namespace)
+            if (await self._broker.partitioned.read(name)).partitions or await self._broker.exists(name):
+                raise AlreadyExists(f"This topic already exists: {name}")
         if partitions:
             await self._broker.partitioned.create(name, partitions)
         elif name.partition == NO_PARTITION:

@@ -18,7 +18,6 @@ KNOWN = {
     r"^clusters list": "the settings of brokers are not served yet",
     r"^namespaces policies acme/one": "Pulsar shows policies of offloading that nobody set, and one that was removed",
     r"^namespaces (split-bundle|unload) .*--bundle 0x.0000000": _ONE_BUNDLE,
-    r"^namespaces delete": "not yet",
     r"^topics create-subscription .*--property": _NO_PROPERTIES,
     r"^topics (get|update)-subscription-properties": _NO_PROPERTIES,
     r"^topics stats": f"{_NO_PROPERTIES}, so that one is missing; a consumer has no address",

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .routes import REFUSED, Argument, Route
+from .routes import Argument, Route
 
 
 def document(rows: Iterable[Route], version: str) -> dict[str, Any]:
@@ -25,32 +25,26 @@ def document(rows: Iterable[Route], version: str) -> dict[str, Any]:
 
 
 def _operation(row: Route) -> dict[str, Any]:
+    by_place: dict[str, list[Argument]] = {"path": [], "query": [], "body": [], "key": []}
+    for one in row.arguments:
+        by_place[one.place].append(one)
+    known = {one.asked: one.type for one in by_place["path"]}
     in_path = [part[1:-1] for part in row.path.split("/") if part[:1] == "{"]
-    types = {one.asked: one.type for one in row.arguments if one.place == "path"}
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _schema(types.get(name, str))}
-        for name in in_path
-    ]
-    parameters += [
-        {"name": one.asked, "in": "query", "required": one.required, "schema": _schema(one.type)}
-        for one in row.arguments
-        if one.place == "query"
-    ]
-    body = next((one for one in row.arguments if one.place == "body"), None)
-    answers = {str(row.status or (200 if row.method == "GET" else 204)): {"description": "Done."}}
-    if row.of_topic and row.partitions is REFUSED:
-        answers["405"] = {"description": "Not possible of a partitioned topic as a whole."}
+    parameters = [(name, "path", True, known.get(name, str)) for name in in_path]
+    parameters += [(one.asked, "query", one.required, one.type) for one in by_place["query"]]
+    schema = {"type": "object", "properties": {one.asked: _schema(one.type) for one in by_place["key"]}}
+    for one in by_place["body"]:
+        schema = _schema(one.type)
+    body = {"content": {"application/json": {"schema": schema}}} if row.body else None
     return {
         "summary": row.doc,
-        "parameters": parameters,
-        **({} if body is None else {"requestBody": _body(body)}),
-        "responses": answers,
+        "parameters": [
+            {"name": name, "in": place, "required": required, "schema": _schema(type)}
+            for name, place, required, type in parameters
+        ],
+        **({"requestBody": body} if body else {}),
+        "responses": {str(row.status or (200 if row.method == "GET" else 204)): {"description": "Done."}},
     }
-
-
-def _body(argument: Argument) -> dict[str, Any]:
-    content = {"application/json": {"schema": _schema(argument.type)}}
-    return {"required": argument.required, "content": content}
 
 
 def _schema(type: Any) -> dict[str, Any]:

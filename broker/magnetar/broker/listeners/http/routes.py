@@ -35,6 +35,7 @@ from ...service.operations import OPERATIONS
 TOPIC: Final = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 Join = Callable[[Mapping[str, Any], "Asked"], Any]
+KEYS: Final = "*"  # as `body` of a row: parameters are the keys of an object
 _MISSING: Final = inspect.Parameter.empty
 _LATEST = (1 << 63) - 1
 
@@ -154,7 +155,7 @@ class Argument(NamedTuple):
 
     name: str
     asked: str  # its name in the path or the query
-    place: str  # "path", "query" or "body"
+    place: str  # "path", "query", "body", or "key" of an object in the body
     type: Any
     default: Any  # _MISSING: it must be given
 
@@ -165,23 +166,27 @@ class Argument(NamedTuple):
 
     def value(self, asked: Asked) -> Any:
         """_MISSING: it is not given, and needs not to be. Raises MalformedFrame."""
-        given: Any = asked.body or None
-        if self.place != "body":
-            given = (asked.names if self.place == "path" else asked.query).get(self.asked)
-        if given is None:
-            if self.required:
-                where = "a body of JSON" if self.place == "body" else f"{self.asked}=... in the query"
-                raise MalformedFrame(f"this needs {where}")
-            return _MISSING
+        what = "the body" if self.place in ("body", "key") else self.asked
         is_start = self.type == Start
         try:
-            if self.place != "body":
+            if self.place == "body" and asked.body:
+                read = msgspec.json.decode(
+                    asked.body, type=PulsarMessageId if is_start else self.type, strict=False
+                )
+                return read.start() if is_start else read
+            if self.place == "key":
+                given = msgspec.json.decode(asked.body or b"{}", type=dict[str, Any]).get(self.asked)
+            else:
+                given = (asked.names if self.place == "path" else asked.query).get(self.asked)
+            if given is not None:
                 return ("time", int(given)) if is_start else msgspec.convert(given, self.type, strict=False)
-            read = msgspec.json.decode(given, type=PulsarMessageId if is_start else self.type, strict=False)
-            return read.start() if is_start else read
         except (ValueError, msgspec.MsgspecError) as error:
-            what = "the body" if self.place == "body" else f"{self.asked}={given[:80]}"
             raise MalformedFrame(f"{what} is not as it is wanted here: {error}") from None
+        if self.required:
+            raise MalformedFrame(
+                f"this needs {'a body of JSON' if self.place == 'body' else self.asked + '=...'}"
+            )
+        return _MISSING
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class Route:
     method: str
     path: str
     operation: Callable[..., Awaitable[Any]]
-    body: str = ""  # the parameter that is the body
+    body: str = ""  # the parameter that is the body, or KEYS
     answer: Callable[[Any], Any] | None = None  # from the result to what is JSON; None: the result is
     partitions: Join = REFUSED
     status: int = 0  # when it is done; 0: 200 with an answer or for GET, else 204
@@ -224,7 +229,8 @@ class Route:
     def _argument(self, parameter: inspect.Parameter, type: Any) -> Argument:
         first, *others = parameter.name.split("_")
         name = first + "".join(word.title() for word in others)
-        place = "path" if f"{{{name}}}" in self.path else "body" if parameter.name == self.body else "query"
+        place = "body" if parameter.name == self.body else "key" if self.body == KEYS else "query"
+        place = "path" if f"{{{name}}}" in self.path else place
         return Argument(parameter.name, name, place, type, parameter.default)
 
     async def run(self, asked: Asked) -> Any:

@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 
 async def _openapi(asked: Asked) -> dict[str, Any]:
     """What there is, as OpenAPI."""
-    return document(ROUTES, version("magnetar"))
+    return await asyncio.to_thread(document, ROUTES, version("magnetar"))
 
 
 async def _page(asked: Asked) -> web.Response:
     """What there is, for people."""
-    return web.Response(text=page(ROUTES), content_type="text/html")
+    return web.Response(text=await asyncio.to_thread(page, ROUTES), content_type="text/html")
 
 
 async def _status(asked: Asked) -> web.Response:
@@ -64,6 +64,7 @@ ROUTES: Final = (
 )
 TABLE: Final = Table(ROUTES)
 _PARTITIONS_AT_ONCE = 32
+_JOINED_AT_ONCE = 100  # in a turn of the loop, a few ms; more in a thread
 _FORWARD_TIMEOUT_S = 60.0
 _JSON: Final = "application/json"
 
@@ -127,7 +128,10 @@ class AdminServer:
                 f"{asked.topic} is a partitioned topic, of which this is not possible as a whole: ask it of its "
                 f"partitions, {asked.names['topic']}-partition-0 to {count - 1}",
             )
-        return join(await asked.of_partitions(range(count)), asked)
+        answers = await asked.of_partitions(range(count))
+        return (
+            await asyncio.to_thread(join, answers, asked) if count > _JOINED_AT_ONCE else join(answers, asked)
+        )
 
     async def _answer_here(self, asked: Asked) -> Any:
         for _ in range(2):

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
+from magnetar.proto.policy_table import BY_POLICY
+
 from ...compaction.topic_compaction import CompactionStats
 from ...cursors.core.acks import INDEX_BITS
 from ...dispatch.subscription import Subscription
@@ -14,12 +16,7 @@ from ...service.admin import TopicFigures
 from ...topics.topic import Topic
 from .routes import Asked
 
-_TYPES: Final = {
-    "exclusive": "Exclusive",
-    "failover": "Failover",
-    "shared": "Shared",
-    "key_shared": "Key_Shared",
-}
+_TYPES: Final = BY_POLICY["subscription_types"].pulsar_words
 _COMPACTIONS: Final = {"never": "NOT_RUN", "running": "RUNNING", "done": "SUCCESS", "failed": "ERROR"}
 _STATES: Final = {"writing": "LedgerOpened", "idle": "ClosedLedger", "rolling": "CreatingLedger"}
 _EPOCH: Final = "1970-01-01T00:00:00Z"
@@ -167,12 +164,8 @@ def partitioned(answers: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     for answer in answers.values():
         found = _sum(found, {key: value for key, value in answer.items() if key not in _OF_ONE_TOPIC})
     shown = answers if asked.query.get("perPartition") == "true" else {}
-    return {
-        **found,
-        "oldestBacklogMessageAgeSeconds": max(found["oldestBacklogMessageAgeSeconds"], 0),
-        **parts(answers, asked),
-        "partitions": shown,
-    }
+    oldest = max(found["oldestBacklogMessageAgeSeconds"], 0)
+    return {**found, "oldestBacklogMessageAgeSeconds": oldest, **parts(answers, asked), "partitions": shown}
 
 
 def parts(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
@@ -236,47 +229,39 @@ def _cursor(of: Topic, one: Subscription) -> dict[str, Any]:
         for ledger, first, last in islice(ranges, _MOST_RANGES)
     )
     return {
-        "markDeletePosition": f"{mark[0]}:{mark[1] - 1}",
-        "readPosition": f"{read[0]}:{read[1]}",
-        "waitingReadOp": read >= ledgers.end,
-        "pendingReadOps": 0,
-        "messagesConsumedCounter": one.acked_messages,
-        "cursorLedger": one.cursor.ledger[0],
-        "cursorLedgerLastEntry": one.cursor.ledger[1],
-        "individuallyDeletedMessages": f"[{','.join(shown)}]",
-        "lastLedgerSwitchTimestamp": _EPOCH,
-        "state": "Open" if one.cursor.ledger[0] >= 0 else "NoLedger",
-        "active": bool(one.consumers),
+        "markDeletePosition": f"{mark[0]}:{mark[1] - 1}", "readPosition": f"{read[0]}:{read[1]}",
+        "waitingReadOp": read >= ledgers.end, "pendingReadOps": 0, "messagesConsumedCounter": one.acked_messages,
+        "cursorLedger": one.cursor.ledger[0], "cursorLedgerLastEntry": one.cursor.ledger[1],
+        "individuallyDeletedMessages": f"[{','.join(shown)}]", "lastLedgerSwitchTimestamp": _EPOCH,
+        "state": "Open" if one.cursor.ledger[0] >= 0 else "NoLedger", "active": bool(one.consumers),
         "numberOfEntriesSinceFirstNotAckedMessage": max(read[1] - mark[1], 0) if read[0] == mark[0] else 0,
         "totalNonContiguousDeletedMessagesRange": state.range_count,
         "subscriptionHavePendingRead": read >= ledgers.end and bool(one.consumers),
-        "subscriptionHavePendingReplayRead": False,
-        "properties": {},
-    }
+        "subscriptionHavePendingReplayRead": False, "properties": {},
+    }  # fmt: skip
 
 
 def info(figures: TopicFigures) -> dict[str, Any]:
     """`internal-info`: what the metadata say."""
-    ledgers, created = figures.topic.ledger.list, figures.topic.ledger.list.record.created_ms
-    infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
-    cursors = {}
-    for name, one in figures.topic.subscriptions.items():
-        mark = ledgers.normalise(one.cursor.state.mark_delete)
-        cursors[name] = {
-            "version": 0, "creationDate": iso(created), "modificationDate": _EPOCH,
-            "cursorsLedgerId": one.cursor.ledger[0], "markDelete": {"ledgerId": mark[0], "entryId": mark[1] - 1},
-        }  # fmt: skip
+    ledgers, topics = figures.topic.ledger.list, figures.topic.subscriptions
+    infos, created = [*ledgers.archived_ledgers, *ledgers.ledgers], ledgers.record.created_ms
+    marks = {name: ledgers.normalise(one.cursor.state.mark_delete) for name, one in topics.items()}
     return {
-        "version": ledgers.version,
-        "creationDate": iso(created),
+        "version": ledgers.version, "creationDate": iso(created),
         "modificationDate": iso(max((one.last_append_ms for one in infos), default=0) or created),
         "ledgers": [
             {
                 "ledgerId": one.ledger_id, "timestamp": one.last_append_ms,
                 "isOffloaded": ledgers.archived(one.ledger_id) is not None,
-                **({"entries": one.entries, "size": one.size} if one.closed else {}),
             }
             for one in infos
         ],
-        "cursors": cursors,
+        "cursors": {
+            name: {
+                "version": 0, "creationDate": iso(created), "modificationDate": _EPOCH,
+                "cursorsLedgerId": topics[name].cursor.ledger[0],
+                "markDelete": {"ledgerId": mark[0], "entryId": mark[1] - 1},
+            }
+            for name, mark in marks.items()
+        },
     }  # fmt: skip

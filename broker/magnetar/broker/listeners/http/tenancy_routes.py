@@ -14,7 +14,7 @@ from ...ownership.core.bundles import Bundle
 from ...service.admin import AdminService
 from ...service.results import BundlesFound
 from ...service.tenancy import TenancyService
-from .routes import NAMESPACE, TOPIC, WHOLE, Asked, Route
+from .routes import KEYS, NAMESPACE, TOPIC, WHOLE, Asked, Route
 from .statuses import Refused
 from .topics_routes import CLEAR_BACKLOG, SUBSCRIPTIONS, UNSUBSCRIBE
 
@@ -28,29 +28,6 @@ _NOT_OF_NAMESPACES: Final = {
     "allowed_clusters": [], "latency_stats_sample_rate": {}, "deleted": False, "subscription_auth_mode": "None",
     "migrated": False, "clusterDispatchRate": {},
 }  # fmt: skip
-
-
-class TenantInfo(msgspec.Struct, rename="camel"):
-    """Who administers a tenant, and where it may have namespaces. None: as it is, or all."""
-
-    admin_roles: list[str] | None = None
-    allowed_clusters: list[str] | None = None
-
-
-async def create_tenant(asked: Asked, wanted: TenantInfo | None = None) -> None:
-    """Makes a tenant."""
-    roles, clusters = (None, None) if wanted is None else (wanted.admin_roles, wanted.allowed_clusters)
-    await asked.service.tenancy.create_tenant(
-        asked, asked.tenant, admin_roles=roles or [], allowed_clusters=clusters
-    )
-
-
-async def update_tenant(asked: Asked, wanted: TenantInfo) -> None:
-    """Changes who administers a tenant, and where it may have namespaces."""
-    roles, clusters = wanted.admin_roles, wanted.allowed_clusters
-    await asked.service.tenancy.update_tenant(
-        asked, asked.tenant, admin_roles=roles, allowed_clusters=clusters
-    )
 
 
 async def create_namespace(asked: Asked, wanted: dict[str, Any] | None = None) -> None:
@@ -190,12 +167,13 @@ TENANCY_ROUTES: Final = (
     Route("GET", f"{_CLUSTER}/failureDomains", _T.cluster, answer=lambda _: {}),
     Route("GET", "/admin/v2/tenants", _T.tenants),
     Route("GET", _TENANT, _T.tenant, answer=_tenant),
-    Route("PUT", _TENANT, create_tenant, body="wanted"),
-    Route("POST", _TENANT, update_tenant, body="wanted"),
+    Route("PUT", _TENANT, _T.create_tenant, body=KEYS),
+    Route("POST", _TENANT, _T.update_tenant, body=KEYS),
     Route("DELETE", _TENANT, _T.delete_tenant),
     Route("GET", "/admin/v2/namespaces/{tenant}", _T.namespaces),
     Route("GET", NAMESPACE, namespace),
     Route("PUT", NAMESPACE, create_namespace, body="wanted"),
+    Route("DELETE", NAMESPACE, _T.delete_namespace),
     Route("GET", f"{NAMESPACE}/topics", AdminService.topics),
     Route("GET", f"{NAMESPACE}/bundles", bundles),
     Route("PUT", f"{NAMESPACE}/{{bundle}}/unload", unload_bundle),

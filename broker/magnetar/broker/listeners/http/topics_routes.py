@@ -11,7 +11,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound, Unsupported
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 
-from ...service.admin import AdminService, BacklogFound, FoundMessage
+from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
 from ...service.broker import BrokerService
 from . import messages, shapes
 from .routes import TOPIC, WHOLE, Asked, Elsewhere, Route, nothing
@@ -22,7 +22,7 @@ _DELETION_ROUNDS = 3
 
 async def create(asked: Asked, properties: dict[str, str] | None = None) -> None:
     """Makes a topic that is not partitioned."""
-    await asked.service.admin.create_topic(asked, asked.topic)
+    await asked.service.create_topic(asked, asked.topic, new=True)
     if properties:
         await asked.service.admin.change_properties(asked, asked.topic, {**properties})
 
@@ -34,7 +34,7 @@ async def create_partitioned(asked: Asked, wanted: int | dict[str, Any]) -> None
         raise Refused(400, "want the number of partitions, or an object with it as partitions")
     if partitions < 1:
         raise Refused(406, f"Number of partitions should be greater than 0, and is {partitions}")
-    await asked.service.admin.create_topic(asked, asked.topic, partitions=partitions)
+    await asked.service.create_topic(asked, asked.topic, partitions=partitions, new=True)
     if isinstance(wanted, dict) and wanted.get("properties"):
         await asked.service.admin.change_properties(asked, asked.topic, wanted["properties"])
 
@@ -130,6 +130,10 @@ async def lookup(asked: Asked) -> dict[str, str]:
     return {"brokerUrl": owner.url, "httpUrl": owner.http, "nativeUrl": owner.url, "brokerUrlSsl": ""}
 
 
+def _subscriptions(found: TopicFigures) -> list[str]:
+    return sorted({*found.stats.subscriptions, *found.stats.unavailable_subscriptions})
+
+
 def _union(answers: Mapping[str, list[str]], _: Asked) -> list[str]:
     return sorted({name for names in answers.values() for name in names})
 
@@ -171,7 +175,9 @@ _TOPICS: Final = "/admin/v2/{domain}/{tenant}/{namespace}"
 _SUBSCRIPTION: Final = f"{TOPIC}/subscription/{{subscription}}"
 _LOOKUP: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic}"
 DELETE: Final = Route("DELETE", TOPIC, delete, partitions=WHOLE)
-SUBSCRIPTIONS: Final = Route("GET", f"{TOPIC}/subscriptions", _A.subscriptions, partitions=_union)
+SUBSCRIPTIONS: Final = Route(
+    "GET", f"{TOPIC}/subscriptions", _A.figures, answer=_subscriptions, partitions=_union
+)
 UNSUBSCRIBE: Final = Route("DELETE", _SUBSCRIPTION, _B.delete_subscription, partitions=nothing)
 CLEAR_BACKLOG: Final = Route(
     "POST", f"{_SUBSCRIPTION}/skip_all", _B.clear_backlog, answer=nothing, partitions=nothing
