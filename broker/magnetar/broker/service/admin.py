@@ -10,6 +10,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     MessageLost,
+    ServiceNotReady,
     TopicNotFound,
     TopicNotServed,
 )
@@ -19,7 +20,7 @@ from ..cursors.core.acks import AckState
 from ..log.positions import Start
 from ..log.records import PARTITIONED_ROOT, TOPICS_ROOT
 from ..log.topic_names import list_topics
-from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
+from ..ownership.core.bundles import Bundle
 from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import find_skip, unacknowledged_runs
 from ..topics.partitions import PartitionedTopic
@@ -39,7 +40,7 @@ class Owner(NamedTuple):
 
     here: bool  # this broker does
     url: str  # of the native protocol
-    http: str  # ""; nobody knows
+    http: str
     final: bool  # False: ask that broker, with `authoritative`
 
 
@@ -84,15 +85,19 @@ class AdminService:
         if found.url == settings.service_url:
             return Owner(True, found.url, settings.http_url, found.final)
         brokers = await ownership.administration.brokers()
-        http = next((row.http for row in brokers if row.url == found.url), "")
-        return Owner(False, found.url, http, found.final)
+        for row in brokers:
+            if row.url == found.url and row.http:
+                return Owner(False, found.url, row.http, found.final)
+        raise ServiceNotReady(
+            f"{name} is served at {found.url}, which has not said yet where its HTTP is; try again"
+        )
 
     @on_topic("lookup")
     async def bundle_range(self, name: TopicName) -> str:
-        """The bundle that the topic is in, within its namespace."""
+        """The bundle that the topic is in, as Pulsar names it: by its first hash and that of the next one."""
         rows = await self._broker.ownership.administration.bundles(name.full_namespace)
-        bundles = (parse_bundle_or_topic(row.bundle) for row in rows)
-        return next(one.range for one in bundles if isinstance(one, Bundle) and one.holds(name))
+        found = next(one for one in (Bundle.parse(row.bundle) for row in rows) if one.holds(name))
+        return f"0x{found.first:08x}_0x{min(found.last + 1, 0xFFFFFFFF):08x}"
 
     @on_topic("unload_topic")
     async def unload_topic(self, name: TopicName) -> None:
@@ -181,17 +186,14 @@ class AdminService:
     @on_topic("expire_messages")
     async def expire_older(self, name: TopicName, seconds: int, subscription: str = "") -> None:
         """Acknowledges what is older, for one or all durable subscriptions. Raises as `BrokerService.expire_messages`."""
+        if seconds < 0:
+            raise InvalidArgument(f"messages cannot be {seconds} seconds old; want 0 or more")
         topic = await self._broker.known(name)
         before_ms = topic.ledger.appending.now_ms() - 1000 * seconds
-        names = (
-            [subscription]
-            if subscription
-            else [one for one, found in topic.subscriptions.items() if found.durable]
-        )
-        await _each(
-            topic.maintenance.expire_before(topic.subscriptions.existing(one, durable=True), before_ms)
-            for one in names
-        )
+        wanted = [one for one in topic.subscriptions.values() if one.durable]
+        if subscription:
+            wanted = [topic.subscriptions.existing(subscription, durable=True)]
+        await _each(topic.maintenance.expire_before(one, before_ms) for one in wanted)
 
     @on_topic("peek_messages")
     async def analyze_backlog(self, name: TopicName, subscription: str) -> BacklogFound:
@@ -225,16 +227,14 @@ class AdminService:
         """All that is stored counts as acknowledged, and is deleted whatever retention says. Raises TopicNotFound."""
         topic = await self._broker.known(name)
 
-        async def no_change() -> None:
-            """While no ledger is open: what is stored is in closed ones, which can be deleted."""
-
-        await _each(
-            one.skip_to(lambda: topic.log.find(("latest", None)))
-            for one in topic.subscriptions.values()
-            if one.durable
-        )
-        await topic.ledger.appending.edit_closed(no_change)
-        await topic.ledger.changes.trim(lambda: topic.retention.lowest().position)
+        subscriptions = [one for one in topic.subscriptions.values() if one.durable]
+        await _each(one.skip_to(lambda: topic.log.find(("latest", None))) for one in subscriptions)
+        await topic.ledger.appending.edit_closed(
+            topic.ledger.list.commit
+        )  # all that is stored is in closed ledgers then
+        deleted = 1
+        while deleted:
+            deleted = await topic.ledger.changes.trim(lambda: topic.retention.lowest().position)
 
     @on_topic("topic_stats")
     async def properties(self, name: TopicName) -> dict[str, str]:

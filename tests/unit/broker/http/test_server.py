@@ -51,6 +51,7 @@ async def test_methods_that_a_path_has() -> None:
         (f"{TOPIC}/subscription/%F0%9F%98%80/position/1", 404),
         (f"{TOPIC}/subscription/s/skip/many", 400),
         (f"{TOPIC}/subscription/s/skip/0", 412),
+        (f"{TOPIC}/subscription/s/expireMessages/-1", 412),
         (f"{TOPIC}/ledger/-1/entry/-1", 412),
         (f"{TOPIC}/ledger/{10**30}/entry/0", 412),
     ],
@@ -58,7 +59,7 @@ async def test_methods_that_a_path_has() -> None:
 async def test_rule_47_a_hostile_path_is_refused_with_a_reason(path: str, status: int) -> None:
     async with administered() as admin:
         await admin("PUT", TOPIC)
-        method = "POST" if "/skip/" in path else "GET"
+        method = "POST" if "/skip/" in path or "/expire" in path else "GET"
         refused = await admin(method, path)
         assert refused.status == status
         if len(path) < 8_000:  # of longer ones the server of HTTP reads nothing
