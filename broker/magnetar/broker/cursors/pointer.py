@@ -13,7 +13,7 @@ import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
-from magnetar.proto.errors import DataDirectoryError, VersionConflict
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, VersionConflict
 
 from ..log.records import replace
 
@@ -47,6 +47,8 @@ class Pointer:
         self.damaged = False  # not even its ledgers can be read
         self._metadata = metadata
         self._version = -1
+        # The last write, and the version that it replaces: if it was cancelled, it may have been done.
+        self._written: tuple[int, bytes] | None = None
 
     @property
     def known(self) -> bool:
@@ -63,7 +65,13 @@ class Pointer:
         stored = await self._metadata.get(self.path)
         if stored is None:
             raise DataDirectoryError(f"there is no metadata at {self.path}")
-        if self.known and stored.version != self._version:
+        version, value = self._written or (stored.version, b"")
+        ours = (
+            stored.version == self._version
+            if self.known
+            else stored.version == version or stored.value == value
+        )
+        if not ours:
             raise VersionConflict(f"{self.path} was changed by another owner")
         self._version = stored.version
         try:
@@ -88,8 +96,14 @@ class Pointer:
         if old.ledger_id not in (NO_LEDGER, ledger_id):
             trimmed = [*trimmed, old.ledger_id]
         record = PointerRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
-        self._version = await replace(self._metadata, self.path, record.encode(), self._version)
-        self.record = record
+        version, value = self._written = self._version, record.encode()
+        self._version = -1
+        try:
+            self._version = await replace(self._metadata, self.path, value, version)
+        except MagnetarError:
+            self._version = version
+            raise
+        self.record, self._written = record, None
 
     async def delete(self) -> None:
         """The node does not exist any more when this returns."""
