@@ -204,9 +204,10 @@ class TopicLimits:
         periods = 1_000 / self.value(f"{policy}_period_ms")
         return self.value(f"{policy}_messages") * periods, self.value(f"{policy}_bytes") * periods
 
-    def check_room(self, policy: str, count: int) -> None:
-        """One more is about to come beside so many: raises the error of MAXIMA if the policy does not allow that."""
-        if 0 < self.value(policy) <= count:
+    def check_room(self, policy: str, of: Callable[[], int]) -> None:
+        """One more is about to come beside `of()`: raises the error of MAXIMA if the policy does not allow that."""
+        most = self.value(policy)
+        if most > 0 and (count := of()) >= most:
             what = policy.removeprefix("max_").replace("_per_", " of its ")
             raise MAXIMA[policy](
                 f"topic {self._name} has {count} {what} already ({self.source(policy)}); close one, or raise the policy"

@@ -304,6 +304,8 @@ class Broker:
             nonlocal degraded
             degraded += topic.degraded
             topic.count_rates()
+            if len(found) < _MAX_PROBLEMS and (exceeded := topic.limits.held or topic.limits.refusal):
+                found[f"topic {topic.name}"] = f"it takes no messages: {exceeded}"
             for name, subscription in topic.subscriptions.items():
                 if len(found) < _MAX_PROBLEMS and (trouble := subscription.trouble()):
                     found[f"subscription {name} of {topic.name}"] = trouble

@@ -189,8 +189,8 @@ class Subscriptions(Mapping[str, Subscription]):
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
-            self._limits.check_room("max_consumers", len(self.consumers))
-            self._limits.check_room("max_consumers_per_subscription", len(subscription.consumers))
+            self._limits.check_room("max_consumers", lambda: len(self.consumers))
+            self._limits.check_room("max_consumers_per_subscription", subscription.consumers.__len__)
             self._choose_view(subscription, compacted)
             consumer = subscription.add_consumer(port, asked)
             active = subscription.dispatcher.core.active
@@ -247,7 +247,9 @@ class Subscriptions(Mapping[str, Subscription]):
             await self._create(name, position, durable=True)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
-        self._limits.check_room("max_subscriptions", len(self._by_name) + len(self.recovery.unavailable))
+        self._limits.check_room(
+            "max_subscriptions", lambda: len(self._by_name) + len(self.recovery.unavailable)
+        )
         ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name if durable else None, position)
         try:

@@ -315,8 +315,10 @@ class Topic:
             if not ACCESS_MODES[
                 claim.access_mode
             ].alone:  # who is to be alone comes in the place of the others
-                others = sum(one.active and one.name != claim.name for one in self.producers)
-                self.limits.check_room("max_producers", others)
+                self.limits.check_room(
+                    "max_producers",
+                    lambda: sum(one.active and one.name != claim.name for one in self.producers),
+                )
 
         session = await let_in(self.producers, claim, new_port, self._store_epoch, check)
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
