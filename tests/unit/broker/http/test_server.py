@@ -125,6 +125,69 @@ async def test_a_message_has_the_headers_of_pulsar() -> None:
         assert (stats["storageSize"], stats["subscriptions"]["s"]["msgBacklog"]) == (0, 0)
 
 
+async def test_a_topic_that_stores_nothing_has_figures_and_no_ledgers() -> None:
+    path = "non-persistent/public/default/prices"
+    async with administered() as admin:
+        assert (await admin("PUT", path)).status == 204
+        assert (await admin("PUT", path)).status == 409
+        client = FakeClient(admin.broker)
+        await client.consumer(topic="non-persistent://public/default/prices", start=("latest", None))
+        found = (await admin("GET", f"{path}/stats")).body["subscriptions"]["billing"]
+        assert (found["isDurable"], [one["consumerName"] != "" for one in found["consumers"]]) == (
+            False,
+            [True],
+        )
+        assert (await admin("GET", f"{path}/stats?excludeConsumers=true")).body["subscriptions"]["billing"][
+            "consumers"
+        ] == []
+        assert (await admin("GET", f"{path}/internalStats")).status == 200
+        for method, what in (("POST", "trim"), ("DELETE", "truncate"), ("PUT", "compaction")):
+            refused = await admin(method, f"{path}/{what}")
+            assert (refused.status, "nothing of it is stored" in refused.reason) == (501, True)
+        assert (await admin("DELETE", path)).status == 412
+        assert (await admin("DELETE", f"{path}?force=true")).status == 204
+        assert (await admin("GET", "non-persistent/public/default")).body == []
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/admin/v3/functions/a/b/c", "there are no functions"),
+        ("/admin/v3/transactions/metrics", "there are no transactions"),
+        (f"{TOPIC}/subscription/s/properties", "subscriptions have no properties"),
+        (f"{TOPIC}/subscription/s/replicatedSubscriptionStatus", "not replicated"),
+    ],
+)
+async def test_what_will_never_be_there_says_so(path: str, reason: str) -> None:
+    async with administered() as admin:
+        refused = await admin("GET", path)
+        assert (refused.status, reason in refused.reason) == (501, True)
+
+
+async def test_of_policies_what_is_wrong_changes_nothing_and_names_the_policy() -> None:
+    policies = "namespaces/public/default"
+    async with administered() as admin:
+        await admin("PUT", TOPIC)
+        for path, body, status, reason in (
+            (f"{policies}/messageTTL", "soon", 412, "message_ttl_ms"),
+            (
+                f"{policies}/retention",
+                {"retentionTimeInMinutes": 5, "retentionSizeInMB": 0},
+                400,
+                "contradict",
+            ),
+            (f"{policies}/retention", {"retentionHours": 5}, 400, "retention has no 'retentionHours'"),
+            (f"{TOPIC}/publishRate", [1], 412, "want an object"),
+            (f"{policies}/backlogQuota?backlogQuotaType=nothing", {"limit": 1}, 412, "message_age"),
+            (f"{TOPIC}/messageTTL?messageTTL=never", None, 400, "messageTTL"),
+        ):
+            refused = await admin("POST", path, body)
+            assert (refused.status, reason in refused.reason) == (status, True), refused
+        assert (await admin("POST", f"{policies}/noSuchPolicy", 1)).status == 404
+        assert (await admin("GET", f"{policies}/retention")).body is None
+        assert (await admin("GET", f"{policies}/backlogQuotaMap")).body == {}
+
+
 @asynccontextmanager
 async def two_brokers() -> AsyncIterator[list[Admin]]:
     async with AsyncExitStack() as stops:

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Protocol, get_type_hints
+from typing import Any, Final, NamedTuple, get_type_hints
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -87,22 +87,14 @@ class Elsewhere(Exception):
         return f"{self.owner.http}{asked.route.path.format_map(quoted)}?{query}"
 
 
-class Server(Protocol):
-    """Runs requests that came of others."""
-
-    async def each(self, requests: Iterable[Asked]) -> dict[str, Any]:
-        """The answers by topic, each from its owner, without those that have nothing of a name, unless all have not.
-
-        Rule 48: all are asked; the first error is raised then.
-        """
-
-
 @dataclass(frozen=True)
 class Asked:
     """A request for a row: the `Caller` of its operation."""
 
     service: BrokerService
-    server: Server
+    # The answers of requests by topic, each from its owner, without those that have nothing of a name, unless all have not.
+    # Rule 48: all are asked; the first error is raised then.
+    each: Callable[[Iterable[Asked]], Awaitable[dict[str, Any]]]
     route: Route
     names: Mapping[str, str]  # what stands in the path, decoded
     query: Mapping[str, str]
@@ -134,17 +126,15 @@ class Asked:
         """A request for a row about a topic, by its full name."""
         found = TopicName.parse(topic)._asdict()
         names |= {**found, "topic": found.pop("name")}
-        return Asked(self.service, self.server, route, {**self.names, **names}, query, body)
+        return Asked(self.service, self.each, route, {**self.names, **names}, query, body)
 
     async def of_partitions(
         self, numbers: Iterable[int], route: Route | None = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Asks partitions of the topic the same, or for another row, as `Server.each`."""
+        """Asks partitions of the topic the same, or for another row, as `each`."""
         whole, given = TopicName.parse(self.topic), self.query if query is None else query
         topics = (str(whole.partition_of(number)) for number in numbers)
-        return await self.server.each(
-            self.about(route or self.route, one, given, self.body) for one in topics
-        )
+        return await self.each(self.about(route or self.route, one, given, self.body) for one in topics)
 
     def authorize(self, operation: str, resource: str) -> None:
         """Whoever reaches the port may do everything, as with the native protocol without credentials."""

@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotFound, TopicNotServed
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotFound, TopicNotServed, Unsupported
 
 from ...service.broker import BrokerService
 from ...topics.registry import Broker
@@ -63,6 +63,17 @@ ROUTES: Final = (
     Route("GET", "/openapi.html", _page),
 )
 TABLE: Final = Table(ROUTES)
+_NO_FUNCTIONS = (
+    "there are no functions and connectors here: run programs beside the service, or jobs of Spark"
+)
+# By a segment of paths that Pulsar has.
+_NEVER: Final = {
+    **dict.fromkeys(("functions", "sinks", "sources", "worker", "worker-stats", "packages"), _NO_FUNCTIONS),
+    "transactions": "there are no transactions here; deduplication stores what is sent again once",
+    "offload": "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
+    "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
+    "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
+}
 _PARTITIONS_AT_ONCE = 32
 _JOINED_AT_ONCE = 100  # in a turn of the loop, a few ms; more in a thread
 _FORWARD_TIMEOUT_S = 60.0
@@ -81,6 +92,8 @@ class AdminServer:
             path = request.rel_url.raw_path
             segments = [unquote(part, errors="strict") for part in path.strip("/").split("/")]
             if not (rows := TABLE.find(segments)):
+                if never := [_NEVER[segment] for segment in segments[2:] if segment in _NEVER]:
+                    raise Unsupported(never[-1])
                 raise Refused(404, f"there is no {path[:200]} here; /openapi.json lists what there is")
             return await self._handle(request, rows, segments)
         except web.HTTPRequestEntityTooLarge:
@@ -103,7 +116,9 @@ class AdminServer:
             if method == "OPTIONS":
                 return web.Response(status=204, headers={"Allow": allow})
             return _failed(Refused(405, f"this path has no {method[:20]}, only {allow}"), {"Allow": allow})
-        asked = Asked(self._service, self, row, names_in(row, segments), request.query, await request.read())
+        asked = Asked(
+            self._service, self._each, row, names_in(row, segments), request.query, await request.read()
+        )
         try:
             answer = await self._answer(asked)
         except Elsewhere as elsewhere:
@@ -146,8 +161,8 @@ class AdminServer:
                     raise Elsewhere(owner) from None
         raise ServiceNotReady(f"{asked.topic} is moving between brokers; try again")
 
-    async def each(self, requests: Iterable[Asked]) -> dict[str, Any]:
-        """As `Server` says: here, or where a redirect leads."""
+    async def _each(self, requests: Iterable[Asked]) -> dict[str, Any]:
+        """As `Asked.each` says: here, or where a redirect leads."""
         slots = asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 
         async def one(part: Asked) -> Any:

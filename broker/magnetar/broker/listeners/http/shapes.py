@@ -13,6 +13,7 @@ from ...compaction.topic_compaction import CompactionStats
 from ...cursors.core.acks import INDEX_BITS
 from ...dispatch.subscription import Subscription
 from ...service.admin import TopicFigures
+from ...service.stats import MAX_LEDGERS
 from ...topics.topic import Topic
 from .routes import Asked
 
@@ -185,17 +186,18 @@ def _sum(left: Any, right: Any, key: str = "") -> Any:
 
 
 def internal(figures: TopicFigures) -> dict[str, Any]:
-    """`internalStats`: the ledgers and cursors, the ledger that is written to included."""
+    """`internalStats`: the last ledgers, the one that is written to included, and the cursors."""
     found, stats = figures
     ledgers, record = found.ledger.list, found.ledger.list.record
     infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
     last, current = ledgers.last_entry(), infos[-1] if infos and not infos[-1].closed else None
     done, entries = record.compaction, sum(one.entries for one in infos)
+    shown = infos[-MAX_LEDGERS:]
     cursors = {name: _cursor(found, one) for name, one in found.subscriptions.items()}
     return {
         "entriesAddedCounter": entries,
         "numberOfEntries": entries,
-        "totalSize": sum(one.size for one in infos),
+        "totalSize": stats.stored_bytes + stats.archived_bytes,
         "currentLedgerEntries": current.entries if current else 0,
         "currentLedgerSize": current.size if current else 0,
         "lastLedgerCreatedTimestamp": iso((infos[-1].first_append_ms if infos else 0) or record.created_ms),
@@ -209,7 +211,7 @@ def internal(figures: TopicFigures) -> dict[str, Any]:
                 "offloaded": ledgers.archived(one.ledger_id) is not None,
                 "underReplicated": one is current and stats.degraded,
             }
-            for one in infos
+            for one in shown
         ],
         "cursors": cursors,
         "schemaLedgers": [],
@@ -248,13 +250,13 @@ def info(figures: TopicFigures) -> dict[str, Any]:
     marks = {name: ledgers.normalise(one.cursor.state.mark_delete) for name, one in topics.items()}
     return {
         "version": ledgers.version, "creationDate": iso(created),
-        "modificationDate": iso(max((one.last_append_ms for one in infos), default=0) or created),
+        "modificationDate": iso((infos[-1].last_append_ms if infos else 0) or created),
         "ledgers": [
             {
                 "ledgerId": one.ledger_id, "timestamp": one.last_append_ms,
                 "isOffloaded": ledgers.archived(one.ledger_id) is not None,
             }
-            for one in infos
+            for one in infos[-MAX_LEDGERS:]
         ],
         "cursors": {
             name: {

@@ -118,8 +118,8 @@ async def _of_subscriptions(asked: Asked, route: Route, subscription: str) -> No
     """Asks a row of a subscription, or all, of each topic that has it, at its owner."""
     await asked.service.tenancy.namespace(asked, asked.namespace)
     topics = await asked.service.admin.topics(asked, asked.namespace)
-    have = await asked.server.each(asked.about(SUBSCRIPTIONS, topic, {}) for topic in topics)
-    await asked.server.each(
+    have = await asked.each(asked.about(SUBSCRIPTIONS, topic, {}) for topic in topics)
+    await asked.each(
         asked.about(route, topic, {}, subscription=name)
         for topic, names in have.items() for name in names if subscription in ("", name)
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound, Unsupported
+from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 
 from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
@@ -95,18 +95,6 @@ async def partitioned_stats(asked: Asked) -> dict[str, Any]:
     if TopicName.parse(asked.topic).partition == NO_PARTITION:
         raise TopicNotFound(f"Partitioned Topic not found: {asked.topic}; ask for its stats")
     return await stats(asked)
-
-
-async def unavailable(asked: Asked) -> None:
-    """Magnetar has no such thing."""
-    raise Unsupported(_UNAVAILABLE[asked.route.path.rpartition("/")[2]])
-
-
-_UNAVAILABLE: Final = {
-    "offload": "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
-    "properties": "subscriptions have no properties; note what belongs to one among those of its topic",
-    "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
-}
 
 
 async def peek(asked: Asked, subscription: str, position: int) -> web.Response:
@@ -217,7 +205,6 @@ TOPICS_ROUTES: Final = (
     Route("POST", f"{TOPIC}/trim", _A.trim, partitions=nothing, status=200),
     Route("DELETE", f"{TOPIC}/truncate", _A.truncate, partitions=nothing),
     Route("GET", f"{TOPIC}/offload", _A.figures, answer=_not_offloaded),
-    Route("PUT", f"{TOPIC}/offload", unavailable, partitions=WHOLE),
     SUBSCRIPTIONS,
     Route("PUT", _SUBSCRIPTION, _B.create_subscription, body="start", partitions=nothing),
     UNSUBSCRIBE,
@@ -229,10 +216,6 @@ TOPICS_ROUTES: Final = (
     Route("POST", f"{_SUBSCRIPTION}/resetcursor", _B.seek_subscription, body="start", answer=nothing),
     Route("GET", f"{_SUBSCRIPTION}/position/{{position}}", peek),
     Route("POST", f"{_SUBSCRIPTION}/analyzeBacklog", _A.analyze_backlog, answer=_analyzed),
-    *(
-        Route(method, f"{_SUBSCRIPTION}/{what}", unavailable, partitions=WHOLE)
-        for what in ("properties", "replicatedSubscriptionStatus") for method in ("GET", "PUT", "POST")
-    ),
     Route("GET", _LOOKUP, lookup, partitions=WHOLE),
     Route("GET", f"{_LOOKUP}/bundle", _A.bundle_range, partitions=WHOLE),
 )  # fmt: skip
