@@ -29,6 +29,7 @@ class PointerRecord(Record):
     properties: dict[str, str]
     trimmed: list[int]  # ledgers that had it and may not be deleted yet
     deleting: bool  # the state does not exist any more; its ledgers may
+    active_ms: int = 0  # of a subscription: when it had consumers last, as far as it was noted down
 
 
 class _Ledgers(msgspec.Struct):
@@ -44,6 +45,7 @@ class Pointer:
     def __init__(self, path: str, metadata: MetadataStore) -> None:
         self.path = path
         self.record = PointerRecord(NO_LEDGER, [], 0, {}, [], False)
+        self.active_ms = 0  # what the next `move` says
         self.damaged = False  # not even its ledgers can be read
         self._metadata = metadata
         self._version = -1
@@ -76,6 +78,7 @@ class Pointer:
         self._version = stored.version
         try:
             self.record = PointerRecord.decode(stored.value, self.path)
+            self.active_ms = max(self.active_ms, self.record.active_ms)
         except DataDirectoryError:
             self.damaged = True
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -95,7 +98,9 @@ class Pointer:
         trimmed = old.trimmed
         if old.ledger_id not in (NO_LEDGER, ledger_id):
             trimmed = [*trimmed, old.ledger_id]
-        record = PointerRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
+        record = PointerRecord(
+            ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting, self.active_ms
+        )
         version, value = self._written = self._version, record.encode()
         self._version = -1
         try:

@@ -243,6 +243,8 @@ class BrokerService:
         if name.partition == NO_PARTITION and not dry:
             left = await self._broker.partitioned.delete(name)
             if left is not None:
+                if not left:
+                    await self._broker.objects.forget_topic(name)
                 return PartitionsLeft(left)
         elif not dry:
             await self._broker.partitioned.check_deletable(name)

@@ -37,7 +37,7 @@ from magnetar.proto.errors import (
     NotFoundInStore,
     VersionConflict,
 )
-from magnetar.proto.ids import check_name, check_namespace
+from magnetar.proto.ids import TopicName, check_name, check_namespace
 from magnetar.proto.policies import Policies
 from magnetar.runtime.clock import Clock
 
@@ -98,6 +98,12 @@ class Stored(NamedTuple, Generic[R]):
                 "permissions first"
             )
         return Create(path, value) if self.version == ABSENT else Put(path, value, self.version)
+
+
+def without_topic(record: NamespaceRecord, topic: str) -> NamespaceRecord:
+    """The same without the permissions of a topic."""
+    others = {name: roles for name, roles in record.topic_permissions.items() if name != topic}
+    return msgspec.structs.replace(record, topic_permissions=others)
 
 
 class Objects:
@@ -175,6 +181,13 @@ class Objects:
             except (AlreadyExists, VersionConflict):
                 continue
             return record
+
+    async def forget_topic(self, name: TopicName) -> None:
+        """It is deleted, and who may use another one of the name is another matter."""
+        namespace = name.full_namespace
+        found = await self.find(NAMESPACE, namespace)
+        if found is not None and str(name) in found.record.topic_permissions:
+            await self.change(NAMESPACE, namespace, lambda was: without_topic(was, str(name)))
 
     async def create_cluster(self, name: str, data: Mapping[str, Any]) -> None:
         """Raises AlreadyExists."""

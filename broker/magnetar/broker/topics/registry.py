@@ -53,6 +53,7 @@ from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from ..tenancy.creation import Creation
 from ..tenancy.deletion import Deletions
+from ..tenancy.inactivity import Inactivity
 from ..tenancy.objects import Objects
 from .components import Components, PublishCounters
 from .partitions import PartitionedTopics
@@ -149,6 +150,10 @@ class Broker:
         self.deletions = Deletions(
             self.objects, metadata, self.partitioned, self.ownership, partial(self.delete_topic, force=True)
         )
+        self.inactivity = Inactivity(
+            metadata, clock, self.namespaces, self.partitioned, partial(self.topic, create=False),
+            lambda name, check: self.delete_topic(name, force=False, check=check),
+        )  # fmt: skip
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
@@ -376,8 +381,10 @@ class Broker:
         stored = await self.metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
 
-    async def delete_topic(self, name: TopicName, *, force: bool, dry: bool = False) -> None:
-        """Deletes it with its subscriptions and ledgers, unless `dry`. Raises TopicNotFound, TopicInUse."""
+    async def delete_topic(
+        self, name: TopicName, *, force: bool, dry: bool = False, check: Callable[[Topic], bool] | None = None
+    ) -> None:
+        """Deletes it with all it has, unless `dry` or `check` says no. Raises TopicNotFound, TopicInUse."""
         topic = await self.topic(name, create=False)
         if not force:
             await topic.probe_users()
@@ -386,11 +393,12 @@ class Broker:
             raise TopicBusy(f"topic {name} is being closed or deleted; try again")
         if not force:
             topic.check_unused()
-        if dry:
+        if dry or (check is not None and not check(topic)):
             return
 
         async def delete() -> None:
             await topic.delete()
+            await self.objects.forget_topic(name)
             self.watches.changed(name, exists=False)
 
         # A task of its own: it goes on when the caller gives up.
@@ -447,7 +455,12 @@ class Broker:
         async def export_of(name: TopicName) -> TopicExport:
             return (await self.topic(name, create=False)).export
 
-        await find_staged(self.metadata, self.ownership.serves, export_of)
+        async def look(name: TopicName) -> None:
+            if not self.has(name):
+                await self.inactivity.look(name)
+
+        self.inactivity.begin()
+        await find_staged(self.metadata, self.ownership.serves, export_of, look)
 
     async def _round(self) -> list[HeldTopic]:
         """Every topic has its round. Returns those that nobody uses."""
@@ -455,6 +468,8 @@ class Broker:
 
         def maintain(topic: Topic) -> None:
             topic.maintain()
+            if self.inactivity.due(topic):
+                self._jobs.begin(f"what nobody uses of {topic.name}", partial(self.inactivity.round, topic))
             held = self._held.get(str(topic.name))
             if held is not None and self._is_idle(held):
                 idle.append(held)

@@ -179,6 +179,7 @@ class Topic:
         self.bytes_in = 0
         self.receipted_entries = 0
         self.publish_s = 0.0  # of `receipted_entries`: the times from append to receipt, summed
+        self.loaded_at = self._loop.time()
         self.used_at = self._loop.time()  # when somebody asked for the topic, or maintenance found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
