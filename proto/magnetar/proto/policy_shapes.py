@@ -108,7 +108,7 @@ class Shape(NamedTuple):
         if all(value is None for value in found.values()):
             return None
         shown = {
-            key: _show(self.keys[key], _unsaid(self.keys[key]) if value is None else value)
+            key: show_one(self.keys[key], _unsaid(self.keys[key]) if value is None else value)
             for key, value in found.items()
         }
         beside = _BESIDE.get(self.variant, {})
@@ -132,7 +132,7 @@ class Shape(NamedTuple):
         for key, meaning in beside.items():  # older tools give the limit of a quota only
             if key in given and meaning in self.keys:
                 given = {meaning: given[key], **given}
-        return {policy: _read(policy, given.get(key)) for key, policy in self.keys.items()}
+        return {policy: read_one(policy, given.get(key)) for key, policy in self.keys.items()}
 
 
 def _unsaid(policy: str) -> Any:
@@ -140,7 +140,8 @@ def _unsaid(policy: str) -> Any:
     return UNLIMITED if policy in ("retention_ms", "retention_bytes") else BY_POLICY[policy].default
 
 
-def _show(policy: str, value: Any) -> Any:
+def show_one(policy: str, value: Any) -> Any:
+    """A policy's value as Pulsar writes it."""
     row = BY_POLICY[policy]
     if isinstance(value, list):
         return [row.pulsar_words.get(one, one) for one in value]
@@ -149,7 +150,8 @@ def _show(policy: str, value: Any) -> Any:
     return -(-value // row.scale) if row.scale > 1 and value > 0 else value
 
 
-def _read(policy: str, given: Any) -> Any:
+def read_one(policy: str, given: Any) -> Any:
+    """A policy's value from Pulsar's; not checked."""
     row = BY_POLICY[policy]
     words = {theirs: ours for ours, theirs in row.pulsar_words.items()}
     if isinstance(given, list):

@@ -31,7 +31,7 @@ from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
 from .admin import AdminService
-from .diagnosis import Busiest, Diagnosis, bookie_rows, busiest, diagnose
+from .diagnosis import Busiest, BusyTopic, Diagnosis, bookie_rows, busiest, busy_topics, diagnose
 from .ledgers import LedgerService
 from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
 from .results import (
@@ -406,6 +406,16 @@ class BrokerService:
     async def list_bookies(self) -> BookiesFound:
         """All bookies that are known here."""
         return BookiesFound(bookie_rows(self._broker.bookies))
+
+    @on_cluster("list_brokers")
+    async def broker_figures(self) -> dict[str, float]:
+        """Counters and gauges of this broker."""
+        return self._broker.figures()
+
+    @on_cluster("list_busiest")
+    async def loaded_topics(self) -> list[BusyTopic]:
+        """All topics of this broker, with their rates."""
+        return [one async for one in busy_topics(self._broker)]
 
     @on_cluster("diagnose")
     async def diagnose(self) -> Diagnosis:

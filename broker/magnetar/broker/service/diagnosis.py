@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import heapq
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -387,6 +387,14 @@ async def diagnose(broker: Broker, known: Mapping[str, str]) -> Diagnosis:
         settings={name: getattr(settings, name) for name in _ALIKE},
         findings=findings,
     )
+
+
+async def busy_topics(broker: Broker) -> AsyncIterator[BusyTopic]:
+    """All that are loaded, in turns of the loop."""
+    for number, topic in enumerate(list(broker.topics.values()), 1):
+        yield _busy_topic(topic)
+        if number % _TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def busiest(broker: Broker, count: int) -> Busiest:

@@ -26,6 +26,7 @@ from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotFound,
 
 from ...service.broker import BrokerService
 from ...topics.registry import Broker
+from .cluster_routes import CLUSTER_ROUTES
 from .openapi import document, page
 from .policy_routes import POLICY_ROUTES
 from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
@@ -57,6 +58,7 @@ ROUTES: Final = (
     *TOPICS_ROUTES,
     *POLICY_ROUTES,
     *TENANCY_ROUTES,
+    *CLUSTER_ROUTES,
     Route("GET", "/status", _status),
     Route("GET", "/status.html", _status),
     Route("GET", "/openapi.json", _openapi),
