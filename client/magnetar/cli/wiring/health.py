@@ -125,10 +125,14 @@ class HttpPages:
         if started is None or started.broker is None:
             return None
         if self._handler is None:
-            await import_in_thread("magnetar.broker.listeners.http.server")
+            await import_in_thread("magnetar.broker.listeners.http.server", "magnetar.gateway.gateway")
             from magnetar.broker.listeners.http.server import AdminServer
+            from magnetar.gateway.gateway import Gateway
 
-            self._handler = AdminServer(started.broker).handle
+            settings = started.broker.settings
+            gateway = Gateway(settings.service_url, settings.name)
+            self._daemon.on_stop("programs without a client", gateway.close)
+            self._handler = AdminServer(started.broker, gateway.handle).handle
         return self._handler
 
     def _problem_metrics(self) -> dict[str, Read]:

@@ -15,7 +15,7 @@ _RACKS = "a bookie says its rack in its settings"
 _LOAD = "bundles are balanced by their measured load"
 KNOWN = {
     r"^brokers get-(internal|runtime)-config": _OWN_SETTINGS,
-    r"^brokers healthcheck": "not yet",
+    r"^brokers healthcheck": "this broker is on fakes; tests/integration/test_gateway.py asks a real one",
     r"^bookies (set|get|delete)-bookie-rack": _RACKS,
     r"^bookies racks-placement": _RACKS,
     r"^broker-stats load-report": "Pulsar's load manager answers nothing",

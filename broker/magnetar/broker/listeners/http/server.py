@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import unquote
@@ -35,6 +35,8 @@ from .tenancy_routes import TENANCY_ROUTES
 from .topics_routes import TOPICS_ROUTES
 
 _log = logging.getLogger(__name__)
+
+Others = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
 async def _openapi(asked: Asked) -> dict[str, Any]:
@@ -85,12 +87,16 @@ _JSON: Final = "application/json"
 class AdminServer:
     """Answers the requests of one broker's HTTP."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, others: Others | None = None) -> None:
+        """`others`: what answers paths of others, which come first; None of it: they are none of theirs."""
         self._service = BrokerService(broker)
+        self._others = others
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The answer, whatever becomes of it."""
         try:
+            if self._others is not None and (answer := await self._others(request)) is not None:
+                return answer
             path = request.rel_url.raw_path
             segments = [unquote(part, errors="strict") for part in path.strip("/").split("/")]
             if not (rows := TABLE.find(segments)):
