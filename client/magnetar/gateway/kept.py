@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from magnetar.runtime.tasks import Jobs
+from magnetar.runtime.tasks import Jobs, awaited
 
 
 class Closable(Protocol):
@@ -46,7 +46,7 @@ class Kept(Generic[C]):
         """The one of this key, opened if there is none. Raises what opening raises."""
         held = self._held.pop(key, None)
         if held is None:
-            held = _Held(asyncio.ensure_future(_awaited(open)))
+            held = _Held(awaited(_awaited(open), "an opening of HTTP"))
         self._held[key] = held
         if held.timer is not None:
             held.timer.cancel()

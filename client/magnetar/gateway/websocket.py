@@ -25,6 +25,7 @@ from aiohttp import WSMsgType, web
 from magnetar.client import Consumer, Message, Reader
 from magnetar.client.options import DeadLetterPolicy
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame, TopicTerminated
+from magnetar.runtime.tasks import awaited
 
 from .messages import Outgoing, decoded, from_base64, id_text, received, start_of
 
@@ -180,7 +181,7 @@ class _Session:
 
     async def run(self, request: web.Request) -> web.StreamResponse:
         socket = await _opened(request)
-        sending = asyncio.ensure_future(self._send_all(socket))
+        sending = awaited(self._send_all(socket), "messages of a WebSocket")
         try:
             async for frame in socket:
                 if frame.type == WSMsgType.TEXT:
