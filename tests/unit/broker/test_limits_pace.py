@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from magnetar.client import connect
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
 from support.broker_kit import TOPIC, FakeClient, running_broker
+from support.cluster_kit import brokers
 from support.served_broker import connect_to, serving
 
 SPACE = "public/default"
@@ -149,3 +151,40 @@ async def test_nobody_else_waits_for_a_topic_whose_rate_is_reached() -> None:
             assert asyncio.get_running_loop().time() - begin < 5
             await client.admin.update_topic_policies("slow", {"publish_rate_bytes": None})
             await asyncio.wait_for(slow.flush(), 10)  # all of it goes on at once
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [{"publish_rate_messages": 200}, {"backlog_quota_bytes": 2_000, "backlog_quota_action": "hold"}],
+    ids=["rate", "quota"],
+)
+async def test_a_producer_that_is_held_goes_on_where_its_topic_moves(policies: dict[str, Any]) -> None:
+    """And is held there: each message is stored once, in order."""
+    async with brokers("a", "b") as cluster, connect(cluster.brokers["a"].url, backoff_first=0.01) as client:
+        await client.admin.create_topic("t")
+        await client.admin.update_topic_policies("t", policies)
+        async with (
+            client.subscribe("t", "all") as consumer,
+            client.create_producer("t", batching=False, name="me") as producer,
+        ):
+            sent = [producer.send_nowait(b"%0100d" % number) for number in range(100)]
+            await asyncio.sleep(0.6)  # a check of the quota
+            sent += [producer.send_nowait(b"%0100d" % number) for number in range(100, 200)]
+            await asyncio.sleep(0.1)
+            assert sum(receipt.done for receipt in sent) < 180
+            source = cluster.owner_of("t")
+            (target,) = [one for one in cluster.brokers.values() if one is not source]
+            await source.ownership.administration.transfer(
+                "persistent://public/default/t", target.broker.settings.name
+            )
+            got = []
+            for _ in sent:
+                message = await consumer.receive(10.0)
+                await consumer.ack(message)
+                got.append(message.value)
+            assert got == [b"%0100d" % number for number in range(200)]
+            assert cluster.owner_of("t") is target
+            await asyncio.gather(*sent)
+            begin = asyncio.get_running_loop().time()
+            await asyncio.gather(*[producer.send_nowait(b"more") for _ in range(60)])
+            assert (asyncio.get_running_loop().time() - begin > 0.12) is ("publish_rate_messages" in policies)
