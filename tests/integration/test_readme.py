@@ -190,7 +190,9 @@ def test_the_readme_works_as_it_is_written(terminals: Terminals) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("page", "least"), [("operations.md", 26), ("ledgers.md", 4), ("web.md", 4)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("operations.md", 26), ("ledgers.md", 4), ("web.md", 4), ("tenants.md", 9)]
+)
 def test_a_page_works_as_it_is_written(terminals: Terminals, page: str, least: int) -> None:
     terminals.follow(DOCS / page)
     assert terminals.ran >= least
