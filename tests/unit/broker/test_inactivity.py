@@ -140,8 +140,16 @@ async def test_what_nobody_has_loaded_since_the_start_is_looked_at() -> None:
         await asyncio.sleep(600)
         assert len(ledgers.log) == loads, "it is not loaded again in vain"
         await with_policies(broker, delete_inactive_topics=True, inactive_topic_ms=MINUTE)
-        await with_policies(broker, subscription_expiration_ms=MINUTE)
         await asyncio.sleep(60)
+        assert await topics(client) == ["old", "older"], "their subscriptions have not expired"
+        await with_policies(broker, inactive_topic_ms=90 * MINUTE, subscription_expiration_ms=MINUTE)
+        await asyncio.sleep(60)
+        assert await topics(client) == ["old", "older"], "they had messages an hour ago"
+        for name in ("old", "older"):
+            assert not (await client.ask(c.TopicStats, name))["subscriptions"]
+        await asyncio.sleep(60)
+        clock.now += 61 * MINUTE
+        await asyncio.sleep(100)
         assert await topics(client) == []
 
 

@@ -56,6 +56,7 @@ class Inactivity:
         self._partitioned = partitioned
         self._load = load
         self._loads = 0
+        self._namespace: tuple[str, Any] = ("", None)  # whose topics are looked at, and its policies
         self._delete = delete
         self._looked: dict[TopicName, int] = {}  # the first ledger of a topic that `look` has loaded
 
@@ -71,22 +72,24 @@ class Inactivity:
             for subscription in topic.subscriptions.values():
                 if subscription.consumers:
                     subscription.cursor.keep_active(self._clock.now_ms(), expiration_ms // 10)
-        idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
-        return bool(self._expired(topic, in_force, _COME_BACK_S)) or (
-            idle_ms >= in_force.value("inactive_topic_ms")[0] and self._is_inactive(topic)
+        return bool(self._expired(topic, in_force, _COME_BACK_S)) or self._is_inactive(
+            topic, _unused_ms(topic)
         )
 
-    async def round(self, topic: Topic, *, come_back_s: float = _COME_BACK_S) -> None:
-        """Deletes the subscriptions of a topic that are due, or the whole topic."""
+    async def round(
+        self, topic: Topic, *, come_back_s: float = _COME_BACK_S, unused_ms: float | None = None
+    ) -> None:
+        """Deletes the subscriptions of a topic that are due, or the whole topic. `unused_ms` None: as far as it knows."""
+        unused_ms = _unused_ms(topic) if unused_ms is None else unused_ms
         in_force = topic.policies.in_force()
         for name in [] if in_force is None else self._expired(topic, in_force, come_back_s):
             try:
                 await topic.subscriptions.delete(name)
             except (ConsumerBusy, SubscriptionNotFound):
                 continue
-        if self._is_inactive(topic):
+        if self._is_inactive(topic, unused_ms):
             try:
-                await self._delete(topic.name, self._is_inactive)
+                await self._delete(topic.name, lambda found: self._is_inactive(found, unused_ms))
             except (TopicInUse, TopicNotFound):
                 return
 
@@ -102,8 +105,7 @@ class Inactivity:
             if one.durable and not one.consumers and one.cursor.active_ms <= before_ms
         ]
 
-    def _is_inactive(self, topic: Topic) -> bool:
-        """By everything but the time."""
+    def _is_inactive(self, topic: Topic, unused_ms: float) -> bool:
         in_force, known = topic.policies.in_force(), topic.subscriptions
         if (
             in_force is None
@@ -112,7 +114,10 @@ class Inactivity:
             or known.recovery.unavailable
         ):
             return False
-        if not in_force.value("delete_inactive_topics")[0]:
+        if (
+            not in_force.value("delete_inactive_topics")[0]
+            or unused_ms < in_force.value("inactive_topic_ms")[0]
+        ):
             return False
         end = topic.ledger.list.end
         caught_up = in_force.value("inactive_topic_mode")[0] == _CAUGHT_UP
@@ -124,29 +129,34 @@ class Inactivity:
 
     def begin(self) -> None:
         """From here on `look` loads so many topics again: they are in memory for as long as idle ones are."""
-        self._loads = 0
+        self._loads, self._namespace = 0, ("", None)
 
     async def look(self, name: TopicName) -> None:
         """Raises TopicNotFound if a deletion that was interrupted is completed by this, or what the load met."""
         stored = await self._metadata.get(topic_path(name))
         if stored is None or self._loads == _MAX_LOADS:
             return
-        if await self._has_work(name, TopicRecord.decode(stored.value, topic_path(name))):
+        head = TopicRecord.decode(stored.value, topic_path(name))
+        last_ms = max([head.created_ms, *(ledger.last_append_ms for ledger in head.ledgers)])
+        unused_ms = self._clock.now_ms() - last_ms
+        if await self._has_work(name, head, unused_ms):
             self._loads += 1
-            await self.round(await self._load(name), come_back_s=0.0)
+            await self.round(await self._load(name), come_back_s=0.0, unused_ms=unused_ms)
 
-    async def _has_work(self, name: TopicName, head: TopicRecord) -> bool:
+    async def _has_work(self, name: TopicName, head: TopicRecord, unused_ms: float) -> bool:
         if head.deleting:
             return True
         levels: list[tuple[str, Any]] = [("topic", head.policies)]
         if name.partition != NO_PARTITION:
             levels.append(("whole topic", (await self._partitioned.followed.get(str(name.whole))).policies))
-        levels.append(("namespace", (await self._policies.followed.get(name.full_namespace)).policies))
+        if self._namespace[0] != name.full_namespace:  # topics come by namespace
+            found = await self._policies.followed.get(name.full_namespace)
+            self._namespace = (name.full_namespace, found.policies)
+        levels.append(("namespace", self._namespace[1]))
         in_force = Resolved((*levels, *self._policies.of_brokers().levels))
         now_ms = self._clock.now_ms()
-        last_ms = max([head.created_ms, *(ledger.last_append_ms for ledger in head.ledgers)])
         if in_force.value("delete_inactive_topics")[0] and name.partition == NO_PARTITION:
-            if last_ms + in_force.value("inactive_topic_ms")[0] <= now_ms and (
+            if unused_ms >= in_force.value("inactive_topic_ms")[0] and (
                 in_force.value("inactive_topic_mode")[0] == _CAUGHT_UP
                 or not await self._metadata.children(cursors_path(name), limit=1)
             ):
@@ -181,3 +191,8 @@ class Inactivity:
             self._looked.clear()
         self._looked[name] = first.ledger_id
         return True
+
+
+def _unused_ms(topic: Topic) -> float:
+    """Of one that is loaded."""
+    return 1000 * (asyncio.get_running_loop().time() - topic.used_at)
