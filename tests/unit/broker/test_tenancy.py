@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.service.broker import BrokerService
+from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -154,14 +156,23 @@ async def test_the_first_topic_makes_its_namespace_unless_settings_forbid_it() -
         assert await broker.metadata.children("/topics/acme") == []
 
 
+async def test_policies_can_be_there_before_the_first_topic() -> None:
+    """As `magnetar namespaces policies` sets them; over HTTP, as for Pulsar, the namespace is made before."""
+    changes = msgspec.msgpack.encode({"message_ttl_ms": 5})
+    async with running_broker() as broker:
+        await FakeClient(broker).ask(c.ChangePolicies, "", "shop/live", payload=changes)
+        assert await BrokerService(broker).tenancy.namespaces(ME, "shop") == ["shop/live"]
+    async with running_broker(auto_create_namespaces=False) as broker:
+        with pytest.raises(NotFound, match="there is no shop/live"):
+            await FakeClient(broker).ask(c.ChangePolicies, "", "shop/live", payload=changes)
+
+
 async def with_policies(broker: Any, **fields: Any) -> FakeClient:
     await BrokerService(broker).change_namespace_policies(ME, "public/default", fields)
     return FakeClient(broker)
 
 
 async def test_policies_say_what_the_use_of_a_topic_makes() -> None:
-    from magnetar.proto import commands as c
-
     async with running_broker() as broker:
         client = await with_policies(broker, auto_create_topics=False)
         with pytest.raises(TopicNotFound):
@@ -182,8 +193,6 @@ async def test_policies_say_what_the_use_of_a_topic_makes() -> None:
 
 
 async def test_policies_say_whether_a_consumer_makes_its_subscription() -> None:
-    from magnetar.proto import commands as c
-
     async with running_broker() as broker:
         client = await with_policies(broker, auto_create_subscriptions=False)
         with pytest.raises(SubscriptionNotFound, match="auto_create_subscriptions"):
@@ -194,8 +203,6 @@ async def test_policies_say_whether_a_consumer_makes_its_subscription() -> None:
 
 
 async def test_a_namespace_has_at_most_so_many_topics() -> None:
-    from magnetar.proto import commands as c
-
     async with running_broker() as broker:
         client = await with_policies(broker, max_topics_per_namespace=3)
         await client.producer(1, "a")

@@ -280,8 +280,15 @@ class BrokerService:
         return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(namespace)).rows())
 
     @on_namespace("set_policies")
-    async def change_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> int:
-        """As `Policies.changed`; the new version. Raises NotFound, InvalidArgument."""
+    async def change_namespace_policies(
+        self, namespace: str, changes: Mapping[str, Any], *, make: bool = False
+    ) -> int:
+        """As `Policies.changed`; the new version. Raises NotFound, InvalidArgument.
+
+        `make`: of a namespace that its first topic would make as well.
+        """
+        if make:
+            await self._broker.creation.existing(namespace)
         found = await self._broker.objects.get(NAMESPACE, namespace)
         before = await self._broker.namespaces.in_force(namespace)
         await self._check_possible(before, changes, "namespace")

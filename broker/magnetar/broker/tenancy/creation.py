@@ -52,7 +52,7 @@ class Creation:
         """
         namespace = name.full_namespace
         try:
-            found = await self._existing(namespace)
+            found = await self.existing(namespace)
         except DataDirectoryError:  # nobody can delete it then, and topics are made as before
             path = namespace_path(namespace)
             stored = await self._metadata.get(path)
@@ -68,7 +68,8 @@ class Creation:
             )
         return found.check(namespace_path(namespace))
 
-    async def _existing(self, namespace: str) -> Stored[NamespaceRecord]:
+    async def existing(self, namespace: str) -> Stored[NamespaceRecord]:
+        """The namespace, which is made if settings allow it. Raises NotFound."""
         while (found := await self._objects.find(NAMESPACE, namespace)) is None:
             if not self._settings.auto_create_namespaces:
                 raise NotFound(

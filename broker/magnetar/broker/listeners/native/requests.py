@@ -63,7 +63,7 @@ async def _change_policies(
     if command.topic:
         version = await service.change_topic_policies(caller, command.topic, changes)
     elif command.namespace:
-        version = await service.change_namespace_policies(caller, command.namespace, changes)
+        version = await service.change_namespace_policies(caller, command.namespace, changes, make=True)
     else:
         version = await service.change_broker_policies(caller, changes)
     return {"version": version}
