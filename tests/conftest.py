@@ -79,6 +79,7 @@ if not LONG:
     # Hypothesis also draws the constants of every module of the project that is loaded. What it tries would depend on the
     # tests that run beside this one, and on a number that somebody changes elsewhere.
     providers._get_local_constants = lambda: providers._local_constants
+os.environ["MAGNETAR_CONTEXTS"] = os.path.join(os.sep, "nonexistent", "contexts.json")  # not the developer's
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

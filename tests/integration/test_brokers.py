@@ -172,3 +172,38 @@ async def test_a_broker_with_too_many_connections_gets_no_more_bundles() -> None
             for topic in TOPICS:
                 await client.admin.create_topic(f"persistent://public/other/{topic}")
             assert a.topics, "it gets bundles again"
+
+
+async def test_a_change_of_policies_is_in_force_within_a_second_on_every_open_topic_of_every_broker() -> None:
+    async with brokers("a", "b", "c") as cluster, connecting(cluster) as client, connecting(cluster) as other:
+        for topic in TOPICS:
+            await client.create_producer(topic)
+
+        async def reached(policy: str, value: int, source: str) -> bool:
+            async with asyncio.timeout(1):
+                while True:
+                    found = [
+                        topic.policies.in_force()
+                        for one in cluster.brokers.values()
+                        for topic in one.broker.topics.values()
+                    ]
+                    if all(one is not None and one.value(policy) == (value, source) for one in found):
+                        return len(found) == len(TOPICS)
+                    await asyncio.sleep(0.01)
+
+        await asyncio.gather(
+            client.admin.update_broker_policies({"max_producers": 7}),
+            other.admin.update_broker_policies({"max_consumers": 8}),
+            client.admin.update_namespace_policies("public/default", {"message_ttl_ms": 9_000}),
+            other.admin.update_namespace_policies("public/default", {"retention_ms": 10_000}),
+        )
+        assert await reached("max_producers", 7, "broker")
+        assert await reached("max_consumers", 8, "broker")
+        assert await reached("message_ttl_ms", 9_000, "namespace")
+        cluster.expire(cluster.owner_of(TOPICS[0]).broker.settings.name)
+        for topic in TOPICS:
+            await client.create_producer(topic)
+        assert await reached("retention_ms", 10_000, "namespace")
+        assert await reached("max_producers", 7, "broker"), "after a hand-over as well"
+        await other.admin.update_broker_policies({"max_producers": None})
+        assert await reached("max_producers", 0, "broker")

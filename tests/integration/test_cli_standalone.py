@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from magnetar.client.blocking import Message, connect
 from support.forked_commands import run_magnetar
@@ -127,6 +128,31 @@ def test_metrics_health_and_readiness(service: Service) -> None:
     assert "magnetar_bookie_write_cache_bytes" in text
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(f"{address}/nothing", timeout=10)
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(service: Service) -> None:
+    succeeded(magnetar("subscriptions", "create", "watched", "s", url=service.url))
+    with urllib.request.urlopen(f"http://127.0.0.1:{service.http_port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    monitoring = Path(__file__).parents[2] / "deploy" / "monitoring"
+    (group,) = yaml.safe_load((monitoring / "alerts.yaml").read_text())["groups"]
+    dashboard = json.loads((monitoring / "dashboard.json").read_text())
+    asked = [rule["expr"] for rule in group["rules"]]
+    asked += [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert len(asked) > 30
+    for expression in asked:
+        names = re.findall(r"\b(?:magnetar|pulsar|process)_\w+", expression)
+        assert names
+        for name in names:
+            family = re.sub("_(bucket|sum|count)$", "", name) if name not in kinds else name
+            assert family in kinds, f"{name} in {expression} is not served"
+            rises = kinds[family] in ("counter", "histogram")
+            assert rises or f"rate({name}" not in expression, f"{expression} takes the rate of a gauge"
+        for name, labels in re.findall(r"(\w+)\{(.*?)\}", expression):
+            rows = re.findall(rf"^{name}\{{(.*)\}}", text, re.MULTILINE)
+            for label in re.findall(r"(\w+)=~", labels):
+                assert label == "instance" or any(f'{label}="' in row for row in rows), expression
 
 
 def test_bookie_and_broker_as_daemons_of_their_own(tmp_path: Path) -> None:

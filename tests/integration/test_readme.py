@@ -190,7 +190,9 @@ def test_the_readme_works_as_it_is_written(terminals: Terminals) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("page", "least"), [("operations.md", 26), ("ledgers.md", 4)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("operations.md", 26), ("ledgers.md", 4), ("web.md", 4), ("tenants.md", 9)]
+)
 def test_a_page_works_as_it_is_written(terminals: Terminals, page: str, least: int) -> None:
     terminals.follow(DOCS / page)
     assert terminals.ran >= least
@@ -240,11 +242,24 @@ def test_the_page_of_deduplication_works_as_it_is_written(terminals: Terminals) 
 
 
 @pytest.mark.real
+def test_the_page_of_rates_and_quotas_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "quotas.md", by_shape=True)
+
+
+@pytest.mark.real
 def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.type("magnetar produce orders --message hello")
     terminals.follow(DOCS / "durability.md")
     assert terminals.ran >= 5
+
+
+@pytest.mark.real
+def test_the_page_of_policies_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "policies.md", by_shape=True)
+    assert terminals.ran >= 7
 
 
 @pytest.mark.real

@@ -48,6 +48,8 @@ class Port:
 
     def send_delayed(self, error: Any) -> None: ...
 
+    def hold(self, reason: str) -> None: ...
+
     def producer_closed(self, error: MagnetarError) -> None:
         """The broker ends the session."""
         self._note(error)

@@ -87,6 +87,8 @@ def _fail(answer: asyncio.Future[Any], error: MagnetarError) -> None:
 class FakeClient:
     """Both the connection that the listener writes to, and the client behind it."""
 
+    address = "127.0.0.1:50000"
+
     def __init__(self, broker: Broker) -> None:
         self.writable = True
         self.max_frame_bytes = 1 << 30
@@ -175,6 +177,10 @@ class FakeClient:
     def bytes_received(self, data: bytes) -> None:
         """What a read from the socket would do."""
         self.handler.runs_received(self._parser.feed(data))
+
+    def change_policies(self, topic: str = "", namespace: str = "", **changes: Any) -> Any:
+        """As `ask`; of neither: for all brokers."""
+        return self.ask(c.ChangePolicies, topic, namespace, payload=msgspec.msgpack.encode(changes))
 
     def ask(self, command_type: type[c.Command], *fields: Any, payload: bytes = b"", **named: Any) -> Any:
         """Sends a request; returns the future of its answer."""

@@ -66,6 +66,7 @@ class Cluster:
                 group=group,
                 session_timeout_s=1.0,
                 default_bundles=default_bundles,
+                http=settings.get("http_url", ""),
             ),
             FakeClock(),
             random.Random(name),

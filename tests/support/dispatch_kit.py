@@ -21,6 +21,7 @@ from magnetar.broker.dispatch.core.instructions import (
     Pause,
     Read,
     SkipEntry,
+    Stop,
     TurnOver,
     WakeAt,
 )
@@ -244,6 +245,7 @@ class DispatchWorld:
         self.timer_ms: int | None = None
         self.done: deque[Instruction] = deque()
         self.epoch = 0
+        self.credit_s = 0.0
 
     def new_core(self) -> DispatchCore:
         """The subscription as it is loaded, with what its cursor has."""
@@ -298,13 +300,21 @@ class DispatchWorld:
     def drain(self) -> None:
         """What a shell's run does; also what the topic does when entries are confirmed."""
         turns = 0
-        while (instruction := self.core.poll()) is not None:
+        while (instruction := self.poll()) is not None:
             turns += isinstance(instruction, TurnOver)
             assert turns < 1_000, "it never comes to rest"
             self.done.append(instruction)
             self.execute(instruction)
             self.core.check()
         self.core.check_stopped()
+
+    def poll(self) -> Instruction | None:
+        """Time passes until a rate lets more be delivered."""
+        while (instruction := self.core.poll()) is None and self.core.stop is Stop.THROTTLED:
+            self.core.check_stopped()
+            assert self.core.throttle is not None
+            self.credit_s += self.core.throttle.ready(self.credit_s)
+        return instruction
 
     def execute(self, instruction: Instruction) -> None:
         """One instruction."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from magnetar.metadata.local import KeyValue, LocalMetadataStore
-from magnetar.proto.errors import StorageFailed
+from magnetar.proto.errors import ConnectionLost, StorageFailed
 from magnetar.runtime.tasks import begin
 
 
@@ -115,3 +116,21 @@ class _ModelHandle:
 
     def close(self) -> None:
         pass
+
+
+class CrashingStore(MemoryMetadataStore):
+    """Fails before the write number `at`, or after it."""
+
+    def __init__(self, disk: ModelKeyValue) -> None:
+        super().__init__(disk)
+        self.at = -1
+        self.after = False
+        self.writes = 0
+
+    async def _write_grouped(self, *args: Any, **kwargs: Any) -> None:
+        number, self.writes = self.writes, self.writes + 1
+        if number == self.at and not self.after:
+            raise ConnectionLost("the process is killed before this write")
+        await super()._write_grouped(*args, **kwargs)
+        if number == self.at:
+            raise ConnectionLost("the process is killed after this write")

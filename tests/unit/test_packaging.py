@@ -19,6 +19,7 @@ SERVER_ROOMS = (
     "magnetar.bookie",
     "magnetar.broker",
     "magnetar.archive",
+    "magnetar.gateway",
     "magnetar.cli",
 )
 

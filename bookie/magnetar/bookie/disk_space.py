@@ -28,6 +28,7 @@ from typing import NamedTuple
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import Files
 
+from .disk_forecast import DiskForecast
 from .entry_log.entry_logs import EntryLogs
 from .entry_log.ledger_directory import DirectoryState
 from .layout import DataLayout
@@ -113,14 +114,21 @@ class DiskSpace:
         self._logs = logs
         self._note_pressed = note_pressed
         self.directories: list[WatchedDirectory] = []
+        self.forecast = DiskForecast()
         # Why the bookie is read-only; "" if it is not.
         self.reason = ""
         # While it is read-only: whether the entries of recoveries are taken.
         self.takes_recoveries = True
         self._said: dict[str, DirectoryState | bool] = {}
 
-    def check(self, *, full: bool = False) -> str:
-        """Checks all directories; returns why nothing more may be written, "" if it may.
+    def full_in_s(self, seen: WatchedDirectory) -> float | None:
+        """When the bookie will be read-only because of this directory, at the pace of the last hour."""
+        settings = self._settings
+        limit = max(settings.disk_minimum_free_bytes, (1 - settings.disk_read_only_ratio) * seen.total_bytes)
+        return self.forecast.full_in_s(seen.path, int(limit))
+
+    def check(self, now: float, *, full: bool = False) -> str:
+        """Checks all directories; returns why nothing more may be written, "" if it may. `now` in seconds of the loop.
 
         `full`: a flush found no space, whatever the numbers say. Raises StorageFailed when a disk of a journal or the index
         cannot even be asked; a ledger directory has failed then, which raises if it was the last one.
@@ -141,6 +149,7 @@ class DiskSpace:
         self.directories = others + ledgers
         for seen in self.directories:
             self._log_change(seen)
+            self.forecast.seen(seen.path, now, seen.free_bytes)
         self._decide(ledgers, others, full)
         return self.reason
 

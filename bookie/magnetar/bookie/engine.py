@@ -393,7 +393,7 @@ class Bookie:
         """Turns read-only and back (rule 12)."""
         try:
             no_space = full or self.checkpointer.stopped_by_full_disk or self.journals.no_space
-            self.disk_space.check(full=no_space)
+            self.disk_space.check(asyncio.get_running_loop().time(), full=no_space)
         except MagnetarError as error:  # a disk that cannot be asked has failed
             self.fail(error)
         self._update_refusal()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+from magnetar.runtime.quantities import about
 
 from .engine import Bookie
 from .entry_log.ledger_directory import DirectoryState
 from .metrics import Distribution
+
+_FORECAST_S = 86_400.0  # a disk that will be full sooner is named
 
 # Figures of the parts that only rise: counters.
 RISING_FIGURES = frozenset(
@@ -95,6 +100,12 @@ def bookie_problems(bookie: Bookie) -> dict[str, str]:
         elif seen.nearly_full:
             problems[f"directory {seen.path}"] = (
                 f"nearly full: {seen.free_bytes} bytes free of {seen.total_bytes}"
+            )
+        full_in_s = bookie.disk_space.full_in_s(seen) if seen.state is DirectoryState.WRITABLE else None
+        if full_in_s is not None and full_in_s < _FORECAST_S:
+            at = time.strftime("%H:%M", time.gmtime(bookie.components.clock.now_ms() / 1000 + full_in_s))
+            problems[f"space of {seen.path}"] = (
+                f"full in about {about(full_in_s)}, at {at} UTC, at the pace of the last hour"
             )
     damage = bookie.damage.figures()
     if damage["damaged_entries"]:

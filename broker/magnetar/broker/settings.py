@@ -12,7 +12,8 @@ from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID, require_plain_name
-from magnetar.proto.policies import UNLIMITED, PlacementGroup, check_flush, check_retention
+from magnetar.proto.policies import PlacementGroup, check_retention
+from magnetar.proto.policy_table import BY_POLICY, UNLIMITED
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 
 MIB = 1024 * 1024
@@ -48,12 +49,23 @@ class BrokerSettings:
     """Defaults suit standalone; a cluster sets ensemble_size, write_quorum and ack_quorum to 2/2/2 or more."""
 
     name: str = UNNAMED
+    cluster_name: str = (
+        "standalone"  # as tenants and namespaces say where they may be served, and Pulsar's metrics where
+    )
     service_url: str = "magnetar://127.0.0.1:7650"  # what a lookup answers
+    http_url: str = (
+        "http://127.0.0.1:8080"  # the same of HTTP: requests for a topic are redirected to its broker's
+    )
     # In a cluster. A broker's name is unique there; one that keeps the default is named HOST:PORT of its service URL.
     zone: str = ""
     group: str = ""  # namespaces can be confined to the brokers of a group (the policy broker_group)
     default_bundles: int = 4  # of a namespace that nobody divided yet
     auto_create_topics: bool = True
+    # The first topic in a namespace that does not exist makes it, and its tenant. false: it is refused.
+    auto_create_namespaces: bool = True
+    # Whether a namespace that has topics, or a tenant that has namespaces, can be deleted with all of them. Pulsar:
+    # forceDeleteNamespaceAllowed, forceDeleteTenantAllowed.
+    allow_forced_deletion: bool = False
 
     # Durability of topics for which neither they nor their namespaces have such a policy (`magnetar.proto.policies`).
     ensemble_size: int = 1
@@ -189,6 +201,7 @@ class BrokerSettings:
         if not self.name:
             raise InvalidSetting("broker setting name is ''; it must be a plain name")
         require_plain_name("broker setting name", self.name)
+        require_plain_name("broker setting cluster_name", self.cluster_name)
         if self.unreadable_entry_policy not in ("stop", "skip"):
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
@@ -198,7 +211,7 @@ class BrokerSettings:
         except InvalidArgument as error:
             raise InvalidSetting(f"broker settings: {error.message}") from None
         try:
-            check_flush(self.flush)
+            BY_POLICY["flush"].check("flush", self.flush)
             PlacementGroup.parse(self.bookie_group)
         except InvalidArgument as error:
             raise InvalidSetting(f"broker setting {error.message}") from None

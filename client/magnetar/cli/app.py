@@ -11,6 +11,8 @@ from .cluster.commands import cluster_app
 from .commands.brokers import brokers_app, bundles_app
 from .commands.config import config_app
 from .commands.consume import consume_app
+from .commands.contexts import context_app
+from .commands.diagnosis import diagnosis_app
 from .commands.perf import perf_app
 from .commands.produce import produce_app
 from .commands.spark import spark_app
@@ -69,7 +71,7 @@ def _add_daemon(name: str) -> None:
 
 for _name in FLAGS:
     _add_daemon(_name)
-for _commands in (produce_app, consume_app, config_app):
+for _commands in (produce_app, consume_app, config_app, diagnosis_app):
     app.add_typer(_commands)
 for _family, _commands in {
     "perf": perf_app,
@@ -79,6 +81,7 @@ for _family, _commands in {
     "brokers": brokers_app,
     "bundles": bundles_app,
     "cluster": cluster_app,
+    "context": context_app,
     "spark": spark_app,
 }.items():
     app.add_typer(_commands, name=_family, rich_help_panel="Operate")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from magnetar.proto.commands import (
+    ChangePolicies,
     ClearBacklog,
     Command,
     CompactTopic,
@@ -23,15 +24,17 @@ from magnetar.proto.commands import (
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    Diagnose,
     Drain,
     ExpireMessages,
     GetPolicies,
+    ListBookies,
     ListBrokers,
     ListBundles,
+    ListBusiest,
     ListTopics,
     PeekMessages,
     SeekSubscription,
-    SetPolicies,
     SkipMessages,
     SplitBundle,
     TerminateTopic,
@@ -46,7 +49,6 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     TopicBusy,
     TopicNotFound,
-    VersionConflict,
 )
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies, PolicyInForce
@@ -57,8 +59,6 @@ from .figures import compactions, together
 from .messages import Message, peeked_messages
 from .options import Start, start_on_wire, time_in_ms
 
-# Two administrators who change policies at a time meet once; more conflicts in a row are not theirs.
-_UPDATE_ATTEMPTS = 5
 # A topic that is being deleted has no new partitions, so that the first round finds all of them.
 _DELETION_ROUNDS = 3
 T = TypeVar("T")
@@ -337,8 +337,16 @@ class Admin:
         return await self._policies("", namespace)
 
     async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
-        """Does what update_topic_policies does; what is None is that of the broker's settings again."""
+        """Does what update_topic_policies does; what is None is that of the brokers again."""
         return await self._update_policies("", namespace, changes)
+
+    async def broker_policies(self) -> FoundPolicies:
+        """Policies that are set for all brokers, and those in force for topics whose namespaces have none."""
+        return await self._policies("", "")
+
+    async def update_broker_policies(self, changes: Mapping[str, Any]) -> FoundPolicies:
+        """Does what update_topic_policies does; what is None is that of each broker's settings again."""
+        return await self._update_policies("", "", changes)
 
     async def _policies(self, topic: str, namespace: str) -> FoundPolicies:
         answer = await self._pool.request(GetPolicies(0, topic, namespace), topic or None)
@@ -346,24 +354,9 @@ class Admin:
         return FoundPolicies(policies, answer["version"], [PolicyInForce(*row) for row in answer["in_force"]])
 
     async def _update_policies(self, topic: str, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
-        """Reads, changes and writes them by compare-and-set."""
-        for name in changes:
-            if name not in Policies.__struct_fields__:
-                raise InvalidArgument(
-                    f"{name!r} is no policy; there are {', '.join(Policies.__struct_fields__)}"
-                )
-        for attempt in range(1, _UPDATE_ATTEMPTS + 1 if changes else 1):
-            found = await self._policies(topic, namespace)
-            policies = msgspec.msgpack.encode(_with(found.policies, changes))
-            try:
-                await self._pool.request(
-                    SetPolicies(0, topic, namespace, found.version), topic or None, policies
-                )
-            except VersionConflict:
-                if attempt == _UPDATE_ATTEMPTS:
-                    raise
-                continue
-            break
+        if changes:
+            payload = msgspec.msgpack.encode(dict(changes))
+            await self._pool.request(ChangePolicies(0, topic, namespace), topic or None, payload)
         return await self._policies(topic, namespace)
 
     # --- the cluster -------------------------------------------------------------------------------------------------
@@ -371,6 +364,18 @@ class Admin:
     async def brokers(self) -> list[dict[str, Any]]:
         """The brokers of the cluster, by name: name, url, zone, group, state, started_ms, version, load (WIRE.md)."""
         return list((await self._pool.request(ListBrokers(0)))["brokers"])
+
+    async def bookies(self) -> list[dict[str, Any]]:
+        """The bookies that the broker knows: name, address, writable, reason, free_bytes, rack, zone, group."""
+        return list((await self._pool.request(ListBookies(0)))["bookies"])
+
+    async def diagnose(self) -> dict[str, Any]:
+        """What is wrong at the broker that is connected: broker, now_ms, topics, settings, findings (WIRE.md)."""
+        return dict(await self._pool.request(Diagnose(0)))
+
+    async def busiest(self, count: int = 10) -> dict[str, Any]:
+        """The busiest topics and the largest backlogs of the broker that is connected (WIRE.md)."""
+        return dict(await self._pool.request(ListBusiest(0, count)))
 
     async def bundles(self, namespace: str) -> list[dict[str, Any]]:
         """Bundles of `tenant/namespace` and who owns them: bundle, broker, url, to; "" where nobody does."""
@@ -420,15 +425,3 @@ async def _side_by_side(names: Iterable[str], call: Callable[[str], Awaitable[T]
 
     await side_by_side({name: partial(one, name) for name in names})
     return {name: found[name] for name in names}
-
-
-def _with(policies: Policies, changes: Mapping[str, Any]) -> Policies:
-    """The changed policies; in `subscription_ttl_ms` the subscriptions that are named change. Raises InvalidArgument."""
-    fields = dict(changes)
-    if "subscription_ttl_ms" in fields:
-        ttls = {**policies.subscription_ttl_ms, **(fields["subscription_ttl_ms"] or {})}
-        fields["subscription_ttl_ms"] = {name: ttl_ms for name, ttl_ms in ttls.items() if ttl_ms is not None}
-    try:
-        return msgspec.convert({**msgspec.structs.asdict(policies), **fields}, Policies).check()
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the policies are not as they should be: {error}") from None

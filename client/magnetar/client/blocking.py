@@ -434,6 +434,8 @@ class Admin(_Facade[AsyncAdmin]):
     update_topic_policies = _waiting(AsyncAdmin.update_topic_policies)
     namespace_policies = _waiting(AsyncAdmin.namespace_policies)
     update_namespace_policies = _waiting(AsyncAdmin.update_namespace_policies)
+    broker_policies = _waiting(AsyncAdmin.broker_policies)
+    update_broker_policies = _waiting(AsyncAdmin.update_broker_policies)
     brokers = _waiting(AsyncAdmin.brokers)
     bundles = _waiting(AsyncAdmin.bundles)
     unload_bundle = _waiting(AsyncAdmin.unload_bundle)

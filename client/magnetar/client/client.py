@@ -252,7 +252,7 @@ class Client:
         """How many a topic has; 0: it has none, or is a partition itself."""
         if TopicName.parse(topic).partition != NO_PARTITION:
             return 0
-        return await self._pool.partitions_of(topic)
+        return await self._pool.partitions_of(topic, create=True)
 
     @taken_by(ConsumerOptions)
     def subscribe(self, options: ConsumerOptions) -> Opening[Consumer]:

@@ -128,9 +128,13 @@ class Lookup(Command, tag=16):
 
 
 class Partitions(Command, tag=17):
-    """How many partitions has the topic? Ok: {"partitions": int}, 0 if it is not partitioned."""
+    """How many partitions has the topic? Ok: {"partitions": int}, 0 if it is not partitioned.
+
+    `create`: whoever asks is about to use it, which makes it with partitions if there is none and policies say so.
+    """
 
     topic: str
+    create: bool = False
 
 
 class CreateProducer(Command, tag=18):
@@ -359,6 +363,14 @@ class SendDelayed(Command, tag=36):
     def of(cls, producer_id: int, epoch: int, error: MagnetarError) -> SendDelayed:
         """The frame that carries `error`."""
         return cls(0, producer_id, epoch, *_fields_of(error))
+
+
+class HoldProducer(Command, tag=40):
+    """From the broker: this producer is to write nothing more, for this reason; without one it goes on."""
+
+    producer_id: int
+    epoch: int
+    reason: str = ""
 
 
 class UnreadableEntry(Command, tag=37):

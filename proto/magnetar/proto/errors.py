@@ -4,24 +4,24 @@
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   └── ServiceNotReady, TooManyRequests, BookieUnavailable (WrongBookie), NotEnoughBookies, TopicBusy,
     │       RequestTimeout (SendTimeout), ConnectionLost, VersionConflict, QuorumLost, ReceiveTimeout,
-    │       ProducerQueueFull, ArchiveUnavailable
+    │       ProducerQueueFull, ArchiveUnavailable, BacklogQuotaExceeded
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
     │   └── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand, UnsupportedVersion,
     │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting,
-    │       SequenceIdError
+    │       SequenceIdError, NotAllowed
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
             StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
-            NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound, TopicTerminated
+            NodeNotEmpty, EntriesNotForced, EntryUnreadable, PartitionNotFound, TopicTerminated, NotFound, NotEmpty
 
 Where Python has a word for it, an error is that as well: RequestTimeout and ReceiveTimeout are TimeoutErrors,
 ConnectionLost is a ConnectionError; InvalidArgument, InvalidTopicName, InvalidSetting, SequenceIdError and
 MessageTooLarge are ValueErrors;
-NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound, PartitionNotFound and SubscriptionNotFound are
-LookupErrors. So
+NotAuthorized and AuthenticationFailed are PermissionErrors; TopicNotFound, PartitionNotFound, SubscriptionNotFound and
+NotFound are LookupErrors. So
 `except MagnetarError` stands before one of these, and `runtime.timeouts.TimeLimit` in place of `except TimeoutError`.
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
@@ -142,6 +142,10 @@ class ArchiveUnavailable(RetryableError, code=19):
     """An archived ledger cannot be read now; it may be again later."""
 
 
+class BacklogQuotaExceeded(RetryableError, code=110):
+    """A subscription has more unacknowledged than the policies allow; the topic takes messages again once it has not."""
+
+
 class TopicNotServed(LookupAgainError, code=40):
     """This broker does not own the topic."""
 
@@ -152,6 +156,10 @@ class InvalidTopicName(InvalidCallError, ValueError, code=60):
 
 class InvalidArgument(InvalidCallError, ValueError, code=61):
     """An argument has a value that is not allowed."""
+
+
+class NotAllowed(InvalidCallError, code=108):
+    """The settings of the service do not allow this call."""
 
 
 class FrameTooLarge(InvalidCallError, code=62):
@@ -216,6 +224,14 @@ class PartitionNotFound(FinalError, LookupError, code=104):
 
 class SubscriptionNotFound(FinalError, LookupError, code=81):
     """The subscription does not exist."""
+
+
+class NotFound(FinalError, LookupError, code=106):
+    """A tenant, a namespace, a cluster or something else that is administered does not exist."""
+
+
+class NotEmpty(FinalError, code=107):
+    """What is to be deleted still has something in it."""
 
 
 class ConsumerBusy(FinalError, code=82):

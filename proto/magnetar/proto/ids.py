@@ -155,7 +155,7 @@ class TopicName(NamedTuple):
                 f"not a topic name: {text!r} (want persistent://tenant/namespace/name, or just a name)"
             )
         for part in parts:
-            if not _PART.fullmatch(part) or part in (".", "..") or len(part) > _MAX_NAME:
+            if not _is_plain(part):
                 raise InvalidTopicName(
                     f"not a topic name: {text!r} ({part[:40]!r} must be 1 to {_MAX_NAME} letters, digits or -=:._)"
                 )
@@ -204,10 +204,31 @@ class TopicName(NamedTuple):
         return f"{self.domain}://{self.tenant}/{self.namespace}/{self.name}"
 
 
+def _is_plain(name: str) -> bool:
+    return bool(_PART.fullmatch(name)) and name not in (".", "..") and len(name) <= _MAX_NAME
+
+
+def check_name(what: str, name: str) -> str:
+    """Returns `name`, of a tenant, a cluster or another object that has one name. Raises InvalidArgument."""
+    if not _is_plain(name):
+        raise InvalidArgument(
+            f"{what.capitalize()} name is not valid: {name[:80]!r} (want 1 to {_MAX_NAME} letters, digits or -=:._)"
+        )
+    return name
+
+
+def check_namespace(namespace: str) -> str:
+    """Returns `tenant/namespace`. Raises InvalidArgument."""
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(map(_is_plain, parts)):
+        raise InvalidArgument(f"not a namespace: {namespace[:80]!r} (want tenant/namespace)")
+    return namespace
+
+
 def check_subscription_name(name: str) -> str:
     """Returns `name`, or raises InvalidArgument."""
     try:
-        valid = _PART.fullmatch(name) and name not in (".", "..") and len(name) <= _MAX_NAME
+        valid = _is_plain(name)
     except TypeError:
         raise InvalidArgument(
             f"not a subscription name: {name!r} (a subscription is named by a str)"

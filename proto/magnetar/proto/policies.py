@@ -1,12 +1,13 @@
-"""What an operator lays down for a topic or a namespace: how messages are stored, how long they are kept, and how long they
-wait to be consumed.
+"""What an operator lays down for a cluster, a namespace or a topic: how messages are stored, how long they are kept, what
+producers and consumers may do.
 
-A policy that is not set at one level is that of the next one: topic, namespace, then the settings of the broker. One field
-is a policy, with two exceptions. The two limits of retention belong together: where one of them is set, the other one is
-that of the same level, and no limit if it is not set. The three sizes of a ledger are set together or not at all.
+A policy that is not set at one level is that of the next one: topic, namespace, then the broker, whose settings are overlaid
+by what is set for all brokers while they run. One field is a policy, with two exceptions. The two limits of retention belong
+together: where one of them is set, the other one is that of the same level, and no limit if it is not set. The three sizes
+of a ledger are set together or not at all.
 
-This is where a policy is added: a field of `Policies`, what its value may be in `check`, and a row of `DESCRIBED`, which the
-command line is made of. The setting of the same name in the broker's section is its default.
+What each may be, its default and how people write it is in `policy_table`. A limit of 0 or less is none, unless it is said
+otherwise.
 
 >>> Policies(retention_ms=3_600_000).check().retention
 (3600000, -1)
@@ -19,20 +20,15 @@ True
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from .errors import InvalidArgument
 from .ids import check_subscription_name
+from .policy_table import BY_POLICY, UNLIMITED
 from .quorums import MAX_ENSEMBLE_SIZE, quorum_problem
 
-UNLIMITED = -1
-# A topic stores them beside its list of ledgers, which is written with every ledger.
-MAX_SUBSCRIPTION_TTLS = 200
-_MOST = 1 << 53  # what every client can count to
-# When a message is acknowledged to its producer: once ack_quorum bookies have it on disk, or in memory.
-FLUSHES = ("sync", "async")
 PREFERRED = "preferred:"
 _MOST_GROUP_LETTERS = 255
 
@@ -47,18 +43,86 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # What waits longer counts as acknowledged. 0: messages wait for ever.
     message_ttl_ms: int | None = None
     subscription_ttl_ms: dict[str, int] = {}  # by name; these come before message_ttl_ms
-    # Delivery times: how far ahead one may lie, and how many messages of a topic may wait for theirs. 0: no limit.
+    # What no subscription may have more of, in bytes behind it and in the age of its oldest message, and what is done then:
+    # producers wait ("hold"), producers are refused ("refuse"), the oldest messages count as acknowledged ("drop").
+    backlog_quota_bytes: int | None = None
+    backlog_quota_action: str | None = None
+    backlog_quota_age_ms: int | None = None
+    backlog_quota_age_action: str | None = None
+    # A second, of a topic's producers together.
+    publish_rate_messages: int | None = None
+    publish_rate_bytes: int | None = None
+    # In each period: to all subscriptions of a topic, to each of them, to another cluster. `relative`: so much more than is
+    # published.
+    dispatch_rate_messages: int | None = None
+    dispatch_rate_bytes: int | None = None
+    dispatch_rate_period_ms: int | None = None
+    dispatch_rate_relative: bool | None = None
+    subscription_dispatch_rate_messages: int | None = None
+    subscription_dispatch_rate_bytes: int | None = None
+    subscription_dispatch_rate_period_ms: int | None = None
+    subscription_dispatch_rate_relative: bool | None = None
+    replicator_dispatch_rate_messages: int | None = None
+    replicator_dispatch_rate_bytes: int | None = None
+    replicator_dispatch_rate_period_ms: int | None = None
+    replicator_dispatch_rate_relative: bool | None = None
+    # How often one consumer may subscribe in a period.
+    subscribe_rate: int | None = None
+    subscribe_rate_period_ms: int | None = None
+    # A second, of one broker together.
+    broker_publish_rate_messages: int | None = None
+    broker_publish_rate_bytes: int | None = None
+    broker_dispatch_rate_messages: int | None = None
+    broker_dispatch_rate_bytes: int | None = None
+    # How many there may be. 0: no limit.
+    max_producers: int | None = None
+    max_consumers: int | None = None
+    max_subscriptions: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_unacked_messages_per_consumer: int | None = None
+    max_unacked_messages_per_subscription: int | None = None
+    max_topics_per_namespace: int | None = None
+    max_message_bytes: int | None = None  # never more than the broker's setting
+    subscription_types: list[str] | None = None  # that are allowed: of SUBSCRIPTION_TYPES
+    # Delivery times: whether they are heeded, how exactly, how far ahead one may lie, and how many messages of a topic may
+    # wait for theirs. 0: no limit.
+    delayed_delivery: bool | None = None
+    delayed_delivery_tick_ms: int | None = None
     max_delivery_delay_ms: int | None = None
     max_delayed_messages: int | None = None
+    deduplication: bool | None = None  # by producer name and sequence id
+    deduplication_snapshot_entries: int | None = None  # what is known of producers is stored after so many
     # Of the topic's next ledger: how many bookies it is on, how many of them get an entry, how many confirm it. All or none.
     ensemble_size: int | None = None
     write_quorum: int | None = None
     ack_quorum: int | None = None
     # With fewer writable bookies than ensemble_size, ledgers have fewer copies, so many at least. 0: they are refused.
     minimum_write_quorum: int | None = None
+    max_mark_delete_rate: float | None = None
     flush: str | None = None  # of FLUSHES
     bookie_group: str | None = None  # see `PlacementGroup`; "": any bookie
-    deduplication: bool | None = None  # by producer name and sequence id
+    # So many bytes behind the last compaction begin the next one. 0: it is begun when somebody asks for it.
+    compaction_threshold_bytes: int | None = None
+    # Whether what is asked for and does not exist is made, and as what.
+    auto_create_topics: bool | None = None
+    auto_create_topics_type: str | None = None
+    auto_create_topics_partitions: int | None = None
+    auto_create_subscriptions: bool | None = None
+    # Topics that nobody uses, and subscriptions that nobody consumes, are deleted after a time. 0: subscriptions never are.
+    delete_inactive_topics: bool | None = None
+    inactive_topic_mode: str | None = None
+    inactive_topic_ms: int | None = None
+    subscription_expiration_ms: int | None = None
+    schema_compatibility: str | None = None
+    schema_validation: bool | None = None
+    schema_auto_update: bool | None = None
+    offload_threshold_bytes: int | None = None
+    offload_threshold_ms: int | None = None
+    offload_deletion_lag_ms: int | None = None
+    replication_clusters: list[str] | None = None
+    encryption_required: bool | None = None
+    dispatcher_pause_on_ack_state: bool | None = None
+    anti_affinity_group: str | None = None
     # Of namespaces alone, whose topics move as bundles: the brokers that serve them. "": any.
     broker_group: str | None = None  # see `PlacementGroup`
     broker_zone: str | None = None  # a preference: brokers of this zone come first
@@ -80,29 +144,37 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         return self.ensemble_size, self.write_quorum, self.ack_quorum
 
+    def value(self, policy: str) -> Any:
+        """By the name of the field."""
+        return getattr(self, policy)
+
+    def changed(self, changes: Mapping[str, Any]) -> Policies:
+        """With these values; what is None is not set here any more. Of `subscription_ttl_ms` what it names changes.
+
+        Raises InvalidArgument, also for a policy that is not known: it would not be heeded.
+        """
+        if unknown := changes.keys() - BY_POLICY.keys():
+            raise InvalidArgument(f"{min(unknown)!r} is no policy; there are {', '.join(BY_POLICY)}")
+        fields = msgspec.structs.asdict(self) | dict(changes)
+        try:
+            if "subscription_ttl_ms" in changes:
+                ttls = self.subscription_ttl_ms | (changes["subscription_ttl_ms"] or {})
+                fields["subscription_ttl_ms"] = {
+                    name: ttl_ms for name, ttl_ms in ttls.items() if ttl_ms is not None
+                }
+            return msgspec.convert(fields, Policies).check()
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidArgument(f"the policies are not as they should be: {error}") from None
+
     def check(self) -> Policies:
         """Returns itself, or raises InvalidArgument."""
+        for policy, row in BY_POLICY.items():
+            value = getattr(self, policy)
+            if value is not None and value != {}:
+                row.check(policy, value)
         if self.retention is not None:
             check_retention(*self.retention)
         self._check_durability()
-        if len(self.subscription_ttl_ms) > MAX_SUBSCRIPTION_TTLS:
-            raise InvalidArgument(
-                f"{len(self.subscription_ttl_ms)} subscriptions have a TTL of their own; at most {MAX_SUBSCRIPTION_TTLS}: "
-                "give the others message_ttl_ms"
-            )
-        times = {
-            f"subscription_ttl_ms of {name!r}": ttl_ms for name, ttl_ms in self.subscription_ttl_ms.items()
-        }
-        if self.message_ttl_ms is not None:
-            times["message_ttl_ms"] = self.message_ttl_ms
-        for name, ttl_ms in times.items():
-            if not 0 <= ttl_ms < _MOST:
-                raise InvalidArgument(
-                    f"{name} is {ttl_ms}; want milliseconds, or 0 for messages that wait for ever"
-                )
-        for name in ("max_delivery_delay_ms", "max_delayed_messages"):
-            if not 0 <= (getattr(self, name) or 0) < _MOST:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}; want 0 for no limit, or more")
         for name in self.subscription_ttl_ms:
             check_subscription_name(name)
         return self
@@ -121,7 +193,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         minimum = self.minimum_write_quorum
         if minimum is not None:
             most = MAX_ENSEMBLE_SIZE if self.write_quorum is None else self.write_quorum
-            if not 0 <= minimum <= most:
+            if minimum > most:
                 raise InvalidArgument(
                     f"minimum_write_quorum is {minimum}; want a number of copies, at most {most}, or 0: with fewer bookies "
                     "than ensemble_size nothing is written"
@@ -131,110 +203,19 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                         else f" (write_quorum={most} is how many copies there are)"
                     )
                 )
-        if self.flush is not None:
-            check_flush(self.flush)
         if self.bookie_group is not None:
             PlacementGroup.parse(self.bookie_group)
         if self.broker_group is not None:
             PlacementGroup.parse(self.broker_group, "broker_group")
 
-    def check_topic(self) -> Policies:
-        """Returns itself, or raises InvalidArgument where these cannot be the policies of a topic."""
-        for name in OF_NAMESPACES:
-            if getattr(self, name) is not None:
+    def check_level(self, level: str) -> Policies:
+        """Returns itself, or raises InvalidArgument where one of these is no policy of such a level."""
+        for policy, row in BY_POLICY.items():
+            if level not in row.levels and getattr(self, policy) not in (None, {}):
                 raise InvalidArgument(
-                    f"{name} is a policy of namespaces, whose topics move together; set it there"
+                    f"{policy} is no policy of a {level}; set it for the {' or the '.join(row.levels)}"
                 )
         return self
-
-
-class Described(NamedTuple):
-    """How people write policies that are set together, most often one."""
-
-    policies: tuple[str, ...]  # fields of Policies; several are written A/B/C
-    option: str  # of the command line, without dashes
-    unit: Literal["time", "size", "count", "word", "name"]  # of texts that are none of `words`
-    metavar: str
-    help: str
-    words: Mapping[str, int | str] = {}  # texts with a value of their own
-    by_subscription: bool = False  # the field holds a value for each name of a subscription
-
-    @property
-    def of_namespaces(self) -> bool:
-        """Topics have no such policy: they move together."""
-        return self.policies[0] in OF_NAMESPACES
-
-
-OF_NAMESPACES = (
-    "broker_group",
-    "broker_zone",
-)  # which are no settings of a broker: "", any, is their default
-DESCRIBED = (
-    Described(
-        ("retention_ms",), "retention", "time", "TIME",
-        "How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
-        {"infinite": UNLIMITED},
-    ),
-    Described(
-        ("retention_bytes",), "retention-size", "size", "SIZE",
-        "Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
-        {"infinite": UNLIMITED},
-    ),
-    Described(
-        ("message_ttl_ms",), "ttl", "time", "TIME",
-        "How long messages wait to be acknowledged; then they count as acknowledged: 1h, 7d, infinite, inherit.",
-        {"infinite": 0},
-    ),
-    Described(
-        ("subscription_ttl_ms",), "subscription-ttl", "time", "NAME=TIME",
-        "The same for one subscription; may be repeated.",
-        {"infinite": 0}, by_subscription=True,
-    ),
-    Described(
-        ("max_delivery_delay_ms",), "max-delivery-delay", "time", "TIME",
-        "How far ahead a delivery time may lie: 7d, infinite, inherit.",
-        {"infinite": 0},
-    ),
-    Described(
-        ("max_delayed_messages",), "max-delayed-messages", "count", "MESSAGES",
-        "How many messages of a topic may wait for their delivery time: 1000000, infinite, inherit.",
-        {"infinite": 0},
-    ),
-    Described(
-        ("ensemble_size", "write_quorum", "ack_quorum"), "durability", "count", "E/QW/QA",
-        "Ensemble size, write quorum and ack quorum of new ledgers: 3/3/2, or inherit.",
-    ),
-    Described(
-        ("minimum_write_quorum",), "minimum-write-quorum", "count", "COPIES",
-        "With too few bookies write fewer copies, so many at least: 2, off, inherit.",
-        {"off": 0},
-    ),
-    Described(
-        ("flush",), "flush", "word", "WHEN",
-        "Acknowledge what is on disk (sync) or in the memory of ack-quorum bookies (async): sync, async, inherit.",
-        {word: word for word in FLUSHES},
-    ),
-    Described(
-        ("bookie_group",), "bookie-group", "name", "GROUP",
-        "Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        {"any": ""},
-    ),
-    Described(
-        ("deduplication",), "deduplication", "word", "WHETHER",
-        "Store what producers send again once, by their name and sequence ids: on, off, inherit.",
-        {"on": True, "off": False},
-    ),
-    Described(
-        ("broker_group",), "broker-group", "name", "GROUP",
-        "Serve topics by the brokers of a group only (fast), or before others (preferred:fast): also any, inherit.",
-        {"any": ""},
-    ),
-    Described(
-        ("broker_zone",), "broker-zone", "name", "ZONE",
-        "Serve topics by brokers of this zone before others: also any, inherit.",
-        {"any": ""},
-    ),
-)  # fmt: skip
 
 
 class PlacementGroup(NamedTuple):
@@ -263,20 +244,10 @@ class PlacementGroup(NamedTuple):
         return cls(name, bool(name) and name == text)
 
 
-def check_flush(flush: str) -> None:
-    """Raises InvalidArgument."""
-    if flush not in FLUSHES:
-        raise InvalidArgument(
-            f"flush is {flush!r}; want sync, which acknowledges what is on disk, or async, which acknowledges what is in "
-            "the memory of ack_quorum bookies"
-        )
-
-
 def check_retention(retention_ms: int, retention_bytes: int) -> None:
     """Raises InvalidArgument."""
     for name, value in (("retention_ms", retention_ms), ("retention_bytes", retention_bytes)):
-        if not UNLIMITED <= value < _MOST:
-            raise InvalidArgument(f"{name} is {value}; want 0 or more, or {UNLIMITED} for no limit")
+        BY_POLICY[name].check(name, value)
     if (retention_ms == 0) != (retention_bytes == 0):
         raise InvalidArgument(
             f"retention_ms={retention_ms} and retention_bytes={retention_bytes} contradict each other: 0 keeps nothing. Set "
@@ -289,19 +260,13 @@ class PolicyInForce(NamedTuple):
 
     policy: str  # a field of Policies
     subscription: str  # that it is for; "": all that have none of their own
-    value: bool | int | str
+    value: Any
     source: str  # "topic", "namespace" or "broker"
 
 
-def decode_policies(payload: bytes) -> Policies:
-    """From a msgpack map. Raises InvalidArgument, also for a policy that is not known: it would not be heeded."""
+def decode_changes(payload: bytes) -> dict[str, Any]:
+    """From a msgpack map, of what `Policies.changed` takes. Raises InvalidArgument."""
     try:
-        fields = msgspec.msgpack.decode(payload, type=dict[str, object])
-        unknown = fields.keys() - set(Policies.__struct_fields__)
-        if unknown:
-            raise InvalidArgument(
-                f"{sorted(unknown)[0]!r} is no policy; there are {', '.join(Policies.__struct_fields__)}"
-            )
-        return msgspec.convert(fields, Policies).check()
+        return msgspec.msgpack.decode(payload, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the policies are not as they should be: {error}") from None

@@ -59,26 +59,25 @@ class DeleteSubscription(Command, tag=52):
 
 
 class GetPolicies(Command, tag=53):
-    """Policies of a topic or (`topic` "") of a namespace.
+    """Policies of a topic, of a namespace (`topic` ""), or for all brokers (both "").
 
     Ok: {"policies": map, "version": int, "in_force": [[policy, subscription or "", value, source], ...]}: what is set here,
-    the version to change it with, and what holds in the end, with the level that says so: "topic", "namespace" or "broker".
+    a number that rises with each change, and what holds in the end, with the level that says so: "topic", "namespace" or
+    "broker".
     """
 
     topic: str
     namespace: str = ""
 
 
-class SetPolicies(Command, tag=54):
-    """Replaces all policies of a topic or a namespace by those of the payload, a msgpack map. Ok: {"version": int}.
+class ChangePolicies(Command, tag=54):
+    """Changes those policies of a topic, of a namespace, or for all brokers, that the payload names. Ok: {"version": int}.
 
-    VersionConflict when another version is stored, unless it has just these. A policy that the broker does not know is
-    refused.
+    The payload is a msgpack map; nil takes a policy back. A policy that the broker does not know is refused.
     """
 
     topic: str
-    namespace: str
-    version: int
+    namespace: str = ""
 
 
 class CreateSubscription(Command, tag=55):
@@ -399,3 +398,20 @@ class TerminateTopic(Command, tag=84):
     """
 
     topic: str
+
+
+# --- what is wrong, who is busy --------------------------------------------------------------------------------------
+
+
+class Diagnose(Command, tag=90):
+    """Ok: what is wrong at this broker: a map (WIRE.md)."""
+
+
+class ListBusiest(Command, tag=91):
+    """Ok: the busiest topics and the largest backlogs of this broker, `count` of each: a map (WIRE.md)."""
+
+    count: int = 10
+
+
+class ListBookies(Command, tag=92):
+    """Ok: {"bookies": [{"name", "address", "writable", "reason", "free_bytes", "rack", "zone", "group"}, ...]}, by name."""

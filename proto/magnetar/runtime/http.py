@@ -5,6 +5,7 @@
 /health/ready   200 when it takes traffic; 503 with the reasons when it does not: send no traffic
 /health         both in one, with what an operator should know ("degraded": a restart does not help); 503 as for live
 /NAME/...       what the daemon adds: commands that answer with a JSON object a line
+/...            all others: what the daemon's `handler` makes of them, the administration of a broker
 
 A command that fails answers with status 400 and {"error", "code"}, or with such a line behind those that it had sent.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -23,6 +24,8 @@ from magnetar.proto.errors import MagnetarError
 
 from .metrics import CONTENT_TYPE, Metrics
 
+# Answers a request.
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # From the arguments of a query to the objects of its answer. Raises MagnetarError.
 Command = Callable[[Mapping[str, str]], AsyncIterator[Mapping[str, Any]]]
 
@@ -44,6 +47,9 @@ class Pages(Protocol):
 
     def commands(self) -> Mapping[tuple[str, str], Command]:
         """What it does on request, by method and path."""
+
+    async def handler(self) -> Handler | None:
+        """What answers all other paths; None: nobody does, now."""
 
 
 class HttpServer:
@@ -86,9 +92,12 @@ class HttpServer:
 
         async def serve_command(request: web.Request) -> web.StreamResponse:
             command = pages.commands().get((request.method, request.path))
-            if command is None:
+            if command is not None:
+                return await _answer(command, request)
+            handler = await pages.handler()
+            if handler is None:
                 raise web.HTTPNotFound
-            return await _answer(command, request)
+            return await handler(request)
 
         application = web.Application(client_max_size=1024 * 1024)
         application.router.add_get("/metrics", serve_metrics)

@@ -29,11 +29,12 @@ Read = float | Iterable[tuple[Sequence[str], float]]
 
 
 class Family(NamedTuple):
-    """What a metric says: `help` with its unit. `rising`: a counter."""
+    """What a metric says: `help` with its unit. `rising`: a counter. `prefix`: of its name."""
 
     help: str
     labels: Sequence[str] = ()
     rising: bool = False
+    prefix: str = _PREFIX
 
 
 class Metrics:
@@ -70,9 +71,9 @@ class Metrics:
             reading = read()
             found = await reading if inspect.isawaitable(reading) else reading
             made = []
-            for name, (help, labels, rising) in families.items():
+            for name, (help, labels, rising, prefix) in families.items():
                 family = (CounterMetricFamily if rising else GaugeMetricFamily)(
-                    _PREFIX + name, help, labels=labels
+                    prefix + name, help, labels=labels
                 )
                 value = found[name]
                 for label_values, number in [((), value)] if isinstance(value, (int, float)) else value:

@@ -56,6 +56,15 @@ def format_duration(ms: int) -> str:
     return f"{ms}ms"
 
 
+def about(seconds: float) -> str:
+    """A duration for people: `about(5400)` is "90 min", `about(200_000)` is "2.3 days"."""
+    for size, unit in ((172_800, "days"), (10_800, "h"), (180, "min")):
+        if seconds >= size:
+            one = {"days": 86_400, "h": 3_600, "min": 60}[unit]
+            return f"{seconds / one:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:.0f} s"
+
+
 def counted(count: int, one: str, more: str = "") -> str:
     """`1 message`, `2 messages`; `more` where the plural is not the singular with an s."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"

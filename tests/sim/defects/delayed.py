@@ -7,7 +7,6 @@ from typing import Any
 from magnetar.broker.dispatch.core import dispatcher as dispatcher_module
 from magnetar.broker.dispatch.core.delay_index import DelayIndex
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
-from magnetar.broker.topics import delays
 from magnetar.broker.topics.delays import TopicDelays
 from sim.defects.deduplication import snapshot_without_its_position
 from sim.defects.registry import delayed_defect
@@ -69,4 +68,5 @@ def due_while_nobody_was_there_is_forgotten() -> None:
 @delayed_defect
 def sweeps_are_too_rare() -> None:
     """What is due waits until half a second is over."""
-    delays._BETWEEN_SWEEPS_S = 0.5
+    policy = topic_delays._policy
+    topic_delays._policy = lambda self, name: 500 if name.endswith("tick_ms") else policy(self, name)

@@ -495,3 +495,44 @@ async def test_a_cancelled_flush_fails_the_receipts_that_wait_for_it(turns: int)
                 async with asyncio.timeout(1):
                     await receipt
         ledgers.hold = False
+
+
+class SlowAnswers(MemoryMetadataStore):
+    """What it is told to write to a cursor is written (`does`), and never answered."""
+
+    def __init__(self, does: bool) -> None:
+        super().__init__()
+        self.does = does
+        self.slow = False
+        self.asked = asyncio.Event()
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """See MetadataStore."""
+        if not self.slow or "/cursors/" not in path:
+            return await super().put(path, value, version=version)
+        self.slow = False
+        if self.does:
+            await super().put(path, value, version=version)
+        self.asked.set()
+        never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        return await never
+
+
+@pytest.mark.parametrize("does", [True, False])
+async def test_a_subscription_is_deleted_while_its_pointer_is_written(does: bool) -> None:
+    """Its write, which nobody hears of, is no other owner's: the topic goes on."""
+    metadata = SlowAnswers(does)
+    async with running_broker(metadata=metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        metadata.slow = True
+        receipt = client.ack(client.messages[0].row())
+        await metadata.asked.wait()
+        await client.ask(c.DeleteSubscription, "orders", "billing", True)
+        with pytest.raises(MagnetarError):
+            await receipt
+        assert await metadata.get(cursor_path(TOPIC, "billing")) is None
+        client.publish_batch([b"more"], first=1, producer_id=9)
+        await client.confirmed(2)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock
 
-import msgspec
 import pytest
 
 from magnetar.broker import Broker
@@ -25,7 +24,6 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 from magnetar.proto.frames import encode_frame
-from magnetar.proto.policies import Policies
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -242,6 +240,20 @@ async def test_the_next_broker_knows_what_is_stored(crashes: bool, entries: int)
                 assert await stored(client.broker, last + 1) == numbered(0, last)
 
 
+async def test_how_often_it_is_stored_is_a_policy() -> None:
+    stage = Stage(deduplication_snapshot_interval_ms=1_000_000)
+    async with stage.producer() as client:
+        topic = client.broker.topics[str(TOPIC)]
+        for number, policy, stored_anew in ((0, 1, True), (1, None, False)):
+            await topic.change_policies({"deduplication_snapshot_entries": policy})
+            ((before, _),) = topic.states.holders()
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+            await settle(200)
+            ((after, _),) = topic.states.holders()
+            assert (after > before) == stored_anew
+
+
 async def test_an_entry_that_was_stored_and_never_confirmed_is_found_by_the_next_broker() -> None:
     stage = Stage()
     async with stage.producer(crashes=True) as client:
@@ -345,13 +357,9 @@ async def test_a_group_of_several_batches_is_one() -> None:
         assert len(await stored(broker, 2)) == 2
 
 
-async def set_policy(client: FakeClient, on: bool | None, version: int, **where: str) -> int:
-    payload = msgspec.msgpack.encode({} if on is None else {"deduplication": on})
-    where = {"topic": "orders", "namespace": ""} | where
-    answer = await client.ask(c.SetPolicies, where["topic"], where["namespace"], version, payload=payload)
-    version = answer["version"]
+async def set_policy(client: FakeClient, on: bool | None, namespace: str = "") -> None:
+    await client.change_policies("" if namespace else "orders", namespace, deduplication=on)
     await settle(200)
-    return version
 
 
 async def test_it_is_switched_on_and_off_while_the_topic_runs() -> None:
@@ -361,7 +369,7 @@ async def test_it_is_switched_on_and_off_while_the_topic_runs() -> None:
         client.publish(b"0", b"1")
         client.publish(b"1", first=1)  # off: it is stored again
         await client.confirmed(3)
-        version = await set_policy(client, True, 0)
+        await set_policy(client, True)
         client.publish(b"2", first=2)
         await client.confirmed(4)
         client.handler.connection_closed(None)
@@ -369,12 +377,12 @@ async def test_it_is_switched_on_and_off_while_the_topic_runs() -> None:
         assert last_of(client) == 2
         client.publish(b"2", b"3", first=2)
         await client.confirmed(2)
-        version = await set_policy(client, False, version)
+        await set_policy(client, False)
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is None
         client.publish(b"3", first=3)
         await client.confirmed(3)
         assert await stored(broker, 6) == [b"0", b"1", b"1", b"2", b"3", b"3"]
-        await set_policy(client, True, version)
+        await set_policy(client, True)
         client.handler.connection_closed(None)
         assert last_of(await connected(broker)) == -1  # nothing that it knew before counts
 
@@ -383,13 +391,13 @@ async def test_the_policy_of_the_namespace_counts_too_and_what_is_left_over_goes
     stage = Stage(deduplication=False)
     async with stage.broker() as broker:
         client = await connected(broker)
-        version = await set_policy(client, True, -1, topic="", namespace="public/default")
+        await set_policy(client, True, "public/default")
         client.publish(b"0")
         await client.confirmed(1)
         client.handler.connection_closed(None)
         assert last_of(await connected(broker)) == 0
     async with stage.broker() as broker:
-        await set_policy(FakeClient(broker), None, version, topic="", namespace="public/default")
+        await set_policy(FakeClient(broker), None, "public/default")
         # Off before the topic was loaded: what was stored of it may not count when it is on again.
         assert await stage.metadata.get(log_state_path(TOPIC, "deduplication")) is not None
         assert last_of(await connected_at_last(broker)) == -1
@@ -417,8 +425,8 @@ async def test_what_cannot_be_deleted_yet_may_not_count_when_it_is_on_again(
             await drop(kind)
 
         monkeypatch.setattr(states, "drop", failing)
-        version = await set_policy(client, False, 0)
-        await set_policy(client, True, version)
+        await set_policy(client, False)
+        await set_policy(client, True)
         while failures:
             await asyncio.sleep(0.001)
         client.handler.connection_closed(None)
@@ -438,10 +446,10 @@ async def test_nobody_begins_anew_while_what_was_known_may_become_the_next_owner
         await client.consumer()
         away = AsyncMock(side_effect=BookieUnavailable("away"))
         monkeypatch.setattr(broker.topics[str(TOPIC)].states, "drop", away)
-        version = await set_policy(client, False, 0)
+        await set_policy(client, False)
         with pytest.raises(ServiceNotReady, match="read or deleted first"):
             await connected(broker)  # it would begin with 0, which the next owner takes for a duplicate
-        await set_policy(client, True, version)
+        await set_policy(client, True)
     async with stage.broker() as broker:
         assert last_of(await connected(broker)) == 4
 
@@ -462,7 +470,7 @@ async def test_who_waits_for_a_place_is_let_in_once_it_is_known_what_is_stored(
         away = AsyncMock(side_effect=BookieUnavailable("away"))
         with monkeypatch.context() as patched:
             patched.setattr(StoredLogState, "_begin", away)
-            await set_policy(FakeClient(broker), True, 0)
+            await set_policy(FakeClient(broker), True)
             assert away.await_count
             stage.ledgers.hold = False
             stage.ledgers.confirm()
@@ -483,7 +491,7 @@ async def test_a_defect_while_it_is_switched_on_leaves_nobody_without_it(
                 raise ValueError("a defect")
 
             patch.setattr(states, "open", failing)
-            await set_policy(client, True, 0)
+            await set_policy(client, True)
             assert "deduplication is not switched on yet: a defect" in caplog.text
             client.handler.connection_closed(None)
             with pytest.raises(ServiceNotReady, match="is read or deleted first"):
@@ -605,9 +613,8 @@ async def test_a_former_owner_that_is_still_alive_acknowledges_no_duplicate_of_w
 async def test_the_setting_and_the_policy_are_checked() -> None:
     stage = Stage(deduplication=False)
     async with stage.producer() as client:
-        payload = msgspec.msgpack.encode({"deduplication": "yes"})
         with pytest.raises(MagnetarError, match="deduplication"):
-            await client.ask(c.SetPolicies, "orders", "", 0, payload=payload)
+            await client.change_policies("orders", deduplication="yes")
 
 
 async def test_what_is_acknowledged_and_not_durable_yet_counts_for_the_next_session() -> None:
@@ -660,7 +667,7 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
     stage = Stage(deduplication=False, retry_initial_ms=1)
     async with stage.broker() as broker:
         client = await connected(broker)
-        await set_policy(client, True, -1, topic="", namespace="public/default")
+        await set_policy(client, True, "public/default")
         client.publish(b"0")
         await client.confirmed(1)
     get, away = stage.metadata.get, [True]
@@ -696,7 +703,7 @@ async def test_who_comes_while_changed_policies_are_read_waits_for_them(on: bool
         await connected(broker)
         stage.metadata.get = slow  # type: ignore[method-assign]
         gate.clear()
-        await broker.namespaces.set(namespace, Policies(deduplication=on), -1)
+        await broker.namespaces.change(namespace, {"deduplication": on})
         coming = FakeClient(broker).ask(c.CreateProducer, 1, "orders", "q")
         await settle()
         assert not coming.done(), "nobody is let in while they are not known"
@@ -714,7 +721,7 @@ async def test_a_policy_that_changes_while_the_topic_ends_is_for_its_next_owner(
 
         async def slow(*given: Any, **named: Any) -> Any:
             other = FakeClient(broker)
-            await set_policy(other, True, -1, topic="", namespace="public/default")
+            await set_policy(other, True, "public/default")
             await settle(50)
             return await close(*given, **named)
 
@@ -738,7 +745,7 @@ async def test_ids_that_began_anew_while_it_was_off_keep_no_producer_out(
                 ReceiptRun(broker.topics[str(TOPIC)].producers._by_name["p"], first, messages, 0)
             )
             entries.append(entry)
-        await set_policy(client, True, 0)
+        await set_policy(client, True)
         client.handler.connection_closed(None)
         appending = broker.topics[str(TOPIC)].ledger.appending
         monkeypatch.setattr(appending, "unconfirmed", lambda: iter(entries))

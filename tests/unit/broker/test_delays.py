@@ -18,7 +18,6 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
 from magnetar.proto.errors import BookieUnavailable, InvalidArgument, TooManyRequests, TopicNotServed
-from magnetar.proto.policies import Policies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
@@ -294,7 +293,7 @@ async def test_a_delay_beyond_the_limit_fails_alone() -> None:
 async def test_so_many_delayed_messages_and_no_more() -> None:
     stage = Stage()
     async with stage.served() as (topic, client):
-        await topic.set_policies(Policies(max_delayed_messages=10), topic.ledger.list.record.policies_version)
+        await topic.change_policies({"max_delayed_messages": 10})
         await client.consumer(type="shared")
         await client.publish_at(([b"a"] * 10, stage.clock.now_ms() + 60_000))
         client.frame(c.Send(0, 1, 0), encode_batch([b"b"], sequence_id=10, publish_time_ms=0))
@@ -310,6 +309,33 @@ async def test_so_many_delayed_messages_and_no_more() -> None:
         await client.producer(2, name="q")
         client.frame(c.Send(0, 2, 0), late)
         await client.confirmed(12)
+
+
+@in_virtual_time
+async def test_a_policy_switches_delays_off_and_another_one_gathers_what_is_due() -> None:
+    stage = Stage()
+    async with stage.served() as (topic, client):
+        await client.consumer(type="shared")
+        await client.publish_at(([b"waits"], stage.clock.now_ms() + 60_000))
+        await topic.change_policies({"delayed_delivery": False})
+        await asyncio.sleep(1.1)
+        assert client.values == [b"waits"]
+        await client.publish_at(([b"at once"], stage.clock.now_ms() + 60_000))
+        await settle()
+        assert client.values[1:] == [b"at once"]
+        await topic.change_policies({"delayed_delivery": None, "delayed_delivery_tick_ms": 500})
+        now_ms = stage.clock.now_ms()
+        await client.publish_at(
+            *[([b"%d" % delay_ms], now_ms + delay_ms) for delay_ms in (2_000, 2_100, 2_400)]
+        )
+        await asyncio.sleep(1.99)
+        assert client.values[2:] == []
+        await asyncio.sleep(0.02)
+        assert client.values[2:] == [b"2000"]
+        await asyncio.sleep(0.48)
+        assert client.values[3:] == [], "what is due by now comes together"
+        await asyncio.sleep(0.03)
+        assert client.values[3:] == [b"2100", b"2400"]
 
 
 def topic_end(topic: Topic) -> Any:

@@ -15,6 +15,7 @@ from magnetar.broker.cursors.core.acks import EntryKey, Position
 from magnetar.broker.dispatch.core import entry_source
 from magnetar.broker.dispatch.core.instructions import Pause
 from magnetar.broker.dispatch.core.selection import key_shared
+from magnetar.broker.resources.rates import Limit, Throttle, TokenBucket
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
 from support.dispatch_kit import Delivered, DispatchWorld
@@ -243,6 +244,12 @@ class DispatchMachine(RuleBasedStateMachine):
             for key in (column if isinstance(column, list) else [column] * count)
         ]
         self.world.keys |= {(ledger, entry, index): key for index, key in enumerate(flat)}
+
+    @rule(rate=st.sampled_from([0, 50, 100, 150]))
+    def limit(self, rate: int) -> None:
+        """To deliveries of so few messages as a quantum of the rate has."""
+        throttle = Throttle([Limit(TokenBucket(rate), False)]) if rate else None
+        self.world.handle(self.world.core.limit, throttle, PER_CONSUMER, PER_SUBSCRIPTION)
 
     @rule()
     def evict(self) -> None:

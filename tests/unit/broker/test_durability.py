@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from magnetar.broker import Broker
@@ -37,13 +36,6 @@ ASYNC: dict[str, Any] = {
     "retry_initial_ms": 1,
     "ledger_change_spread_ms": 0,
 }
-
-
-async def set_policies(
-    client: FakeClient, version: int, *, topic: str = "", namespace: str = "", **fields: Any
-) -> Any:
-    payload = msgspec.msgpack.encode(fields)
-    return await client.ask(c.SetPolicies, topic, namespace, version, payload=payload)
 
 
 def flush(broker: Broker) -> None:
@@ -260,15 +252,15 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         await client.consumer()
         await publish(client, 0)
         assert await stripings(bookies, broker) == ["1/1/1"]
-        await set_policies(client, 0, topic="orders", **sizes)
+        await client.change_policies(topic="orders", **sizes)
         await publish(client, 1)
         assert await stripings(bookies, broker) == ["1/1/1", "2/2/2"]
-        await set_policies(client, 1, topic="orders", message_ttl_ms=5, **sizes)
+        await client.change_policies(topic="orders", message_ttl_ms=5, **sizes)
         await publish(client, 2)
         assert await stripings(bookies, broker) == ["1/1/1", "2/2/2"], "nothing that matters to ledgers"
         # Of the namespace: those that the topic does not set itself.
         other: dict[str, Any] = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
-        await set_policies(client, -1, namespace=SPACE, flush="async", **other)
+        await client.change_policies(namespace=SPACE, flush="async", **other)
         await settle()
         await publish(client, 3)
         assert await stripings(bookies, broker) == ["1/1/1", "2/2/2", "2/2/2"]
@@ -277,7 +269,8 @@ async def test_a_change_rolls_the_open_ledger_over_and_the_next_one_is_as_it_say
         writer = ledger.appending.open_ledger.writer
         assert isinstance(writer, LedgerWriter)
         assert writer.deferred_sync
-        await set_policies(client, 2, topic="orders")
+        nothing: Any = dict.fromkeys(sizes)
+        await client.change_policies("orders", message_ttl_ms=None, **nothing)
         await publish(client, 4)
         assert (await stripings(bookies, broker))[3:] == ["3/3/2"]
         found = await client.ask(c.GetPolicies, "orders")
@@ -311,16 +304,16 @@ async def test_publishing_goes_on_across_a_change_and_nothing_is_lost(busy: bool
         await client.consumer()
         changes: list[dict[str, Any]] = [
             {"flush": "async"},
-            {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2},
-            {},
+            {"flush": None, "ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2},
+            {"ensemble_size": None, "write_quorum": None, "ack_quorum": None},
             {"flush": "async"},
         ]
         number = 0
-        for version, change in enumerate(changes):
+        for change in changes:
             for _ in range(10):
                 await publish(client, number, receipted=not busy)
                 number += 1
-            await set_policies(client, version, topic="orders", **change)
+            await client.change_policies(topic="orders", **change)
         await client.confirmed(number)
         assert await client.received(number) == [b"%d" % n for n in range(number)]
         covered = [sequence for row in client.receipts for sequence in range(row[0], row[0] + row[1])]
@@ -387,16 +380,16 @@ async def test_a_topic_moves_to_the_bookies_of_its_group() -> None:
     ) as broker:
         client = FakeClient(broker)
         await client.producer()
-        await set_policies(client, -1, namespace=SPACE, bookie_group="fast")
+        await client.change_policies(namespace=SPACE, bookie_group="fast")
         await settle()
         for number in range(5):
             await publish(client, number)
-            await set_policies(client, number, topic="orders", message_ttl_ms=number)
+            await client.change_policies(topic="orders", message_ttl_ms=number)
         listed = broker.topics[str(TOPIC)].ledger.list.ledgers
         ensembles = [(await bookies.stored_metadata(info.stored_id)).last_ensemble.bookies for info in listed]
         assert ensembles[-1] == ("b",)
         directory.answered("c", BookieFacts.of({"group": "golden", "read_only": True}))
-        await set_policies(client, 5, topic="orders", bookie_group="golden")
+        await client.change_policies(topic="orders", bookie_group="golden")
         await settle()
         await publish(client, 5, receipted=False)
 

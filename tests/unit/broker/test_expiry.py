@@ -21,7 +21,6 @@ from magnetar.proto.errors import (
     TopicNotFound,
     TopicNotServed,
 )
-from magnetar.proto.policies import Policies
 from support.archives import MemoryArchives
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
@@ -253,8 +252,8 @@ async def test_an_archived_ledger_expires_as_a_whole_and_is_not_read() -> None:
 
 async def set_ttl(client: FakeClient, ttl_ms: int | None, **by_name: int) -> None:
     topic = client.broker.topics[str(TOPIC)]
-    policies = Policies(message_ttl_ms=ttl_ms, subscription_ttl_ms=by_name)
-    await topic.set_policies(policies, topic.ledger.list.record.policies_version)
+    changes = {"message_ttl_ms": ttl_ms, "subscription_ttl_ms": by_name}
+    await topic.change_policies(changes)
 
 
 async def test_each_subscription_has_its_ttl() -> None:

@@ -325,7 +325,7 @@ async def test_what_needs_a_store_is_refused_in_one_way() -> None:
             ):
                 await client.ask(*command)
         with pytest.raises(Unsupported, match="nothing of it is stored"):
-            await client.ask(c.SetPolicies, NAME, "", 0, payload=b"\x80")
+            await client.ask(c.ChangePolicies, NAME, payload=b"\x80")
         await client.consumer(topic=NAME, read_compacted=True)  # as a table view does: nothing is compacted
         with pytest.raises(TopicNotFound):
             await client.ask(c.TopicStats, NAME + "-other")

@@ -25,11 +25,10 @@ from magnetar.proto.errors import (
     TopicBusy,
     TopicInUse,
     TopicNotFound,
-    VersionConflict,
 )
 from magnetar.proto.ids import MessageId, TopicName
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
-from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
+from support.memory_metadata import CrashingStore, MemoryMetadataStore, ModelKeyValue
 
 FULL = "persistent://public/default/orders"
 
@@ -272,18 +271,15 @@ async def test_policies_of_a_partitioned_topic_reach_its_loaded_partitions() -> 
         await client.producer(topic="orders-partition-0")
         topic = broker.topics[f"{FULL}-partition-0"]
 
-        async def set_policies(name: str, version: int, **fields: Any) -> Any:
-            return await client.ask(c.SetPolicies, name, "", version, payload=msgspec.msgpack.encode(fields))
-
-        assert await set_policies("orders", 0, message_ttl_ms=5) == {"version": 1}
-        assert await set_policies("orders", 0, message_ttl_ms=5) == {"version": 1}  # its answer was lost
-        with pytest.raises(VersionConflict, match="have changed since they were read"):
-            await set_policies("orders", 0, message_ttl_ms=6)
+        assert await client.change_policies("orders", message_ttl_ms=5) == {"version": 1}
+        assert await client.change_policies("orders", message_ttl_ms=5) == {
+            "version": 1
+        }  # its answer was lost
         await settle()
         in_force = topic.policies.in_force()
         assert in_force is not None
         assert in_force.value("message_ttl_ms") == (5, "topic")
-        await set_policies("orders-partition-0", 0, message_ttl_ms=7)
+        await client.change_policies("orders-partition-0", message_ttl_ms=7)
         rows = (await client.ask(c.GetPolicies, "orders-partition-0"))["in_force"]
         assert ["message_ttl_ms", "", 7, "partition"] in rows
         found = await client.ask(c.GetPolicies, "orders")
@@ -342,24 +338,6 @@ async def test_rule_45_a_topic_that_is_half_made_is_said_to_be() -> None:
             await client.producer(topic="orders-partition-0")
         assert await client.ask(c.DeleteTopic, "orders") == {"partitions": []}
         assert await partitions(client) == 0
-
-
-class Crashing(MemoryMetadataStore):
-    """Fails before the write number `at`, or after it."""
-
-    def __init__(self, disk: ModelKeyValue) -> None:
-        super().__init__(disk)
-        self.at = -1
-        self.after = False
-        self.writes = 0
-
-    async def _write_grouped(self, *args: Any, **kwargs: Any) -> None:
-        number, self.writes = self.writes, self.writes + 1
-        if number == self.at and not self.after:
-            raise ConnectionLost("the process is killed before this write")
-        await super()._write_grouped(*args, **kwargs)
-        if number == self.at:
-            raise ConnectionLost("the process is killed after this write")
 
 
 async def create(client: FakeClient) -> None:
@@ -423,7 +401,7 @@ async def test_whatever_write_a_crash_meets_the_same_call_again_completes_it(
     at, done = 0, False
     while not done:
         disk = ModelKeyValue()
-        store = Crashing(disk)
+        store = CrashingStore(disk)
         async with running_broker(metadata=store) as broker:
             client = FakeClient(broker)
             await prepare(client)
@@ -453,7 +431,7 @@ async def test_subscriptions_that_went_since_a_growth_was_interrupted_come_back_
     at, done = 0, False
     while not done:
         disk = ModelKeyValue()
-        store = Crashing(disk)
+        store = CrashingStore(disk)
         async with running_broker(metadata=store) as broker:
             client = FakeClient(broker)
             await client.ask(c.CreateTopic, "orders", 2)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from magnetar.broker import BrokerSettings
 from magnetar.broker.log.records import NamespaceRecord, namespace_path
-from magnetar.broker.topics.policies import NamespacePolicies
+from magnetar.broker.topics.policies import NamespacePolicies, Resolved, of_broker
 from magnetar.ledger import BookieFacts
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
@@ -20,40 +22,21 @@ from magnetar.proto.errors import (
     InvalidSetting,
     NotAuthorized,
     TopicNotFound,
-    VersionConflict,
 )
 from magnetar.proto.policies import Policies
+from magnetar.proto.policy_table import BY_POLICY
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 
 SPACE = "public/default"
-OFF = [
-    ["retention_ms", "", 0, "broker"],
-    ["retention_bytes", "", 0, "broker"],
-    ["message_ttl_ms", "", 0, "broker"],
+DEFAULTS = [
+    [policy, "", getattr(BrokerSettings(), policy, row.default), "broker"]
+    for policy, row in BY_POLICY.items()
+    if not row.by_subscription
 ]
-STORED = [
-    ["max_delivery_delay_ms", "", 0, "broker"],
-    ["max_delayed_messages", "", 0, "broker"],
-    ["ensemble_size", "", 1, "broker"],
-    ["write_quorum", "", 1, "broker"],
-    ["ack_quorum", "", 1, "broker"],
-    ["minimum_write_quorum", "", 0, "broker"],
-    ["flush", "", "sync", "broker"],
-    ["bookie_group", "", "", "broker"],
-    ["deduplication", "", False, "broker"],
-    ["broker_group", "", "", "broker"],
-    ["broker_zone", "", "", "broker"],
-]
-
-
-async def set_policies(
-    client: FakeClient, version: int, *, topic: str = "", namespace: str = "", **fields: Any
-) -> Any:
-    payload = msgspec.msgpack.encode(fields)
-    return await client.ask(c.SetPolicies, topic, namespace, version, payload=payload)
+OFF, STORED = DEFAULTS[:3], DEFAULTS[3:]  # those of retention and TTL, and the others
 
 
 class FailingStore(MemoryMetadataStore):
@@ -94,9 +77,9 @@ async def test_the_nearest_level_counts_and_says_so() -> None:
             "message_ttl_ms": 7,
             "subscription_ttl_ms": {"a": 1},
         }
-        assert await set_policies(client, -1, namespace=SPACE, **common) == {"version": 0}
-        assert await set_policies(
-            client, 0, topic="orders", retention_bytes=5, subscription_ttl_ms={"b": 2}
+        assert await client.change_policies(namespace=SPACE, **common) == {"version": 0}
+        assert await client.change_policies(
+            topic="orders", retention_bytes=5, subscription_ttl_ms={"b": 2}
         ) == {"version": 1}
         found = await client.ask(c.GetPolicies, "orders")
         assert found["policies"] == {"retention_bytes": 5, "subscription_ttl_ms": {"b": 2}}
@@ -110,7 +93,7 @@ async def test_the_nearest_level_counts_and_says_so() -> None:
             *STORED,
         ]
         # A TTL of the topic comes before what the namespace says of a subscription.
-        await set_policies(client, 1, topic="orders", message_ttl_ms=0)
+        await client.change_policies(topic="orders", message_ttl_ms=0, retention_bytes=None)
         rows = {(row[0], row[1]): row[2:] for row in (await client.ask(c.GetPolicies, "orders"))["in_force"]}
         assert rows["subscription_ttl_ms", "a"] == [0, "topic"]
         assert rows["retention_ms", ""] == [9, "namespace"]
@@ -122,8 +105,8 @@ async def test_they_outlive_the_broker_and_go_with_their_topic() -> None:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
         await client.producer()
-        await set_policies(client, 0, topic="orders", retention_ms=5)
-        await set_policies(client, -1, namespace=SPACE, message_ttl_ms=6)
+        await client.change_policies(topic="orders", retention_ms=5)
+        await client.change_policies(namespace=SPACE, message_ttl_ms=6)
         client.publish(b"a")
         await client.confirmed(1)
     async with running_broker(ledgers, metadata, retention_ms=-1, retention_bytes=-1) as broker:
@@ -136,42 +119,111 @@ async def test_they_outlive_the_broker_and_go_with_their_topic() -> None:
         assert [row[2:] for row in in_force[:3]] == [[-1, "broker"], [-1, "broker"], [6, "namespace"]]
 
 
-@pytest.mark.parametrize("level", [{"topic": "orders"}, {"namespace": SPACE}])
-async def test_of_two_who_change_them_one_meets_a_conflict(level: dict[str, str]) -> None:
-    async with running_broker() as broker:
-        one, other = FakeClient(broker), FakeClient(broker)
-        await one.ask(c.CreateTopic, "orders")
-        version = (await one.ask(c.GetPolicies, level.get("topic", ""), level.get("namespace", "")))[
-            "version"
-        ]
-        changed = await set_policies(one, version, **level, message_ttl_ms=5)
+@pytest.mark.parametrize("level", ["topic", "partitioned topic", "namespace", "broker"])
+async def test_of_changes_that_meet_none_is_lost(level: str) -> None:
+    """From two brokers; of a topic its owner alone changes them."""
+    metadata = MemoryMetadataStore()
+    async with running_broker(metadata=metadata) as one, running_broker(metadata=metadata) as another:
+        clients = [FakeClient(one), FakeClient(one if level == "topic" else another)]
+        await clients[0].ask(c.CreateTopic, "orders", 2 if level == "partitioned topic" else 0)
+        of: dict[str, Any] = (
+            {"namespace": SPACE} if level == "namespace" else {} if level == "broker" else {"topic": "orders"}
+        )
+        policies = [
+            policy for policy, row in BY_POLICY.items() if row.unit == "count" and "topic" in row.levels
+        ][:6]
+        changed: dict[str, Any] = {}
+        asked = []
+        for number, policy in enumerate(policies):
+            changed[policy] = number + 1
+            asked.append(clients[number % 2].change_policies(**of, **dict[str, Any]({policy: number + 1})))
+        versions = [answer["version"] for answer in await asyncio.gather(*asked)]
+        assert len(set(versions)) == len(policies)
+        found = await clients[0].ask(c.GetPolicies, of.get("topic", ""), of.get("namespace", ""))
+        assert found["policies"] == changed
+        assert found["version"] == max(versions)
+        again = await clients[1].change_policies(**of, **changed)
+        assert again == {"version": max(versions)}, "its answer was lost"
+        nothing: Any = dict.fromkeys(policies)
+        await clients[0].change_policies(**of, **nothing)
+        found = await clients[1].ask(c.GetPolicies, of.get("topic", ""), of.get("namespace", ""))
+        assert found["policies"] == {}
+
+
+async def test_what_is_set_for_all_brokers_reaches_the_topics_of_each() -> None:
+    metadata = MemoryMetadataStore()
+    async with running_broker(metadata=metadata) as one, running_broker(metadata=metadata) as another:
+        client, other = FakeClient(one), FakeClient(another)
+        await client.ask(c.CreateTopic, "orders")
+        await other.ask(c.CreateTopic, "others")
+        topics = [*one.topics.values(), *another.topics.values()]
+        for ttl_ms, source in ((5, "broker"), (None, "broker"), (7, "broker")):
+            await client.change_policies(message_ttl_ms=ttl_ms)
+            await settle()
+            for topic in topics:
+                in_force = topic.policies.in_force()
+                assert in_force is not None
+                assert in_force.value("message_ttl_ms") == (ttl_ms or 0, source)
+        await other.change_policies(namespace=SPACE, message_ttl_ms=0)
+        await settle()
+        in_force = topics[0].policies.in_force()
+        assert in_force is not None
+        assert in_force.value("message_ttl_ms") == (0, "namespace"), "0 is a value"
+        assert (await other.ask(c.GetPolicies, "", ""))["policies"] == {"message_ttl_ms": 7}
         with pytest.raises(
-            VersionConflict, match=r"the policies of .* have changed since they were read; read them again"
+            InvalidArgument, match="broker_zone is no policy of a broker; set it for the namespace"
         ):
-            await set_policies(other, version, **level, message_ttl_ms=6)
-        assert await set_policies(one, version, **level, message_ttl_ms=5) == changed, "the reply was lost"
-        assert broker.topics[str(TOPIC)].not_served is None, "no fence"
-        await set_policies(other, changed["version"], **level, message_ttl_ms=6)
+            await client.change_policies(broker_zone="x")
+
+
+_LEVELS = st.dictionaries(
+    st.sampled_from(["message_ttl_ms", "max_producers", "publish_rate_messages", "max_consumers"]),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(st.tuples(_LEVELS, _LEVELS), min_size=1, max_size=4))
+def test_a_policy_is_that_of_the_first_level_that_has_it(
+    steps: list[tuple[dict[str, int], dict[str, int]]],
+) -> None:
+    """Also when changes of two levels, and taking policies back, went before."""
+    model: list[dict[str, int]] = [{}, {}]
+    levels = [Policies(), Policies()]
+    for step, changes in enumerate(steps):
+        for at, values in enumerate(changes):
+            fields = {name: None if step % 2 and value == 3 else value for name, value in values.items()}
+            model[at] = {name: value for name, value in (model[at] | fields).items() if value is not None}
+            levels[at] = levels[at].changed(fields)
+    default = of_broker(BrokerSettings())
+    resolved = Resolved((("topic", levels[0]), ("namespace", levels[1]), default))
+    for policy, row in BY_POLICY.items():
+        if row.by_subscription or policy in ("retention_ms", "retention_bytes"):
+            continue
+        sources = [
+            (own[policy], name)
+            for name, own in zip(("topic", "namespace"), model, strict=True)
+            if policy in own
+        ]
+        assert resolved.value(policy) == (sources or [(default[1].value(policy), "broker")])[0]
 
 
 async def test_bad_requests_are_refused() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
-        for fields in (("", ""), ("orders", SPACE)):
-            with pytest.raises(InvalidArgument, match="of a topic or of a namespace: name one of the two"):
-                await client.ask(c.GetPolicies, *fields)
-            with pytest.raises(InvalidArgument, match="of a topic or of a namespace: name one of the two"):
-                await client.ask(c.SetPolicies, *fields, 0)
+        with pytest.raises(InvalidArgument, match="of a topic or of a namespace: name one of the two"):
+            await client.ask(c.GetPolicies, "orders", SPACE)
+        with pytest.raises(InvalidArgument, match="of a topic or of a namespace: name one of the two"):
+            await client.change_policies("orders", SPACE)
         for namespace in ("public", "a/b/c", "a/", "a/b d"):
             with pytest.raises(InvalidArgument, match=r"not a namespace: .* \(want tenant/namespace\)"):
                 await client.ask(c.GetPolicies, "", namespace)
         with pytest.raises(TopicNotFound):
-            await set_policies(client, 0, topic="nowhere")
+            await client.change_policies(topic="nowhere")
         with pytest.raises(InvalidArgument, match="'ttl' is no policy"):
-            await set_policies(client, 0, topic="nowhere", ttl=5)
+            await client.change_policies(namespace=SPACE, ttl=5)
         client.forbidden = {"set_policies"}
         with pytest.raises(NotAuthorized):
-            await set_policies(client, -1, namespace=SPACE)
+            await client.change_policies(namespace=SPACE)
     wrong: list[dict[str, Any]] = [
         {"retention_ms": 5},
         {"retention_ms": -2, "retention_bytes": -1},
@@ -188,8 +240,8 @@ async def test_what_another_process_sets_for_a_namespace_is_heeded() -> None:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
         topic = broker.topics[str(TOPIC)]
-        for version, ttl_ms in enumerate([5, 6, 7], -1):
-            await set_policies(FakeClient(another), version, namespace=SPACE, message_ttl_ms=ttl_ms)
+        for ttl_ms in (5, 6, 7):
+            await FakeClient(another).change_policies(namespace=SPACE, message_ttl_ms=ttl_ms)
             await settle()
             in_force = topic.policies.in_force()
             assert in_force is not None
@@ -203,7 +255,7 @@ async def test_a_change_while_they_are_read_is_not_missed() -> None:
         metadata.gate = asyncio.Event()
         creating = client.ask(c.CreateTopic, "orders")
         await settle()
-        setting = asyncio.ensure_future(set_policies(client, -1, namespace=SPACE, message_ttl_ms=5))
+        setting = asyncio.ensure_future(client.change_policies(namespace=SPACE, message_ttl_ms=5))
         await settle()
         metadata.gate.set()
         await setting
@@ -277,7 +329,6 @@ async def test_what_the_bookies_cannot_carry_out_is_refused_when_it_is_set(level
     async with running_broker(ledgers, bookies.metadata) as broker:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
-        version = 0 if "topic" in level else -1
         wrong: list[tuple[dict[str, Any], str]] = [
             (THREE, r"ensemble_size=3 .*2 are known \(a, b\); start more .*--minimum-write-quorum"),
             (THREE | {"minimum_write_quorum": 3}, "ensemble_size=3"),
@@ -285,7 +336,7 @@ async def test_what_the_bookies_cannot_carry_out_is_refused_when_it_is_set(level
         ]
         for policies, text in wrong:
             with pytest.raises(InvalidArgument, match=text):
-                await set_policies(client, version, **level, **policies)
+                await client.change_policies(**level, **policies)
         directory.answered("b", BookieFacts(read_only=True))
         for policies in (
             {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2},  # one of the two is away for a moment
@@ -293,7 +344,7 @@ async def test_what_the_bookies_cannot_carry_out_is_refused_when_it_is_set(level
             {"bookie_group": "preferred:fast"},
             {"broker_zone": "west"} if "namespace" in level else {"message_ttl_ms": 5},
         ):
-            version = (await set_policies(client, version, **level, **policies))["version"]
+            await client.change_policies(**level, **policies)
     await ledgers.close()
 
 
@@ -302,10 +353,10 @@ async def test_what_the_settings_ask_for_in_vain_hinders_no_other_policy() -> No
     ledgers = bookies.client()
     async with running_broker(ledgers, bookies.metadata, **THREE) as broker:
         client = FakeClient(broker)
-        await set_policies(client, -1, namespace=SPACE, message_ttl_ms=5)
+        await client.change_policies(namespace=SPACE, message_ttl_ms=5)
         with pytest.raises(InvalidArgument, match="ensemble_size=3"):
-            await set_policies(client, 0, namespace=SPACE, minimum_write_quorum=2)
-        await set_policies(client, 0, namespace=SPACE, minimum_write_quorum=1)
+            await client.change_policies(namespace=SPACE, minimum_write_quorum=2)
+        await client.change_policies(namespace=SPACE, minimum_write_quorum=1)
     await ledgers.close()
 
 
@@ -313,12 +364,12 @@ async def test_a_group_without_brokers_is_refused() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
         with pytest.raises(InvalidArgument, match=r"broker_group=west: no broker has .*preferred:west"):
-            await set_policies(client, -1, namespace=SPACE, broker_group="west")
-        await set_policies(client, -1, namespace=SPACE, broker_group="preferred:west")
+            await client.change_policies(namespace=SPACE, broker_group="west")
+        await client.change_policies(namespace=SPACE, broker_group="preferred:west")
 
 
 async def test_rule_48_a_topic_that_cannot_follow_its_policies_costs_itself_only() -> None:
-    namespaces = NamespacePolicies(MemoryMetadataStore()).followed
+    namespaces = NamespacePolicies(MemoryMetadataStore(), BrokerSettings()).followed
     followed: list[str] = []
 
     def fails() -> None:
@@ -329,3 +380,30 @@ async def test_rule_48_a_topic_that_cannot_follow_its_policies_costs_itself_only
     await namespaces.learn("a/b")
     assert followed == ["another topic"]
     await namespaces.close()
+
+
+def test_the_table_has_the_defaults_of_the_settings() -> None:
+    settings = BrokerSettings()
+    for policy, row in BY_POLICY.items():
+        assert getattr(settings, policy, row.default) == row.default, policy
+    of_broker(settings)[1].check()
+
+
+async def test_a_change_while_many_are_told_of_the_one_before_reaches_all_of_them() -> None:
+    namespaces = NamespacePolicies(MemoryMetadataStore(), BrokerSettings())
+    followed, seen = namespaces.followed, dict[int, int | None]()
+    changing: list[asyncio.Future[int]] = []
+
+    def told(number: int) -> None:
+        known = followed.known("a/b")
+        seen[number] = known and known.policies.message_ttl_ms
+        if number == 30 and not changing:
+            changing.append(asyncio.ensure_future(namespaces.change("a/b", {"message_ttl_ms": 2})))
+
+    for number in range(100):
+        followed.listen("a/b", partial(told, number))
+    await namespaces.change("a/b", {"message_ttl_ms": 1})
+    await followed.learn("a/b")
+    await settle()
+    assert set(seen.values()) == {2}
+    await followed.close()

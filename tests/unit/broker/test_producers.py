@@ -219,6 +219,9 @@ class Port:
     def send_delayed(self, error: Any) -> None:
         pass
 
+    def hold(self, reason: str) -> None:
+        pass
+
     def producer_closed(self, error: Any) -> None:
         self.closed = True
 

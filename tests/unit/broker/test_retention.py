@@ -13,7 +13,6 @@ from magnetar.broker.export.archived import Wanted, decode_archived
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotServed
 from magnetar.proto.ids import MessageId
-from magnetar.proto.policies import Policies
 from support.archives import MemoryArchives
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers
@@ -143,7 +142,7 @@ async def test_what_is_acknowledged_stays_by_time_and_size(
     clock = FakeClock()
     async with running_broker(clock=clock, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [10, 20, 30, 40, 50], size=1_000)
-        await topic.set_policies(Policies(**policy), 0)
+        await topic.change_policies(policy)
         if subscribed:
             await acknowledge_all(broker)
         elif left == 0:
@@ -158,7 +157,7 @@ async def test_whoever_needs_more_than_retention_keeps_gets_it() -> None:
     clock = FakeClock()
     async with running_broker(clock=clock, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [10, 20, 30])
-        await topic.set_policies(Policies(retention_ms=5), 0)
+        await topic.change_policies({"retention_ms": 5})
         clock.now = 1_000
         reader = FakeClient(broker)
         await reader.consumer(1, "", durable=False, permits=0)
@@ -176,7 +175,7 @@ async def test_whoever_needs_more_than_retention_keeps_gets_it() -> None:
         assert await trimmed(topic) == 0
         await slow.ask(c.Unsubscribe, 1)
         assert await trimmed(topic) == 3
-        await topic.set_policies(Policies(retention_ms=50), 1)
+        await topic.change_policies({"retention_ms": 50})
         topic.ledger.list.record.next_index = 3
         client = FakeClient(broker)
         await client.producer(2)
@@ -193,7 +192,7 @@ async def test_an_attached_or_archived_ledger_is_kept_and_trimmed_as_such() -> N
     async with running_broker(clock=clock, archives=archives, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [10, 20, 30, 40])
         await archives.archive(broker, 2)
-        await topic.set_policies(Policies(retention_ms=5), 0)
+        await topic.change_policies({"retention_ms": 5})
         clock.now = 1_000
         assert await trimmed(topic) == 2
         assert len(topic.ledger.list.archived_ledgers) == 2, "what is archived is never trimmed"
@@ -207,7 +206,7 @@ async def test_a_crash_between_the_list_and_the_deletion_leaves_no_orphan_and_no
     ledgers, metadata, clock = FakeLedgers(), MemoryMetadataStore(), FakeClock()
     async with running_broker(ledgers, metadata, clock, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [10, 20, 30])
-        await topic.set_policies(Policies(retention_ms=15), 0)
+        await topic.change_policies({"retention_ms": 15})
         clock.now = 40
         ledgers.fail_delete.extend([MagnetarError("crash")] * 10)
         assert await trimmed(topic) == 2
@@ -229,7 +228,7 @@ async def test_a_topic_that_waits_for_its_retention_stays_loaded_until_it_is_ove
     settings: dict[str, Any] = {"topic_idle_unload_ms": 60_000, "maintenance_interval_s": 10.0}
     async with running_broker(clock=clock, max_ledger_entries=1, **settings) as broker:
         topic = await of_one_entry_each(broker, clock, [10])
-        await topic.set_policies(Policies(retention_ms=1_000_000), 0)
+        await topic.change_policies({"retention_ms": 1_000_000})
         client = FakeClient(broker)
         await client.ask(c.Lookup, "orders")
         for session in list(topic.producers):
@@ -246,7 +245,7 @@ async def test_a_clock_that_goes_back_keeps_more() -> None:
     clock = FakeClock()
     async with running_broker(clock=clock, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [1_000, 2_000, 500])  # the last one counts as of 2,000
-        await topic.set_policies(Policies(retention_ms=100), 0)
+        await topic.change_policies({"retention_ms": 100})
         assert await trimmed(topic) == 0
         clock.now = 2_050
         assert await trimmed(topic) == 1
@@ -274,7 +273,7 @@ async def test_a_start_at_what_was_trimmed_says_so_and_only_that(reloaded: bool)
         await settle()
         topic = broker.topics[str(TOPIC)]
         ids = [info.ledger_id for info in topic.ledger.list.ledgers]
-        await topic.set_policies(Policies(retention_ms=1), 0)
+        await topic.change_policies({"retention_ms": 1})
         clock.now = 4
         assert await trimmed(topic) == 1
         if reloaded:
@@ -320,7 +319,7 @@ async def test_a_hole_behind_archived_ledgers_is_told_where_an_id_lies_in_it() -
         topic = await of_one_entry_each(broker, clock, [10, 20, 30])
         ids = [info.ledger_id for info in topic.ledger.list.ledgers]
         await archives.archive(broker, 1)
-        await topic.set_policies(Policies(retention_ms=5), 0)
+        await topic.change_policies({"retention_ms": 5})
         clock.now = 30
         assert await trimmed(topic) == 1
         client = FakeClient(broker)
@@ -341,7 +340,7 @@ async def test_where_the_end_of_what_is_trimmed_cannot_be_read_it_is_trimmed_all
     async with running_broker(ledgers, clock=clock, max_ledger_entries=1) as broker:
         topic = await of_one_entry_each(broker, clock, [10, 20])
         first = topic.ledger.list.ledgers[0].ledger_id
-        await topic.set_policies(Policies(retention_ms=1), 0)
+        await topic.change_policies({"retention_ms": 1})
         topic.cache.clear()
         clock.now = 20
         ledgers.damaged.add((first, 0))

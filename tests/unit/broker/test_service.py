@@ -8,9 +8,11 @@ import pytest
 
 from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.broker.listeners.native.requests import REQUESTS, to_wire
+from magnetar.broker.service.admin import AdminService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE, BrokerService
 from magnetar.broker.service.ledgers import LedgerService
 from magnetar.broker.service.operations import OPERATIONS, Operation
+from magnetar.broker.service.tenancy import TenancyService
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
 from support.fake_ledger import FakeLedgers
@@ -51,39 +53,23 @@ def public_operations(*services: type) -> dict[str, Any]:
 
 def test_the_table_of_operations() -> None:
     assert dict(OPERATIONS) == {
-        "BrokerService.create_producer": Operation("produce", TOPIC),
-        "BrokerService.subscribe": Operation("consume", TOPIC),
-        "BrokerService.unsubscribe": Operation("consume", CONSUMER),
-        "BrokerService.seek": Operation("consume", CONSUMER),
-        "BrokerService.last_message_id": Operation("consume", CONSUMER),
-        "BrokerService.unfinished_message": Operation("consume", CONSUMER),
-        "BrokerService.lookup": Operation("lookup", TOPIC),
-        "BrokerService.partitions": Operation("lookup", TOPIC),
-        "BrokerService.watch_partitions": Operation("lookup", TOPIC),
-        "BrokerService.update_partitions": Operation("create_topic", TOPIC),
-        "BrokerService.list_topics": Operation("list_topics", "namespace"),
-        "BrokerService.watch_topics": Operation("list_topics", "namespace"),
-        "BrokerService.topic_stats": Operation("topic_stats", TOPIC),
-        "BrokerService.compact_topic": Operation("compact_topic", TOPIC),
-        "BrokerService.create_topic": Operation("create_topic", TOPIC),
-        "BrokerService.delete_topic": Operation("delete_topic", TOPIC),
-        "BrokerService.terminate_topic": Operation("terminate_topic", TOPIC),
-        "BrokerService.delete_subscription": Operation("delete_subscription", TOPIC),
-        "BrokerService.expire_messages": Operation("expire_messages", TOPIC),
-        "BrokerService.topic_policies": Operation("get_policies", TOPIC),
-        "BrokerService.set_topic_policies": Operation("set_policies", TOPIC),
-        "BrokerService.namespace_policies": Operation("get_policies", "namespace"),
-        "BrokerService.set_namespace_policies": Operation("set_policies", "namespace"),
-        "BrokerService.create_subscription": Operation("create_subscription", TOPIC),
-        "BrokerService.seek_subscription": Operation("seek_subscription", TOPIC),
-        "BrokerService.skip_messages": Operation("skip_messages", TOPIC),
-        "BrokerService.clear_backlog": Operation("skip_messages", TOPIC),
-        "BrokerService.peek_messages": Operation("peek_messages", TOPIC),
-        "BrokerService.list_brokers": Operation("list_brokers", "cluster"),
-        "BrokerService.list_bundles": Operation("list_bundles", "namespace"),
-        "BrokerService.unload_bundle": Operation("unload_bundle", "cluster"),
-        "BrokerService.split_bundle": Operation("split_bundle", "cluster"),
-        "BrokerService.drain": Operation("drain", "cluster"),
+        "AdminService.owner": Operation("lookup", TOPIC),
+        "AdminService.bundle_range": Operation("lookup", TOPIC),
+        "AdminService.unload_topic": Operation("unload_topic", TOPIC),
+        "AdminService.topics": Operation("list_topics", "namespace"),
+        "AdminService.partitioned": Operation("lookup", TOPIC),
+        "AdminService.figures": Operation("topic_stats", TOPIC),
+        "AdminService.message": Operation("peek_messages", TOPIC),
+        "AdminService.examine": Operation("peek_messages", TOPIC),
+        "AdminService.last_message": Operation("topic_stats", TOPIC),
+        "AdminService.find": Operation("topic_stats", TOPIC),
+        "AdminService.expire_older": Operation("expire_messages", TOPIC),
+        "AdminService.analyze_backlog": Operation("peek_messages", TOPIC),
+        "AdminService.backlog_size": Operation("topic_stats", TOPIC),
+        "AdminService.trim": Operation("trim_topic", TOPIC),
+        "AdminService.truncate": Operation("delete_topic", TOPIC),
+        "AdminService.properties": Operation("topic_stats", TOPIC),
+        "AdminService.change_properties": Operation("create_topic", TOPIC),
         "LedgerService.topic_ledgers": Operation("topic_ledgers", TOPIC),
         "LedgerService.keep_ledgers": Operation("keep_ledgers", TOPIC),
         "LedgerService.create_staged_ledger": Operation("stage_ledgers", TOPIC),
@@ -95,6 +81,66 @@ def test_the_table_of_operations() -> None:
         "LedgerService.last_batch": Operation("attach_ledgers", TOPIC),
         "LedgerService.report_damage": Operation("report_damage", TOPIC),
         "LedgerService.archive_ledgers": Operation("archive_ledgers", TOPIC),
+        "TenancyService.clusters": Operation("list_clusters", "cluster"),
+        "TenancyService.cluster": Operation("list_clusters", "cluster"),
+        "TenancyService.create_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.update_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.set_peer_clusters": Operation("change_clusters", "cluster"),
+        "TenancyService.delete_cluster": Operation("change_clusters", "cluster"),
+        "TenancyService.tenants": Operation("list_tenants", "cluster"),
+        "TenancyService.tenant": Operation("get_tenant", "tenant"),
+        "TenancyService.create_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.update_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.delete_tenant": Operation("change_tenants", "tenant"),
+        "TenancyService.namespaces": Operation("list_namespaces", "tenant"),
+        "TenancyService.namespace": Operation("get_policies", "namespace"),
+        "TenancyService.create_namespace": Operation("create_namespace", "namespace"),
+        "TenancyService.delete_namespace": Operation("delete_namespace", "namespace"),
+        "TenancyService.set_properties": Operation("set_policies", "namespace"),
+        "TenancyService.remove_property": Operation("set_policies", "namespace"),
+        "TenancyService.grant": Operation("grant_permissions", "namespace"),
+        "TenancyService.grant_topic": Operation("grant_permissions", TOPIC),
+        "TenancyService.topic_permissions": Operation("get_permissions", TOPIC),
+        "BrokerService.create_producer": Operation("produce", TOPIC),
+        "BrokerService.subscribe": Operation("consume", TOPIC),
+        "BrokerService.unsubscribe": Operation("consume", CONSUMER),
+        "BrokerService.seek": Operation("consume", CONSUMER),
+        "BrokerService.last_message_id": Operation("consume", CONSUMER),
+        "BrokerService.unfinished_message": Operation("consume", CONSUMER),
+        "BrokerService.lookup": Operation("lookup", TOPIC),
+        "BrokerService.partitions": Operation("lookup", TOPIC),
+        "BrokerService.watch_partitions": Operation("lookup", TOPIC),
+        "BrokerService.list_topics": Operation("list_topics", "namespace"),
+        "BrokerService.watch_topics": Operation("list_topics", "namespace"),
+        "BrokerService.topic_stats": Operation("topic_stats", TOPIC),
+        "BrokerService.compact_topic": Operation("compact_topic", TOPIC),
+        "BrokerService.create_topic": Operation("create_topic", TOPIC),
+        "BrokerService.update_partitions": Operation("create_topic", TOPIC),
+        "BrokerService.terminate_topic": Operation("terminate_topic", TOPIC),
+        "BrokerService.delete_topic": Operation("delete_topic", TOPIC),
+        "BrokerService.delete_subscription": Operation("delete_subscription", TOPIC),
+        "BrokerService.topic_policies": Operation("get_policies", TOPIC),
+        "BrokerService.change_topic_policies": Operation("set_policies", TOPIC),
+        "BrokerService.namespace_policies": Operation("get_policies", "namespace"),
+        "BrokerService.change_namespace_policies": Operation("set_policies", "namespace"),
+        "BrokerService.broker_policies": Operation("get_policies", "cluster"),
+        "BrokerService.change_broker_policies": Operation("set_policies", "cluster"),
+        "BrokerService.create_subscription": Operation("create_subscription", TOPIC),
+        "BrokerService.seek_subscription": Operation("seek_subscription", TOPIC),
+        "BrokerService.skip_messages": Operation("skip_messages", TOPIC),
+        "BrokerService.clear_backlog": Operation("skip_messages", TOPIC),
+        "BrokerService.expire_messages": Operation("expire_messages", TOPIC),
+        "BrokerService.peek_messages": Operation("peek_messages", TOPIC),
+        "BrokerService.list_brokers": Operation("list_brokers", "cluster"),
+        "BrokerService.list_bookies": Operation("list_bookies", "cluster"),
+        "BrokerService.broker_figures": Operation("list_brokers", "cluster"),
+        "BrokerService.loaded_topics": Operation("list_busiest", "cluster"),
+        "BrokerService.diagnose": Operation("diagnose", "cluster"),
+        "BrokerService.list_busiest": Operation("list_busiest", "cluster"),
+        "BrokerService.list_bundles": Operation("list_bundles", "namespace"),
+        "BrokerService.unload_bundle": Operation("unload_bundle", "cluster"),
+        "BrokerService.split_bundle": Operation("split_bundle", "cluster"),
+        "BrokerService.drain": Operation("drain", "cluster"),
     }
 
 
@@ -109,7 +155,9 @@ async def test_the_fields_of_a_request_are_the_arguments_of_its_operation(kind: 
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(public_operations(BrokerService, LedgerService)) == set(OPERATIONS)
+    assert set(public_operations(BrokerService, LedgerService, AdminService, TenancyService)) == set(
+        OPERATIONS
+    )
 
 
 def test_an_operation_without_a_row_is_noticed() -> None:
@@ -134,7 +182,13 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
             port=_port(broker),
         )
         before = await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)
-        owner: Any = service if name.startswith("BrokerService") else service.ledgers
+        owners = {
+            "BrokerService": service,
+            "LedgerService": service.ledgers,
+            "AdminService": service.admin,
+            "TenancyService": service.tenancy,
+        }
+        owner: Any = owners[name.partition(".")[0]]
         method = getattr(owner, name.split(".")[1])
         parameters = list(inspect.signature(method).parameters.values())[1:]
         resource = OPERATIONS[name].resource
@@ -144,7 +198,8 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
         named = {one.name: object() for one in parameters if one.kind is one.KEYWORD_ONLY}
         if resource == "cluster":
             positional, first = positional[1:], object()
-        arguments = [] if name == "BrokerService.list_brokers" else [first, *positional]
+        none = name in ("BrokerService.list_brokers", "TenancyService.clusters", "TenancyService.tenants")
+        arguments = [] if none else [first, *positional]
         with pytest.raises(NotAuthorized):
             await method(nobody, *arguments, **named)
         full_name = {

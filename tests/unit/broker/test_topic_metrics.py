@@ -10,7 +10,7 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.service.stats import TopicOffsets
-from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
+from magnetar.broker.service.topic_metrics import PULSAR_METRICS, TOPIC_METRICS, topic_metrics
 from magnetar.broker.topics.topic import Topic
 from magnetar.cli.wiring.metrics import service_metrics
 from magnetar.ledger import StaticBookies
@@ -74,7 +74,8 @@ async def test_topics_beyond_the_bound_are_summed_in_one_row() -> None:
             await topic.subscriptions.create("s", ("earliest", None))
             topic.messages_in = 10 * (number + 1)
         rows = await topic_metrics(broker)
-        assert set(rows) == set(TOPIC_METRICS)
+        assert set(rows) == {*TOPIC_METRICS, *PULSAR_METRICS}
+        assert [name for name, found in rows.items() if not found] == []
         assert [number for _, number in rows["topic_messages_in"]] == [10, 20, 120]
         assert rows["topic_messages_in"][-1][0] == ("",)
         assert [labels for labels, _ in rows["subscription_backlog_messages"]][-1] == ("", "")
@@ -116,3 +117,28 @@ async def test_rule_54_too_few_bookies_for_a_new_ledger_are_named_in_the_whole_c
     async with running_broker(bookies=bookies, minimum_write_quorum=1, **three) as broker:
         await broker.look_for_problems()
         assert broker.problems() == {}
+
+
+async def test_pulsars_names_stand_beside_ours_with_its_labels() -> None:
+    async with running_broker(max_topic_metrics=1) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared")
+        await publish(client, 4, batch=3)
+        await client.received(12)
+        topic = broker.topics[NAME]
+        topic.rates.look(0.0, (0, 0, 0, 0))
+        topic.rates.look(20.0, (100, 2_000, 40, 800))
+        rows = await topic_metrics(broker)
+        labels = ("standalone", "public/default", NAME)
+        assert dict(rows["pulsar_in_messages"])[labels] == 12
+        assert dict(rows["pulsar_rate_in"])[labels] == 5
+        assert dict(rows["pulsar_throughput_out"])[labels] == 40
+        assert dict(rows["pulsar_subscription_back_log"])[(*labels, "billing")] == 12
+        assert dict(rows["pulsar_out_messages"])[(*labels, "billing")] == 12
+        assert dict(rows["pulsar_subscription_consumers_count"])[(*labels, "billing")] == 1
+        await broker.topic(TopicName.parse("orders-2"), create=True)
+        rows = await topic_metrics(broker)
+        assert [labels for labels, _ in rows["pulsar_in_messages"]] == [labels, ("standalone", "", "")]
+        text = (await service_metrics(broker, None).render()).decode()
+        place = f'cluster="standalone",namespace="public/default",topic="{NAME}"'
+        assert f"pulsar_in_messages_total{{{place}}} 12.0" in text

@@ -88,6 +88,9 @@ class Asked:
     def commands(self) -> dict[tuple[str, str], Command]:
         return {}
 
+    async def handler(self) -> None:
+        return None
+
 
 async def test_the_first_connections_wait_and_are_answered() -> None:
     pages = Asked()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
+from magnetar.cli.commands.brokers import brokers_app
 from magnetar.cli.commands.policies import changed_by, changes, parameter, shown
+from magnetar.cli.commands.topics import namespaces_app, topics_app
 from magnetar.cli.terminal.session import EXIT_USAGE
-from magnetar.proto.policies import DESCRIBED
+from magnetar.proto.policy_table import BY_POLICY, DESCRIBED
+from support.policy_page import PAGE, page_with, table
 
 
 def changed(**given: Any) -> dict[str, Any]:
@@ -127,3 +131,43 @@ def test_wrong_durability_names_its_option(
         changed(**options)
     assert ended.value.code == EXIT_USAGE
     assert line in capsys.readouterr().err
+
+
+def test_every_policy_is_an_option_of_its_levels_and_on_the_page() -> None:
+    for app, level in ((topics_app, "topic"), (namespaces_app, "namespace"), (brokers_app, "broker")):
+        (found,) = [one for one in app.registered_commands if one.name == "policies"]
+        assert found.callback is not None
+        options = {parameter(row) for row in DESCRIBED if level in row.levels}
+        assert options <= inspect.signature(found.callback).parameters.keys(), level
+    page = PAGE.read_text()
+    assert page == page_with(table(), page), "`python -m support.policy_page` writes the page"
+    assert all(f"`{policy}`" in page for policy in BY_POLICY)
+
+
+def test_words_and_names_are_separated_by_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert changed(
+        subscription_types="exclusive, key_shared",
+        replication_clusters="east,west",
+        schema_compatibility="full",
+    ) == {
+        "subscription_types": ["exclusive", "key_shared"],
+        "replication_clusters": ["east", "west"],
+        "schema_compatibility": "FULL",
+    }
+    assert changed(max_mark_delete_rate="0.5", publish_rate="infinite") == {
+        "max_mark_delete_rate": 0.5,
+        "publish_rate_messages": -1,
+    }
+    for policy, value, text in (
+        ("subscription_types", ["shared", "failover"], "shared,failover"),
+        ("replication_clusters", [], "none"),
+        ("max_mark_delete_rate", 0.5, "0.5"),
+        ("of a newer broker", 7, "7"),
+    ):
+        assert shown(policy, value) == text
+    with pytest.raises(SystemExit):
+        changed(subscription_types="any")
+    assert (
+        "--subscription-types is 'any'; want exclusive, shared, failover, key_shared or inherit"
+        in capsys.readouterr().err
+    )

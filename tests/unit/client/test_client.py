@@ -36,11 +36,12 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "Action Admin AlreadyClosed AlreadyExists AuthenticationFailed AutoFailover "
+        "Action Admin AlreadyClosed AlreadyExists AuthenticationFailed AutoFailover BacklogQuotaExceeded "
         "ChecksumMismatch Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy DiskFull "
         "EntryDamaged EntryUnreadable FinalError FoundPolicies FrameTooLarge InvalidArgument "
         "InvalidCallError InvalidTopicName LookupAgainError MagnetarError MalformedFrame Message "
-        "MessageBatch MessageId MessageLost MessageTooLarge NotAuthorized NotEnoughBookies OutgoingMessage "
+        "MessageBatch MessageId MessageLost MessageTooLarge NotAllowed NotAuthorized NotEmpty NotEnoughBookies "
+        "NotFound OutgoingMessage "
         "PartitionNotFound Policies PolicyInForce Producer ProducerBusy ProducerFenced ProducerQueueFull Reader Receipt "
         "ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SequenceIdError ServiceNotReady "
         "StorageFailed StreamedMessage SubscriptionNotFound TableView TooManyRequests TopicBusy TopicInUse "

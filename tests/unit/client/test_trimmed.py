@@ -19,9 +19,6 @@ from magnetar.client import (
     SubscriptionNotFound,
     connect,
 )
-from magnetar.client.administration import Admin
-from magnetar.proto.commands import GetPolicies
-from magnetar.proto.errors import VersionConflict
 from magnetar.proto.policies import Policies
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import FakeClock, running_broker, settle
@@ -53,7 +50,7 @@ class World:
     async def trim_all(self) -> None:
         """All that is closed is old; what nobody needs of it goes."""
         topic = self.broker.topics[NAME]
-        await topic.set_policies(Policies(retention_ms=1), topic.ledger.list.record.policies_version)
+        await topic.change_policies({"retention_ms": 1})
         self.clock.now += 1_000
         topic.maintain()
         await topic.maintenance.trimmed()
@@ -174,27 +171,6 @@ async def test_policies_are_changed_one_by_one() -> None:
         assert (await client.admin.namespace_policies("public/default")).policies == Policies(
             message_ttl_ms=5
         )
-
-
-async def test_an_update_that_meets_a_conflict_is_made_anew_and_not_for_ever() -> None:
-    conflicts = 3
-
-    class Pool:
-        async def request(self, command: Any, topic: str, payload: bytes = b"") -> Any:
-            nonlocal conflicts
-            if isinstance(command, GetPolicies):
-                return {"policies": {}, "version": 0, "in_force": []}
-            if conflicts:
-                conflicts -= 1
-                raise VersionConflict("changed")
-            return {"version": 1}
-
-    admin: Any = Admin(Pool())  # type: ignore[arg-type]
-    await admin.update_topic_policies("t", {"message_ttl_ms": 5})
-    conflicts = 99
-    with pytest.raises(VersionConflict):
-        await admin.update_topic_policies("t", {"message_ttl_ms": 5})
-    assert conflicts == 94
 
 
 async def test_messages_expire_by_hand() -> None:

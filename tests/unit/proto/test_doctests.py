@@ -6,7 +6,10 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["ids", "frames", "batch", "entry", "commands", "policies", "ranges"])
+@pytest.mark.parametrize(
+    "name",
+    ["ids", "frames", "batch", "entry", "commands", "policies", "policy_table", "policy_shapes", "ranges"],
+)
 def test_worked_cases(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"magnetar.proto.{name}"))
     assert result.attempted > 0

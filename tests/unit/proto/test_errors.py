@@ -21,7 +21,10 @@ PYTHON_S: list[tuple[type[Exception], list[type[MagnetarError]]]] = [
         ],
     ),
     (PermissionError, [errors.NotAuthorized, errors.AuthenticationFailed]),
-    (LookupError, [errors.TopicNotFound, errors.PartitionNotFound, errors.SubscriptionNotFound]),
+    (
+        LookupError,
+        [errors.TopicNotFound, errors.PartitionNotFound, errors.SubscriptionNotFound, errors.NotFound],
+    ),
 ]
 
 

@@ -78,6 +78,9 @@ class Said:
     def commands(self) -> dict[tuple[str, str], Command]:
         return self.done
 
+    async def handler(self) -> None:
+        return None
+
 
 async def one_line(arguments: Mapping[str, str]) -> AsyncIterator[Mapping[str, str]]:
     yield dict(arguments)

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,6 +57,13 @@ class CompactionStats(msgspec.Struct, frozen=True):
     damaged: bool  # the compacted ledger cannot be read: readers get all messages
 
 
+class HasValues(Protocol):
+    """Policies in force."""
+
+    def value(self, policy: str) -> tuple[Any, str]:
+        """See `topics.policies.Resolved`."""
+
+
 class TopicCompaction:
     """Compacts one topic, and has the view of its last compaction. `stop` it in the end."""
 
@@ -66,14 +73,19 @@ class TopicCompaction:
         ledgers: Ledgers,
         settings: BrokerSettings,
         slots: asyncio.Semaphore,
+        policies: Callable[[], HasValues | None],
         now_ms: Callable[[], int],
         switched: Callable[[], None],
     ) -> None:
-        """`slots` of the broker bound the compactions that run at a time. `switched` is called when `view` was replaced."""
+        """`slots` of the broker bound the compactions that run at a time. `policies` None: not known now.
+
+        `switched` is called when `view` was replaced.
+        """
         self._ledger = ledger
         self._ledgers = ledgers
         self._settings = settings
         self._slots = slots
+        self._policies = policies
         self._now_ms = now_ms
         self._switched = switched
         self.view: CompactedView | None = None  # of the ledger that `_pointer` names, once it was opened
@@ -158,7 +170,9 @@ class TopicCompaction:
     @property
     def _threshold_bytes(self) -> int:
         """A backlog of so many bytes makes a compaction due; 0: none begins by itself."""
-        return self._settings.compaction_threshold_bytes
+        policies = self._policies()
+        threshold: int = 0 if policies is None else policies.value("compaction_threshold_bytes")[0]
+        return threshold
 
     def backlog_bytes(self) -> int:
         """Bytes from the horizon on; within the ledger of the horizon they are estimated by the number of entries."""

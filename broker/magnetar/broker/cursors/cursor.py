@@ -147,6 +147,11 @@ class Cursor:
         return True
 
     @property
+    def ledger(self) -> tuple[int, int]:
+        """The ledger that it is written to, and its last entry there; -1 and -1: none now."""
+        return (-1, -1) if self._store is None else self._store.ledger
+
+    @property
     def durable_mark(self) -> Position:
         """Below this nothing is needed, neither now nor after a restart: trimming goes by it."""
         return min(self._durable_mark, self.state.mark_delete)
@@ -196,6 +201,19 @@ class Cursor:
             self.changed(None)
         else:
             self.redeliveries.clear_changes()
+
+    @property
+    def active_ms(self) -> int:
+        """When its subscription had consumers last, as far as that was noted down, or was made."""
+        pointer = None if self._store is None else self._store.pointer
+        return 0 if pointer is None else max(pointer.active_ms, pointer.record.created_ms)
+
+    def keep_active(self, now_ms: int, every_ms: int) -> None:
+        """Its subscription has consumers: stored soon, if what is stored is older than `every_ms`."""
+        if self._store is not None and now_ms - self.active_ms >= every_ms:
+            self._store.pointer.active_ms = now_ms
+            self._dirty = self._snapshot_due = True
+            self.changed(None)
 
     def restore(self) -> None:
         """Leaves a ledger for which there is a better one (`Writer.replaceable`), at this cursor's moment."""

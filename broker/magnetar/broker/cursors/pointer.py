@@ -13,7 +13,7 @@ import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
-from magnetar.proto.errors import DataDirectoryError, VersionConflict
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, VersionConflict
 
 from ..log.records import replace
 
@@ -29,6 +29,7 @@ class PointerRecord(Record):
     properties: dict[str, str]
     trimmed: list[int]  # ledgers that had it and may not be deleted yet
     deleting: bool  # the state does not exist any more; its ledgers may
+    active_ms: int = 0  # of a subscription: when it had consumers last, as far as it was noted down
 
 
 class _Ledgers(msgspec.Struct):
@@ -44,9 +45,12 @@ class Pointer:
     def __init__(self, path: str, metadata: MetadataStore) -> None:
         self.path = path
         self.record = PointerRecord(NO_LEDGER, [], 0, {}, [], False)
+        self.active_ms = 0  # what the next `move` says
         self.damaged = False  # not even its ledgers can be read
         self._metadata = metadata
         self._version = -1
+        # The last write, and the version that it replaces: if it was cancelled, it may have been done.
+        self._written: tuple[int, bytes] | None = None
 
     @property
     def known(self) -> bool:
@@ -63,11 +67,18 @@ class Pointer:
         stored = await self._metadata.get(self.path)
         if stored is None:
             raise DataDirectoryError(f"there is no metadata at {self.path}")
-        if self.known and stored.version != self._version:
+        version, value = self._written or (stored.version, b"")
+        ours = (
+            stored.version == self._version
+            if self.known
+            else stored.version == version or stored.value == value
+        )
+        if not ours:
             raise VersionConflict(f"{self.path} was changed by another owner")
         self._version = stored.version
         try:
             self.record = PointerRecord.decode(stored.value, self.path)
+            self.active_ms = max(self.active_ms, self.record.active_ms)
         except DataDirectoryError:
             self.damaged = True
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
@@ -87,9 +98,17 @@ class Pointer:
         trimmed = old.trimmed
         if old.ledger_id not in (NO_LEDGER, ledger_id):
             trimmed = [*trimmed, old.ledger_id]
-        record = PointerRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
-        self._version = await replace(self._metadata, self.path, record.encode(), self._version)
-        self.record = record
+        record = PointerRecord(
+            ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting, self.active_ms
+        )
+        version, value = self._written = self._version, record.encode()
+        self._version = -1
+        try:
+            self._version = await replace(self._metadata, self.path, value, version)
+        except MagnetarError:
+            self._version = version
+            raise
+        self.record, self._written = record, None
 
     async def delete(self) -> None:
         """The node does not exist any more when this returns."""

@@ -92,7 +92,7 @@ class SnapshotLedger:
         self._kind = kind
         self._name = f"{kind} {path}"
         self._state = state
-        self._pointer = Pointer(path, metadata)
+        self.pointer = Pointer(path, metadata)
         self._ledgers = ledgers
         self._durability = durability
         self._taken_over = taken_over
@@ -109,13 +109,13 @@ class SnapshotLedger:
     @property
     def path(self) -> str:
         """Of the pointer."""
-        return self._pointer.path
+        return self.pointer.path
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
     async def create(self, now_ms: int) -> None:
         """Records the state as a new one; durable when it returns. Raises AlreadyExists."""
-        await self._pointer.create(list(self._state.pieces()), now_ms)
+        await self.pointer.create(list(self._state.pieces()), now_ms)
 
     async def recover(self, apply: Callable[[bytes], Iterable[int]]) -> bool:
         """Takes the state over: gives each piece of it to `apply`, which returns, step by step, how many rows it has.
@@ -124,7 +124,7 @@ class SnapshotLedger:
         state was being deleted: call `delete` then, which is all that can be done after DataDirectoryError as well: the
         pointer is damaged. Any other error may pass, and this may be called again.
         """
-        pointer = self._pointer
+        pointer = self.pointer
         with self._noticing_another_owner():
             await pointer.read()
         if pointer.record.deleting:
@@ -189,6 +189,11 @@ class SnapshotLedger:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
+    def ledger(self) -> tuple[int, int]:
+        """The one that is written to, and its last entry; -1 and -1: none now."""
+        return (-1, -1) if self._writer is None else (self._writer.ledger_id, self._entries - 1)
+
+    @property
     def has_room(self) -> bool:
         """True if a ledger is open that takes changes: `append`. Else `replace`."""
         return self._writer is not None and self._entries < self._max_entries
@@ -230,8 +235,8 @@ class SnapshotLedger:
         if former is not None:
             with contextlib.suppress(MagnetarError):
                 await former.close()
-        if self._pointer.record.trimmed:
-            await delete_ledgers(self._ledgers, self._pointer.record.trimmed, self._name)
+        if self.pointer.record.trimmed:
+            await delete_ledgers(self._ledgers, self.pointer.record.trimmed, self._name)
 
     def _leave_ledger(self) -> None:
         if self._writer is not None:
@@ -258,7 +263,7 @@ class SnapshotLedger:
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
         try:
-            await self._pointer.move(writer.ledger_id, snapshot)
+            await self.pointer.move(writer.ledger_id, snapshot)
         except BaseException:
             writer.detach()  # the stored pointer may name the new ledger, so it stays
             raise
@@ -285,7 +290,7 @@ class SnapshotLedger:
         self._leave_ledger()
         pieces = await self._pieces()
         assert pieces is not None
-        await self._pointer.move(NO_LEDGER, pieces)
+        await self.pointer.move(NO_LEDGER, pieces)
 
     async def _pieces(self, most_bytes: int | None = None) -> list[bytes] | None:
         """The whole state, with a turn of the loop for each piece; None if they have more than `most_bytes`."""
@@ -313,7 +318,7 @@ class SnapshotLedger:
 
         A pointer opens faster than a ledger. Raises what failed: then the next owner recovers the ledger.
         """
-        if changed or (small and self._pointer.record.ledger_id != NO_LEDGER):
+        if changed or (small and self.pointer.record.ledger_id != NO_LEDGER):
             with self._noticing_another_owner():
                 await self._write_pointer()
             await self.delete_former()
@@ -331,7 +336,7 @@ class SnapshotLedger:
 
         Raises TopicBusy if a ledger cannot be deleted yet.
         """
-        pointer = self._pointer
+        pointer = self.pointer
         if not pointer.known:
             with contextlib.suppress(DataDirectoryError), self._noticing_another_owner():
                 await pointer.read()

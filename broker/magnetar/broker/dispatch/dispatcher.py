@@ -136,7 +136,8 @@ class Dispatcher:
                     except Exception:
                         self._delivery_failed(instruction.consumer)
                 elif instruction is None:
-                    break
+                    if core.stop is not Stop.THROTTLED or not self._has_credit():
+                        break
                 elif type(instruction) is TurnOver:
                     self._turn_over = True
                     self._run_at(self._loop.call_soon(self._run_again))
@@ -145,6 +146,8 @@ class Dispatcher:
                     self._carry_out(instruction)
             else:
                 self._run_at(self._loop.call_soon(self._run_again))
+            if core.throttle is not None and core.stop is not Stop.THROTTLED:
+                core.throttle.rest()
             if core.consumers:
                 self._readers.moved(self, core.read_position[:2])
                 if core.stop is Stop.NO_ENTRIES:
@@ -157,6 +160,14 @@ class Dispatcher:
             self._run_at(self._loop.call_later(self._settings.retry_max_ms / 1000, self._run_again))
         finally:
             self._running = False
+
+    def _has_credit(self) -> bool:
+        """False: what its rates let it deliver comes later, and then it goes on."""
+        assert self.core.throttle is not None
+        wait_s = self.core.throttle.ready(self._loop.time())
+        if wait_s > 0:
+            self._run_at(self._loop.call_later(wait_s, self._run_again))
+        return wait_s == 0
 
     def _run_at(self, again: asyncio.Handle) -> None:
         if self._again is not None:

@@ -39,6 +39,7 @@ from ..cursors.cursor import Cursor, DurableCallback
 from ..log.positions import Start, check_start
 from ..log.reading import LedgerReading
 from ..log.records import LedgerInfo
+from ..resources.moving_rates import MovingRates
 from .core.consumer import Consumer, ConsumerPort
 from .core.entry_source import NOT_RECOVERABLE
 from .core.instructions import Pause, Stop
@@ -156,6 +157,7 @@ class Subscription:
         self._lost_consumers = LostConsumers()
         self._closed: MagnetarError | None = None
         self.acked_messages = 0
+        self.rates = MovingRates(4)  # messages and bytes out, redelivered, acknowledged
         self.dropped_messages = 0  # of a non-persistent topic: they left before they were delivered
 
     @property
@@ -416,6 +418,12 @@ class Subscription:
         self.acked_messages += sum(number for number in added if number < MAX_MESSAGES_PER_ENTRY)
         cursor.changed(done)
         self.dispatcher.handle(self._core.acknowledged, consumer, ranges, added, cumulative=cumulative)
+
+    def count_rates(self, now: float) -> None:
+        """Called every few seconds; `now` in seconds of the loop."""
+        core = self._core
+        delivered = core.delivered_messages, core.delivered_bytes, core.redelivered_messages
+        self.rates.look(now, (*delivered, self.acked_messages))
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""

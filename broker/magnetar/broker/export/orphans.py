@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from ..log.records import staged_path
@@ -19,7 +19,7 @@ from ..log.topic_names import list_topics
 from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
-_TOPICS_PER_TURN = 100
+_TOPICS_PER_TURN = 25
 # A store without ranges sends all names of a namespace for each page.
 _TOPICS_PER_PAGE = 10_000
 
@@ -28,10 +28,11 @@ async def find_staged(
     metadata: MetadataStore,
     serves: Callable[[TopicName], bool],
     export_of: Callable[[TopicName], Awaitable[TopicExport]],
+    look: Callable[[TopicName], Awaitable[None]],
 ) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know.
 
-    `serves`: false for another broker's business. `export_of` loads a topic.
+    `serves`: false for another broker's business. `export_of` loads a topic. `look` looks at each for something else.
     """
     after = ""
     while page := await list_topics(metadata, "", after=after, count=_TOPICS_PER_PAGE):
@@ -40,7 +41,12 @@ async def find_staged(
                 await asyncio.sleep(0)
             try:
                 name = TopicName.parse(after)
-                if serves(name) and await metadata.children(staged_path(name), limit=1):
+                if not serves(name):
+                    continue
+                if await metadata.children(staged_path(name), limit=1):
                     await (await export_of(name)).staging.load()
+                await look(name)
+            except TopicNotFound:  # it was deleted meanwhile
+                continue
             except MagnetarError as error:
-                _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", after, error)
+                _log.warning("topic %s cannot be looked at yet: %s", after, error)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -63,6 +63,7 @@ _log = logging.getLogger(__name__)
 
 HEAD_LEDGERS = 100  # 5 KB
 SEGMENT_LEDGERS = 1_000  # 50 KB
+Allow = Callable[[TopicName], Awaitable[Check]]
 _id_of = attrgetter("ledger_id")
 _last_of = attrgetter("last")
 _last_append_of = attrgetter("last_append_ms")  # never falls along a topic
@@ -89,8 +90,10 @@ class LedgerList:
     memory alone (`ring`), there are none.
     """
 
-    def __init__(self, name: TopicName, metadata: MetadataStore) -> None:
+    def __init__(self, name: TopicName, metadata: MetadataStore, allow: Allow | None = None) -> None:
+        """`allow` is asked before the topic is made, for a check of that commit; without it anybody may."""
         self.name = name
+        self._allow = allow
         self.path = topic_path(name)
         self.record = TopicRecord.new(0)  # the head; `ledgers` is to be looked at for what the topic has
         self.archived_ledgers: list[LedgerInfo] = []
@@ -100,6 +103,11 @@ class LedgerList:
         self.highest_id = -1  # of all positions that this list had since it was loaded
         self._metadata = metadata
         self._version = -1
+
+    @property
+    def version(self) -> int:
+        """Of the head."""
+        return self._version
 
     # --- metadata ----------------------------------------------------------------------------------------------------
 
@@ -126,12 +134,16 @@ class LedgerList:
     async def _make(self, create_ms: int) -> bool:
         """Writes the list of a new topic; False: somebody else did. A name is partitioned or not, never both."""
         record = TopicRecord.new(create_ms)
-        unpartitioned = Check(partitioned_path(self.name), None)
+        checks = [Check(partitioned_path(self.name), None)]
+        if self._allow is not None:
+            checks.append(await self._allow(self.name))
         try:
-            await self._metadata.commit([unpartitioned, Create(self.path, record.encode())])
+            await self._metadata.commit([*checks, Create(self.path, record.encode())])
         except AlreadyExists:
             return False
-        except VersionConflict:
+        except VersionConflict as conflict:
+            if conflict.details.get("index") == 1:  # what was allowed may not be any more
+                return False
             raise AlreadyExists(
                 f"{self.name} is a partitioned topic: its partitions have names of their own, such as "
                 f"{self.name.partition_of(0)}"

@@ -6,7 +6,8 @@ the broker works with.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,9 +19,13 @@ from magnetar.proto.policies import Policies
 
 from ..cursors.core.acks import Position
 
+NO_POLICIES = Policies()
 TOPICS_ROOT = "/topics"
 NAMESPACES_ROOT = "/namespaces"
 PARTITIONED_ROOT = "/partitioned"
+CLUSTERS_ROOT = "/clusters"
+DELETIONS_ROOT = "/deletions"
+IF_EMPTY, FORCED = "if empty", "forced"  # see `NamespaceRecord.deletion`
 
 
 def topic_path(name: TopicName) -> str:
@@ -71,6 +76,21 @@ def staged_ledger_path(name: TopicName, stored_id: int) -> str:
 def namespace_path(namespace: str) -> str:
     """Metadata path of what is laid down for a namespace, `tenant/namespace`."""
     return f"{NAMESPACES_ROOT}/{namespace}"
+
+
+def tenant_path(tenant: str) -> str:
+    """Metadata path of a tenant; its namespaces stand below, so that the store deletes none that has any."""
+    return f"{NAMESPACES_ROOT}/{tenant}"
+
+
+def cluster_path(cluster: str) -> str:
+    """Metadata path of what is known of a cluster."""
+    return f"{CLUSTERS_ROOT}/{cluster}"
+
+
+def deletion_path(whole: str) -> str:
+    """Metadata path that says that a tenant, or `tenant/namespace`, is being deleted; every broker watches all of them."""
+    return f"{DELETIONS_ROOT}/{quote(whole, safe='')}"
 
 
 def partitioned_path(name: TopicName) -> str:
@@ -187,8 +207,12 @@ class TopicRecord(Record):
     def new(cls, created_ms: int) -> TopicRecord:
         """The record of a topic without ledgers."""
         return cls(
-            [], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0, None, -1, -1, False, None
+            [], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), NO_POLICIES, 0, None, -1, -1, False, None
         )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.policies == NO_POLICIES:  # 0.6 KB less for each topic
+            self.policies = NO_POLICIES
 
     def compacted_ledgers(self) -> list[int]:
         """Stored ids of the ledgers of compactions that there may be."""
@@ -214,10 +238,36 @@ class SegmentRecord(Record):
     ledgers: list[LedgerInfo]
 
 
-class NamespaceRecord(Record):
-    """A namespace's node."""
+class ClusterRecord(Record):
+    """What Pulsar's tools say of a cluster, this one or another: kept for them, and used by nobody yet."""
+
+    data: dict[str, Any]  # addresses and names as in its JSON
+    peers: list[str]
+
+
+class TenantRecord(Record):
+    """A tenant's node."""
+
+    admin_roles: list[str]
+    allowed_clusters: list[str]
+    created_ms: int
+    deletion: str = ""  # as in NamespaceRecord
+
+
+class NamespaceRecord(Record, omit_defaults=True):
+    """A namespace's node; what has its default is not stored.
+
+    Whoever makes a topic checks the version of this node in the same commit, so none is made once it says `deletion`.
+    """
 
     policies: Policies
+    created_ms: int = 0
+    # Why it is being deleted: IF_EMPTY, which ends when a topic is found, or FORCED, with all it has. "": it is not.
+    deletion: str = ""
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    permissions: dict[str, list[str]] = msgspec.field(default_factory=dict)  # actions by role
+    # The same by topic, where topics have their own.
+    topic_permissions: dict[str, dict[str, list[str]]] = msgspec.field(default_factory=dict)
 
 
 class PartitionedRecord(Record):

@@ -13,10 +13,13 @@ from .records import TOPICS_ROOT
 _log = logging.getLogger(__name__)
 
 
-async def list_topics(metadata: MetadataStore, namespace: str, *, after: str = "", count: int) -> list[str]:
+async def list_topics(
+    metadata: MetadataStore, namespace: str, *, after: str = "", count: int, root: str = TOPICS_ROOT
+) -> list[str]:
     """At most `count` full names behind `after`, ordered by tenant, namespace, domain and name.
 
     `namespace`: `tenant/namespace`, or all if empty. A node whose name no topic can have is left out.
+    `root`: the nodes below PARTITIONED_ROOT are partitioned topics.
     """
     parts = namespace.split("/") if namespace else []
     if namespace and (len(parts) != 2 or not all(parts)):
@@ -25,20 +28,20 @@ async def list_topics(metadata: MetadataStore, namespace: str, *, after: str = "
     if after:
         domain, tenant, its_namespace, name = TopicName.parse(after)
         behind = [tenant, its_namespace, domain, name][len(parts) :]
-    root = "/".join([TOPICS_ROOT, *parts])
+    top = "/".join([root, *parts])
     names: list[str] = []
     more = True
     while more and len(names) < count:
         wanted = count - len(names)
-        paths = await _nodes(metadata, root, 4 - len(parts), behind, wanted)
+        paths = await _nodes(metadata, top, 4 - len(parts), behind, wanted)
         for path in paths:
-            tenant, space, domain, name = path.removeprefix(f"{TOPICS_ROOT}/").split("/")
+            tenant, space, domain, name = path.removeprefix(f"{root}/").split("/")
             try:
                 names.append(str(TopicName.parse(f"{domain}://{tenant}/{space}/{name}")))
             except InvalidTopicName as error:
                 _log.warning("%s is left out of the list of topics: %s", path, error)
         if more := len(paths) == wanted:
-            behind = paths[-1].removeprefix(f"{root}/").split("/")
+            behind = paths[-1].removeprefix(f"{top}/").split("/")
     return names
 
 

@@ -67,6 +67,7 @@ class OwnershipSettings:
     session_timeout_s: float = 4.0
     default_bundles: int = 4  # of a namespace that nobody divided yet
     version: str = ""
+    http: str = ""  # where its HTTP is
 
 
 class State(enum.Enum):
@@ -157,6 +158,7 @@ class BundleOwnership:
             settings.version,
             self.load,
             self.host.problems(),
+            settings.http,
         ).encode()
 
     def _lost(self) -> None:

@@ -33,6 +33,7 @@ class BrokerRow(msgspec.Struct, frozen=True):
     version: str
     load: BrokerLoad
     problems: dict[str, str] = {}
+    http: str = ""
 
     @classmethod
     def of(cls, name: str, record: BrokerRecord) -> BrokerRow:
@@ -184,9 +185,10 @@ class SoleBroker:
     alone = True
     valid = True
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, http: str = "") -> None:
         self._name = name
         self._url = url
+        self._http = http
         self._host: Host | None = None
 
     @property
@@ -220,7 +222,7 @@ class SoleBroker:
     # --- Administration ----------------------------------------------------------------------------------------------
 
     async def brokers(self) -> list[BrokerRow]:
-        return [BrokerRow(self._name, self._url, "", "", READY, 0, "", BrokerLoad())]
+        return [BrokerRow(self._name, self._url, "", "", READY, 0, "", BrokerLoad(), {}, self._http)]
 
     async def balancer(self) -> str:
         return ""

@@ -72,6 +72,7 @@ class BrokerRecord(Record):
     version: str  # of the software
     load: BrokerLoad
     problems: dict[str, str]  # what is wrong there, by what it is about
+    http: str = ""  # where its HTTP is
 
 
 class BoundsRecord(Record):

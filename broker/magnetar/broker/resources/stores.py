@@ -119,6 +119,12 @@ class Bookies(Protocol):
     def writable(self) -> Sequence[str]:
         """Ids of the bookies that take new entries."""
 
+    def refusals(self) -> Mapping[str, str]:
+        """Why each of the others takes none."""
+
+    def free_bytes(self, bookie: str) -> int:
+        """Its free space; 0 if it is not known."""
+
     def address(self, bookie: str) -> tuple[str, int]:
         """Where it listens. Raises BookieUnavailable if nobody knows."""
 

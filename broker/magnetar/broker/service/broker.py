@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
-from magnetar.proto.errors import InvalidArgument, MagnetarError
-from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName, check_subscription_name
-from magnetar.proto.policies import Policies
+from magnetar.proto.errors import AlreadyExists, InvalidArgument, MagnetarError
+from magnetar.proto.ids import (
+    NO_PARTITION,
+    MessageId,
+    TopicName,
+    check_namespace,
+    check_subscription_name,
+)
 
 from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
@@ -17,15 +23,19 @@ from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
+from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.policies import Resolved, check_namespace, check_possible, of_broker
+from ..topics.policies import ABSENT, ALL_BROKERS, Resolved, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
+from .admin import AdminService
+from .diagnosis import Busiest, BusyTopic, Diagnosis, bookie_rows, busiest, busy_topics, diagnose
 from .ledgers import LedgerService
 from .operations import on_cluster, on_consumer, on_namespace, on_stored_topic, on_topic
 from .results import (
+    BookiesFound,
     BrokersFound,
     BundlesFound,
     ConsumerOpened,
@@ -39,8 +49,10 @@ from .results import (
     TopicStats,
 )
 from .stats import TopicOffsets, backlog, topic_stats
+from .tenancy import TenancyService
 
 MAX_TOPICS_PER_PAGE = 1_000
+MAX_BUSIEST = 100
 
 
 class BrokerService:
@@ -49,6 +61,8 @@ class BrokerService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.ledgers = LedgerService(broker)
+        self.admin = AdminService(broker)
+        self.tenancy = TenancyService(broker)
 
     @property
     def settings(self) -> BrokerSettings:
@@ -106,9 +120,12 @@ class BrokerService:
         Raises ConsumerBusy, TopicNotFound, InvalidArgument.
         """
         asked.check()
+        topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
+        topic.limits.check_subscribing(asked.subscription, asked.name)
         if not asked.name:
             asked = asked._replace(name=self._broker.generate_name())
-        topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
+        if asked.durable and topic.name.persistent:
+            self._broker.creation.check_subscription(topic, asked.subscription)
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")
@@ -151,9 +168,12 @@ class BrokerService:
         return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
-    async def partitions(self, name: TopicName) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made."""
-        return await self._broker.partitioned.count(name)
+    async def partitions(self, name: TopicName, *, create: bool = False) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made.
+
+        `create`: it is about to be used, which makes it with partitions where there is none and policies say so.
+        """
+        return await self._broker.partitions(name, create=create)
 
     @on_topic("lookup")
     async def watch_partitions(
@@ -199,11 +219,16 @@ class BrokerService:
         return compaction.stats()
 
     @on_topic("create_topic")
-    async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
-        """Makes a topic, or finds it there; 0: one that is not partitioned.
+    async def create_topic(self, name: TopicName, *, partitions: int = 0, new: bool = False) -> None:
+        """Makes a topic, or finds it there unless it is to be `new`; 0: one that is not partitioned.
 
-        Raises TopicBusy, InvalidArgument, and AlreadyExists if there is one of the name with another number of partitions.
+        Raises TopicBusy, InvalidArgument, and AlreadyExists if there is one of the name with another number of partitions,
+        or, as NotFound without the namespace, if it is to be new.
         """
+        if new:
+            await self._broker.objects.get(NAMESPACE, name.full_namespace)
+            if (await self._broker.partitioned.read(name)).partitions or await self._broker.exists(name):
+                raise AlreadyExists(f"This topic already exists: {name}")
         if partitions:
             await self._broker.partitioned.create(name, partitions)
         elif name.partition == NO_PARTITION:
@@ -233,6 +258,8 @@ class BrokerService:
         if name.partition == NO_PARTITION and not dry:
             left = await self._broker.partitioned.delete(name)
             if left is not None:
+                if not left:
+                    await self._broker.objects.forget_topic(name)
                 return PartitionsLeft(left)
         elif not dry:
             await self._broker.partitioned.check_deletable(name)
@@ -254,47 +281,66 @@ class BrokerService:
         return PoliciesFound(in_force.levels[0][1], version, in_force.rows())
 
     @on_stored_topic("set_policies")
-    async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict, InvalidArgument."""
+    async def change_topic_policies(self, name: TopicName, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`; the new version. Raises TopicNotFound, InvalidArgument."""
         before, _, change = await self._policies_of(name)
-        await self._check_possible(before, policies.check_topic())
-        return await change(policies, version)
+        await self._check_possible(before, changes, "topic")
+        return await change(changes)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
         """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
-        policies, version = await self._broker.namespaces.read(check_namespace(namespace))
-        return PoliciesFound(policies, version, self._of_namespace(policies).rows())
+        await self._broker.objects.get(NAMESPACE, namespace)
+        policies, version = await self._broker.namespaces.read(namespace)
+        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(namespace)).rows())
 
     @on_namespace("set_policies")
-    async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict, InvalidArgument."""
-        before, _ = await self._broker.namespaces.read(check_namespace(namespace))
-        await self._check_possible(self._of_namespace(before), policies)
-        return await self._broker.namespaces.set(namespace, policies, version)
+    async def change_namespace_policies(
+        self, namespace: str, changes: Mapping[str, Any], *, make: bool = False
+    ) -> int:
+        """As `Policies.changed`; the new version. Raises NotFound, InvalidArgument.
+
+        `make`: of a namespace that its first topic would make as well.
+        """
+        if make:
+            await self._broker.creation.existing(namespace)
+        found = await self._broker.objects.get(NAMESPACE, namespace)
+        before = await self._broker.namespaces.in_force(namespace)
+        await self._check_possible(before, changes, "namespace")
+        return await self._broker.namespaces.change(namespace, changes, exists=found.version != ABSENT)
+
+    @on_cluster("get_policies")
+    async def broker_policies(self) -> PoliciesFound:
+        """Those that are set for all brokers, and what is in force for topics whose namespaces have none."""
+        policies, version = await self._broker.namespaces.read(ALL_BROKERS)
+        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(ALL_BROKERS)).rows())
+
+    @on_cluster("set_policies")
+    async def change_broker_policies(self, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`; the new version. Raises InvalidArgument."""
+        before = await self._broker.namespaces.in_force(ALL_BROKERS)
+        await self._check_possible(before, changes, "broker")
+        return await self._broker.namespaces.change(ALL_BROKERS, changes)
 
     async def _policies_of(
         self, name: TopicName
-    ) -> tuple[Resolved, int, Callable[[Policies, int], Awaitable[int]]]:
+    ) -> tuple[Resolved, int, Callable[[Mapping[str, Any]], Awaitable[int]]]:
         """In force for a topic or a partition, or by the record of a partitioned topic; their version; what changes them."""
         partitioned = self._broker.partitioned
         if name.partition == NO_PARTITION and not self._broker.has(name):
             whole = await partitioned.read(name)
             if whole.partitions:
-                above = await self._broker.namespaces.read(name.full_namespace)
-                levels = (("topic", whole.policies), ("namespace", above.policies), of_broker(self.settings))
+                above = await self._broker.namespaces.in_force(name.full_namespace)
                 return (
-                    Resolved(levels),
+                    Resolved((("topic", whole.policies), *above.levels)),
                     whole.record.policies_version,
-                    partial(partitioned.set_policies, name),
+                    partial(partitioned.change_policies, name),
                 )
         topic = await self._broker.known(name)
-        return await topic.policies.read(), topic.ledger.list.record.policies_version, topic.set_policies
+        return await topic.policies.read(), topic.ledger.list.record.policies_version, topic.change_policies
 
-    def _of_namespace(self, policies: Policies) -> Resolved:
-        return Resolved((("namespace", policies), of_broker(self.settings)))
-
-    async def _check_possible(self, before: Resolved, policies: Policies) -> None:
+    async def _check_possible(self, before: Resolved, changes: Mapping[str, Any], level: str) -> None:
+        policies = before.levels[0][1].changed(changes).check_level(level)
         groups = [broker.group for broker in await self._broker.ownership.administration.brokers()]
         check_possible(self._broker.ledgers, groups, before, policies)
 
@@ -377,6 +423,33 @@ class BrokerService:
         """All brokers of the cluster."""
         administration = self._broker.ownership.administration
         return BrokersFound(await administration.brokers(), await administration.balancer())
+
+    @on_cluster("list_bookies")
+    async def list_bookies(self) -> BookiesFound:
+        """All bookies that are known here."""
+        return BookiesFound(bookie_rows(self._broker.bookies))
+
+    @on_cluster("list_brokers")
+    async def broker_figures(self) -> dict[str, float]:
+        """Counters and gauges of this broker."""
+        return self._broker.figures()
+
+    @on_cluster("list_busiest")
+    async def loaded_topics(self) -> list[BusyTopic]:
+        """All topics of this broker, with their rates."""
+        return [one async for one in busy_topics(self._broker)]
+
+    @on_cluster("diagnose")
+    async def diagnose(self) -> Diagnosis:
+        """What is wrong at this broker, and what it knows to be wrong elsewhere."""
+        return await diagnose(self._broker, self._broker.trouble())
+
+    @on_cluster("list_busiest")
+    async def list_busiest(self, *, count: int = 10) -> Busiest:
+        """Of this broker. Raises InvalidArgument."""
+        if not 0 < count <= MAX_BUSIEST:
+            raise InvalidArgument(f"the {count} busiest cannot be listed; want 1 to {MAX_BUSIEST}")
+        return await busiest(self._broker, count)
 
     @on_namespace("list_bundles")
     async def list_bundles(self, namespace: str) -> BundlesFound:

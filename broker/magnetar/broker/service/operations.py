@@ -39,7 +39,9 @@ class Operation(NamedTuple):
     """A row of `OPERATIONS`."""
 
     permission: str
-    resource: str  # what the resource is: "topic", "topic of the consumer", "namespace" or "cluster"
+    resource: (
+        str  # what the resource is: "topic", "topic of the consumer", "namespace", "tenant" or "cluster"
+    )
 
 
 OPERATIONS: dict[str, Operation] = {}  # by the qualified name of the method
@@ -108,6 +110,7 @@ on_stored_topic = _On("topic", _stored)
 on_consumer = _On("topic of the consumer", _opened)
 # A namespace `tenant/namespace`, or "" for all.
 on_namespace = _On("namespace", _namespace)
+on_tenant = _On("tenant", _namespace)
 
 
 def on_cluster(

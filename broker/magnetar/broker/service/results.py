@@ -46,6 +46,25 @@ class BundlesFound(msgspec.Struct, frozen=True):
     bundles: list[BundleRow]
 
 
+class BookieRow(msgspec.Struct, frozen=True):
+    """A bookie, as far as this broker knows."""
+
+    name: str
+    address: str  # host:port; "": not known
+    writable: bool
+    reason: str  # why it takes no new entries; "" if it does
+    free_bytes: int  # 0: not known
+    rack: str
+    zone: str
+    group: str
+
+
+class BookiesFound(msgspec.Struct, frozen=True):
+    """The bookies that this broker writes to, or would, by name."""
+
+    bookies: list[BookieRow]
+
+
 class TopicPage(msgspec.Struct, frozen=True):
     """Full names, sorted."""
 
@@ -60,6 +79,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
     epoch: int
     access_mode: str
     topic_epoch: int  # under which it has the topic for itself; -1: it is one of several
+    address: str  # host:port
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -100,6 +120,7 @@ class ConsumerStats(msgspec.Struct, frozen=True):
     """A connected consumer."""
 
     name: str
+    address: str  # host:port
     active: bool  # false: a failover consumer that waits for its place
     priority_level: int
     draining_slots: int  # key_shared: owned by others now, and wait for what this one has unacknowledged
@@ -124,6 +145,12 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     backlog_bytes: int  # of all that lies behind the mark-delete position
     acknowledged_ranges: int
     acknowledged_messages: int
+    messages_out: int  # these two since the topic was loaded
+    bytes_out: int
+    message_rate_out: float  # these four a second, of the last ten seconds or a little more
+    byte_rate_out: float
+    redelivery_rate: float
+    acknowledge_rate: float
     redelivery_messages: int
     # Wait for their delivery time; some may be acknowledged. 0 for types that do not wait.
     delayed_messages: int
@@ -140,8 +167,14 @@ class TopicStats(msgspec.Struct, frozen=True):
 
     topic: str
     state: str
-    messages_in: int
+    messages_in: int  # these four since it was loaded
     bytes_in: int
+    messages_out: int  # to all subscriptions together
+    bytes_out: int
+    message_rate_in: float  # these four a second, of the last ten seconds or a little more
+    byte_rate_in: float
+    message_rate_out: float
+    byte_rate_out: float
     duplicate_messages: int  # since it was loaded: sent again, and not stored again
     dropped_messages: (
         int  # of a non-persistent topic: they left before a subscription had them, summed over subscriptions

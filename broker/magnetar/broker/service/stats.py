@@ -39,11 +39,18 @@ async def topic_stats(topic: Topic) -> TopicStats:
     ledgers, archived = ledger.ledgers, ledger.archived_ledgers
     retained = topic.retention.trimmed_until()
     offsets = TopicOffsets(topic)
+    rates = topic.rates.per_second
     return TopicStats(
         topic=str(topic.name),
         state=topic.ledger.appending.state.value,
         messages_in=topic.messages_in,
         bytes_in=topic.bytes_in,
+        messages_out=topic.dispatched.messages_out,
+        bytes_out=topic.dispatched.bytes_out,
+        message_rate_in=rates[0],
+        byte_rate_in=rates[1],
+        message_rate_out=rates[2],
+        byte_rate_out=rates[3],
         duplicate_messages=topic.deduplication.duplicates,
         dropped_messages=topic.dispatched.dropped_messages,
         stored_messages=total - (ledgers[0].first_index if ledgers else total),
@@ -61,7 +68,13 @@ async def topic_stats(topic: Topic) -> TopicStats:
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),
         producers=[
-            ProducerStats(session.name, session.epoch, session.access_mode, session.topic_epoch)
+            ProducerStats(
+                session.name,
+                session.epoch,
+                session.access_mode,
+                session.topic_epoch,
+                session.port.peer.address,
+            )
             for session in topic.producers
             if session.active
         ],
@@ -126,6 +139,7 @@ async def _subscription_stats(
     dispatch = subscription.dispatcher.core
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
+    rates = subscription.rates.per_second
     return SubscriptionStats(
         type=subscription.type,
         durable=subscription.durable,
@@ -136,6 +150,12 @@ async def _subscription_stats(
         backlog_bytes=left.size,
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
+        messages_out=dispatch.delivered_messages,
+        bytes_out=dispatch.delivered_bytes,
+        message_rate_out=rates[0],
+        byte_rate_out=rates[1],
+        redelivery_rate=rates[2],
+        acknowledge_rate=rates[3],
         delayed_messages=topic.delays.messages_from(mark) if dispatch.tracker.individual_acks else 0,
         redelivery_messages=dispatch.tracker.replay_messages,
         unacked_messages=dispatch.tracker.unacked_messages,
@@ -149,6 +169,7 @@ async def _subscription_stats(
         consumers=[
             ConsumerStats(
                 name=consumer.name,
+                address=consumer.port.peer.address,
                 active=dispatch.active in (None, consumer),
                 priority_level=consumer.priority_level,
                 draining_slots=draining.get(consumer.name, 0),

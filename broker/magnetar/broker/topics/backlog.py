@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
@@ -98,6 +98,35 @@ async def find_skip(ledgers: LedgerList, state: AckState, read_entry: ReadEntry,
     return Skip(position, count - left)
 
 
+async def unacknowledged_runs(ledgers: LedgerList, state: AckState) -> AsyncIterator[tuple[int, int, int]]:
+    """Ledger, first and last entry of runs of entries that are not acknowledged as a whole. Reads nothing."""
+    position = ledgers.normalise(state.mark_delete)
+    while ledgers.is_confirmed(*position[:2]):
+        ledger, first, _ = position
+        info = ledgers.info(ledger)
+        assert info is not None
+        for number, (start, end) in enumerate(
+            _gaps(state.acked.by_ledger.get(ledger), first, info.entries - 1)
+        ):
+            if number % _RANGES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            yield ledger, start, end
+        end_of_ledger = (ledger, info.entries, 0)
+        position = ledgers.normalise(end_of_ledger)
+        if position == end_of_ledger:
+            break
+
+
+def _gaps(acked: RangeBlocks | None, first: int, last: int) -> list[Range]:
+    """Runs of entries that are not acknowledged as a whole, both ends included."""
+    whole = RangeSet()
+    for start, end in acked or ():
+        first_whole, behind = (start + _LAST_INDEX) >> INDEX_BITS, (end + 1) >> INDEX_BITS
+        if first_whole < behind:
+            whole.add(first_whole, behind - 1)
+    return whole.gaps(first, last)
+
+
 class CountingReads:
     """Reads entries to count messages: those in memory, and MAX_COUNTING_READS others in all, none of an archived ledger."""
 
@@ -163,12 +192,7 @@ class _GapCounter:
 
     def gaps(self, first: int) -> list[Range]:
         """Runs of entries from `first` on that are not acknowledged as a whole, both ends included."""
-        whole = RangeSet()
-        for start, end in self._acked:
-            first_whole, behind = (start + _LAST_INDEX) >> INDEX_BITS, (end + 1) >> INDEX_BITS
-            if first_whole < behind:
-                whole.add(first_whole, behind - 1)
-        return whole.gaps(first, self.entries - 1)
+        return _gaps(self._acked, first, self.entries - 1)
 
     async def _look_at(self, first: int, last: int) -> None:
         """Counts what is acknowledged in part of a gap's entries; reads those whose end is."""

@@ -90,11 +90,13 @@ class GatheredEntry:
         self._numbers: dict[str, int] = {}
         self._name_bytes = 0
 
-    def fits(self, session: ProducerSession, messages: int, size: int, max_bytes: int) -> bool:
+    def fits(
+        self, session: ProducerSession, messages: int, size: int, max_messages: int, max_bytes: int
+    ) -> bool:
         """True if that much more of `session` may go into this entry."""
         return (
             self.size + size <= max_bytes
-            and self.messages + messages <= MAX_MESSAGES_PER_BATCH
+            and self.messages + messages <= max_messages
             and (session.name in self._numbers or self._name_bytes < MAX_NAME_BYTES)
         )
 
@@ -209,14 +211,19 @@ def first_too_large(
 class Coalescer:
     """The queue in front of a topic's ledger."""
 
-    __slots__ = ("_entries", "_max_bytes")
+    __slots__ = ("_entries", "_max_bytes", "_max_messages")
 
     def __init__(self, max_entry_bytes: int) -> None:
-        self._max_bytes = max_entry_bytes
+        self.limit(MAX_MESSAGES_PER_BATCH, max_entry_bytes)
         self._entries: list[GatheredEntry] = []  # max_topic_publish_bytes of them at most: a few
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+    def limit(self, max_messages: int, max_bytes: int) -> None:
+        """What entries gather from now on: more than that only as one group."""
+        self._max_messages = min(max_messages, MAX_MESSAGES_PER_BATCH)
+        self._max_bytes = max_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     @property
     def queued_bytes(self) -> int:
@@ -231,8 +238,10 @@ class Coalescer:
     def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool) -> None:
         """Queues a run. `whole`: it is one group, which is never divided into several entries."""
         entries = self._entries
-        if not entries or not entries[-1].fits(session, totals.messages, totals.size, self._max_bytes):
-            if not whole and (totals.size > self._max_bytes or totals.messages > MAX_MESSAGES_PER_BATCH):
+        if not entries or not entries[-1].fits(
+            session, totals.messages, totals.size, self._max_messages, self._max_bytes
+        ):
+            if not whole and (totals.size > self._max_bytes or totals.messages > self._max_messages):
                 self._add_divided(session, groups)
                 return
             entries.append(GatheredEntry())
@@ -245,7 +254,7 @@ class Coalescer:
         for position, batch in enumerate(batches):
             more = len(batch) + ROW_BYTES
             if position > start and (
-                size + more > self._max_bytes or messages + counts[position] > MAX_MESSAGES_PER_BATCH
+                size + more > self._max_bytes or messages + counts[position] > self._max_messages
             ):
                 self._add_part(session, groups.part(start, position))
                 start, messages, size = position, 0, 0

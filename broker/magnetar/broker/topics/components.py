@@ -10,12 +10,14 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
+from ..log.ledger_list import Allow
 from ..log.reading import ArchiveReader
 from ..log.ring import Rings
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
+from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from .partitions import PartitionedTopics
@@ -55,3 +57,6 @@ class Components(NamedTuple):
     compactions: asyncio.Semaphore  # a slot for each that may run at once
     ownership: Ownership
     rings: Rings
+    publish_rates: Buckets  # of all topics together
+    dispatch_rates: Buckets
+    allow_topic: Allow  # before a topic is made

@@ -84,6 +84,8 @@ class Deduplication:
         """Perhaps it is to be on now, or off."""
         if self._stopped:  # what is stored is the next owner's
             return
+        if self._opened is not None:
+            self._opened.every_entries = self._snapshot_entries()
         if self._wanted() or self._opened is not None or self._found or self._left_over:
             self._jobs.begin("deduplication", self._follow_policy)
 
@@ -95,6 +97,12 @@ class Deduplication:
             return None
         wanted: bool = found.value("deduplication")[0]
         return wanted
+
+    def _snapshot_entries(self) -> int:
+        found = self._policies.in_force()
+        name = "deduplication_snapshot_entries"
+        entries: int = getattr(self._settings, name) if found is None else found.value(name)[0]
+        return entries
 
     async def _follow_policy(self) -> None:
         settings = self._settings
@@ -112,7 +120,7 @@ class Deduplication:
                     self._opened = await self._states.open(
                         KIND,
                         self,
-                        every_entries=settings.deduplication_snapshot_entries,
+                        every_entries=self._snapshot_entries(),
                         interval_ms=settings.deduplication_snapshot_interval_ms,
                     )
                     self._found = False

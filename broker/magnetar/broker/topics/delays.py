@@ -12,8 +12,9 @@ before the first of them. What is stored are rows of the index. Of what is read 
 read positions of all subscriptions are before them then. A piece stays true: what is released is due, and what is trimmed
 nobody asks for.
 
-The timer looks at the wall clock, at least once a second, since that may jump; what is due is released some 10 ms at once. A
-defect in here ends the topic on this broker: its next owner makes the index of what is stored.
+The timer looks at the wall clock, at least once a second, since that may jump; what is due is released together with what
+becomes due within `delayed_delivery_tick_ms`. While the policy `delayed_delivery` is off everything is due. A defect in here
+ends the topic on this broker: its next owner makes the index of what is stored.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
     TopicNotServed,
 )
+from magnetar.proto.policy_table import BY_POLICY
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.quantities import counted, format_duration
 from magnetar.runtime.tasks import TaskSet
@@ -49,6 +51,7 @@ EVERY_ENTRIES, INTERVAL_MS = 1_000, 120_000  # as for other states of a log
 _COST_OF_A_ROW = 4  # to read it back, in rows of a cursor: other topics have their turn after 1,024, 0.2 ms
 _BETWEEN_SWEEPS_S = 0.01
 _PAUSE_S = 0.001
+_FOR_EVER_MS = 1 << 52  # as a time: after any delivery time
 _LONGEST_WAIT_S = 1.0
 
 
@@ -208,7 +211,7 @@ class TopicDelays:
         assert self.index is not None
         key = (ledger_id, entry_id)
         if entry.flags & ENTRY_DELAYED and not self.index.withheld(key):
-            now_ms = self._clock.now_ms()
+            now_ms = self._now_ms()
             runs: list[DelayedRun] = []
             for position, extensions in entry_extensions(entry).items():
                 due_ms, first = extensions.deliver_at_ms, entry.batch_start_index(position)
@@ -225,7 +228,7 @@ class TopicDelays:
     def apply(self, piece: bytes) -> Iterable[int]:
         """Rows of a piece, but for those that are due."""
         assert self.index is not None
-        for rows in self.index.apply(piece, self._clock.now_ms()):
+        for rows in self.index.apply(piece, self._now_ms()):
             yield _COST_OF_A_ROW * rows
 
     def pieces(self) -> Iterator[bytes]:
@@ -245,6 +248,16 @@ class TopicDelays:
 
     # --- time --------------------------------------------------------------------------------------------------------
 
+    def _now_ms(self) -> int:
+        """What has a delivery time until then is due."""
+        return self._clock.now_ms() if self._policy("delayed_delivery") else _FOR_EVER_MS
+
+    def _policy(self, policy: str) -> int:
+        """While policies are not known delivery times are heeded."""
+        policies = self._policies()
+        found: int = BY_POLICY[policy].default if policies is None else policies.value(policy)[0]
+        return found
+
     def _arm(self) -> None:
         """Sets the timer, unless it is set for an earlier time."""
         next_ms = None if self.index is None or not self.whole else self.index.next_ms
@@ -253,8 +266,10 @@ class TopicDelays:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = next_ms
-        wait_s = min((next_ms - self._clock.now_ms()) / 1000, _LONGEST_WAIT_S)
-        at_s = max(self._loop.time() + wait_s, self._swept_s + _BETWEEN_SWEEPS_S)
+        wait_s = min((next_ms - self._now_ms()) / 1000, _LONGEST_WAIT_S)
+        at_s = max(
+            self._loop.time() + wait_s, self._swept_s + self._policy("delayed_delivery_tick_ms") / 1000
+        )
         self._timer = self._loop.call_at(at_s, self._sweep)
 
     def _sweep(self) -> None:
@@ -263,7 +278,7 @@ class TopicDelays:
             return
         self._swept_s = self._loop.time()
         try:
-            runs, more = self.index.take_due(self._clock.now_ms())
+            runs, more = self.index.take_due(self._now_ms())
             if runs:
                 self._released(runs)
             if more and not self._ended:

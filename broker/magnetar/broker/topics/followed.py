@@ -20,6 +20,7 @@ from magnetar.runtime.tasks import Jobs
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 5.0
+_LISTENERS_PER_TURN = 20  # each of which may take 0.2 ms
 T = TypeVar("T")
 
 
@@ -81,15 +82,23 @@ class Followed(Generic[T]):
             self.known(name)
 
     async def _learn(self, name: str) -> None:
-        watched = self._watched.of(name)
-        try:
-            while watched.known is None:
-                await watched.get()
-        except MagnetarError as error:
-            _log.warning("%s %s cannot be read, %s: %s", self._what, name, self._meanwhile, error)
-            asyncio.get_running_loop().call_later(_PAUSE_S, self._changed, name)
-            return
-        for changed in list(self._listeners.get(name, ())):
+        watched, told = self._watched.of(name), None
+        while told is None or watched.known is not told:  # it may change again while they are told
+            try:
+                while (told := watched.known) is None:
+                    await watched.get()
+            except MagnetarError as error:
+                _log.warning("%s %s cannot be read, %s: %s", self._what, name, self._meanwhile, error)
+                asyncio.get_running_loop().call_later(_PAUSE_S, self._changed, name)
+                return
+            await self._tell(name)
+
+    async def _tell(self, name: str) -> None:
+        for number, changed in enumerate(list(self._listeners.get(name, ())), 1):
+            if number % _LISTENERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if changed not in self._listeners.get(name, ()):
+                continue  # it has ended meanwhile
             try:
                 changed()
             except Exception:  # costs its own topic only (rule 48)

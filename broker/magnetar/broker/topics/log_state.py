@@ -147,7 +147,7 @@ class StoredLogState:
         self._state = state
         self._ledger = ledger
         self._components = components
-        self._every_entries = every_entries
+        self.every_entries = every_entries
         self._interval_ms = interval_ms
         self._loop = asyncio.get_running_loop()
         self._name = f"{kind} state of topic {ledger.name}"
@@ -303,7 +303,7 @@ class StoredLogState:
             self._state.confirmed(ledger_id, entry_id, context)
             self._place = (ledger_id, entry_id + 1)
             self._unwritten += 1
-            if self._task is None and (self._timer is None or self._unwritten >= self._every_entries):
+            if self._task is None and (self._timer is None or self._unwritten >= self.every_entries):
                 self._idle()
 
     @property
@@ -324,7 +324,7 @@ class StoredLogState:
     def _idle(self) -> None:
         """Nothing is under way: the next write begins now, or in a while."""
         self._task = None
-        if self._unwritten >= self._every_entries:
+        if self._unwritten >= self.every_entries:
             self._begin_write()
         elif self._unwritten and self._timer is None and not self._closing.is_set():
             self._timer = self._loop.call_later(self._interval_ms / 1000, self._begin_write)

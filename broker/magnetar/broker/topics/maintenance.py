@@ -119,7 +119,7 @@ class Maintenance:
         """What cannot be read or written now is left to the next round."""
         for ttl_ms, subscriptions in self._by_ttl().items():
             try:
-                await self._expire_all(subscriptions, self._clock.now_ms() - ttl_ms)
+                await self.expire_all(subscriptions, self._clock.now_ms() - ttl_ms)
             except MagnetarError as error:
                 _log.warning(
                     "topic %s: messages older than %d ms do not expire yet: %s",
@@ -128,8 +128,13 @@ class Maintenance:
                     error,
                 )
 
-    async def _expire_all(self, subscriptions: Iterable[Subscription], before_ms: int) -> None:
-        position = await self._find(before_ms, min(one.cursor.state.mark_delete for one in subscriptions))
+    async def expire_all(self, subscriptions: Iterable[Subscription], before_ms: int) -> None:
+        """They acknowledge what was stored before a time."""
+        mark = min(one.cursor.state.mark_delete for one in subscriptions)
+        await self.advance(subscriptions, await self._find(before_ms, mark))
+
+    async def advance(self, subscriptions: Iterable[Subscription], position: Position) -> None:
+        """They acknowledge all before a position, as far as they can be moved now."""
 
         async def found() -> Position:
             return position

@@ -19,8 +19,8 @@ its policies. "Partitioned or not" is decided by the store: each kind is made un
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ from ..log.records import (
     topic_path,
 )
 from .followed import Followed
-from .policies import ABSENT, policies_conflict
+from .policies import ABSENT
 from .watches import TopicWatches
 
 _CREATED_AT_ONCE = 200  # nodes of one commit: 100 KB
@@ -86,8 +86,15 @@ class PartitionedTopic(NamedTuple):
 class PartitionedTopics:
     """See the module docstring. `followed` is to be closed in the end."""
 
-    def __init__(self, metadata: MetadataStore, clock: Clock, watches: TopicWatches) -> None:
-        """`watches` are told of partitions that were made."""
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        watches: TopicWatches,
+        allow: Callable[[TopicName, int], Awaitable[Check]],
+    ) -> None:
+        """`watches` are told of partitions that were made; `allow` is asked before, for a check of that commit."""
+        self._allow = allow
         self._metadata = metadata
         self._clock = clock
         self._watches = watches
@@ -181,18 +188,19 @@ class PartitionedTopics:
     async def create(self, name: TopicName, partitions: int) -> None:
         """Makes it, or finds it with so many partitions. Raises AlreadyExists, InvalidArgument, TopicBusy."""
         _check_partitions(name, partitions)
-        found = await self.read(name)
-        if found.version == ABSENT:
+        while (found := await self.read(name)).version == ABSENT:
             record, path = PartitionedRecord.new(self._clock.now_ms()), partitioned_path(name)
+            checks = [Check(topic_path(name), None), await self._allow(name, partitions)]
             try:
-                await self._metadata.commit([Check(topic_path(name), None), Create(path, record.encode())])
-            except VersionConflict:
+                await self._metadata.commit([*checks, Create(path, record.encode())])
+            except VersionConflict as conflict:
+                if conflict.details.get("index") == 1:  # what was allowed may not be any more
+                    continue
                 raise AlreadyExists(
                     f"topic {name} exists and is not partitioned; delete it first, or choose another name"
                 ) from None
             except AlreadyExists:
                 pass  # somebody else makes it
-            found = await self.read(name)
         if not found.exists:
             raise TopicBusy(
                 f"{name} is being deleted; delete it again if nobody does any more, then create it"
@@ -332,22 +340,33 @@ class PartitionedTopics:
             after = names[-1] if names else after
         return sorted(found)
 
-    async def set_policies(self, name: TopicName, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict, unless it has just these, and TopicNotFound."""
-        found = await self.read(name)
-        if not found.exists:
-            raise await self.missing(name)
-        record = found.record
-        if record.policies_version != version:
-            if record.policies == policies:
+    async def change_policies(self, name: TopicName, changes: Mapping[str, Any]) -> int:
+        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises TopicNotFound."""
+        while True:
+            found = await self.read(name)
+            if not found.exists:
+                raise await self.missing(name)
+            record, version = found.record, found.record.policies_version + 1
+            policies = record.policies.changed(changes)
+            if policies == record.policies:
                 return record.policies_version
-            raise policies_conflict(f"topic {name}")
-        changed = msgspec.structs.replace(record, policies=policies, policies_version=version + 1)
-        try:
-            await self._replace(name, changed, found.version)
-        except VersionConflict:
-            raise policies_conflict(f"topic {name}") from None
-        return changed.policies_version
+            changed = msgspec.structs.replace(record, policies=policies, policies_version=version)
+            with contextlib.suppress(VersionConflict):
+                await self._replace(name, changed, found.version)
+                return version
+
+    async def change_properties(
+        self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        """Of what is stored when nobody else changes it. Raises TopicNotFound."""
+        while True:
+            found = await self.read(name)
+            if not found.exists:
+                raise await self.missing(name)
+            changed = msgspec.structs.replace(found.record, properties=change(found.record.properties))
+            with contextlib.suppress(VersionConflict):
+                await self._replace(name, changed, found.version)
+                return
 
     async def _replace(self, name: TopicName, record: PartitionedRecord, version: int) -> int:
         try:

@@ -10,11 +10,13 @@ would delete what the namespace says is to be kept, or store fewer copies than i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
@@ -22,11 +24,13 @@ from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     NotEnoughBookies,
+    NotFound,
     ServiceNotReady,
     VersionConflict,
 )
 from magnetar.proto.ids import NO_PARTITION, TopicName
-from magnetar.proto.policies import OF_NAMESPACES, PlacementGroup, Policies, PolicyInForce
+from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
+from magnetar.proto.policy_table import BY_POLICY
 
 from ..log.durability import Durability
 from ..log.ledger_list import LedgerList
@@ -39,6 +43,8 @@ from .followed import Followed
 T = TypeVar("T")
 
 ABSENT = -1  # version of a namespace's policies that were never set
+ALL_BROKERS = ""
+BROKER_POLICIES_PATH = "/policies"
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,10 @@ class Resolved:
 
     def rows(self) -> list[PolicyInForce]:
         """For people and tools."""
-        names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
         rows = []
-        for policy in Policies.__struct_fields__:
-            if policy == "subscription_ttl_ms":
+        for policy, row in BY_POLICY.items():
+            if row.by_subscription:
+                names = sorted({name for _, policies in self.levels for name in getattr(policies, policy)})
                 rows += [PolicyInForce(policy, name, *self.ttl_ms(name)) for name in names]
             else:
                 rows.append(PolicyInForce(policy, "", *self.value(policy)))
@@ -102,10 +108,11 @@ class Resolved:
 
 @lru_cache(maxsize=1)
 def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
-    """The last level: the settings that are called as policies are."""
-    names = (name for name in Policies.__struct_fields__ if name != "subscription_ttl_ms")
-    values: dict[str, Any] = {
-        name: "" if name in OF_NAMESPACES else getattr(settings, name) for name in names
+    """The last level: the settings that are called as policies are, and defaults."""
+    values = {
+        policy: getattr(settings, policy, row.default)
+        for policy, row in BY_POLICY.items()
+        if not row.by_subscription
     }
     return "broker", Policies(**values)
 
@@ -125,9 +132,8 @@ class TopicPolicies:
         self,
         name: TopicName,
         ledgers: LedgerList,
-        namespaces: Followed[Any],
+        namespaces: NamespacePolicies,
         partitioned: Followed[Any],
-        settings: BrokerSettings,
     ) -> None:
         """`namespaces`, `partitioned`: what stands above a topic, and above a partition."""
         self._name = name
@@ -135,12 +141,13 @@ class TopicPolicies:
         self._ledgers = ledgers
         # The levels between the topic and the broker: what they are, and what is followed there, by which name.
         self._above: list[tuple[str, Followed[HasPolicies], str]] = [
-            ("namespace", namespaces, name.full_namespace)
+            ("namespace", namespaces.followed, name.full_namespace),
+            ("broker", namespaces.followed, ALL_BROKERS),
         ]
         if name.partition != NO_PARTITION:
             self._own = "partition"
             self._above.insert(0, ("topic", partitioned, str(name.whole)))
-        self._settings = settings
+        self._settings = namespaces.settings
         self._changed: Callable[[], None] | None = None
         self._resolved: Resolved | None = None  # of the levels as they were when it was asked for last
 
@@ -170,7 +177,9 @@ class TopicPolicies:
         in_force = self.in_force()
         if in_force is None:
             unknown = [
-                f"{level} {name}" for level, followed, name in self._above if followed.known(name) is None
+                f"{level} {name}".strip()
+                for level, followed, name in self._above
+                if followed.known(name) is None
             ]
             raise ServiceNotReady(
                 f"the policies of {' and of '.join(unknown)} cannot be read now, so it is not known how topic {self._name} "
@@ -201,69 +210,101 @@ class TopicPolicies:
             known = self._resolved = Resolved(levels)
         return known
 
-    async def set(self, changes: ListChanges, policies: Policies, version: int) -> int:
-        """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
+    async def change(self, list_changes: ListChanges, changes: Mapping[str, Any]) -> int:
+        """Of the topic's own, as `Policies.changed`; the new version. Raises InvalidArgument."""
 
-        async def change() -> int | None:
+        async def change() -> int:
             record = self._ledgers.record
-            if record.policies_version != version:
-                return record.policies_version if record.policies == policies else None
-            await self._ledgers.commit(policies=policies, policies_version=version + 1)
-            return version + 1
+            policies = record.policies.changed(changes)
+            if policies != record.policies:
+                version = record.policies_version + 1
+                await self._ledgers.commit(policies=policies, policies_version=version)
+            return self._ledgers.record.policies_version
 
-        changed = await changes.edit(change)
-        if changed is None:  # raised here: within an edit it would mean another owner
-            raise policies_conflict(f"topic {self._name}")
-        return changed
+        return await list_changes.edit(change)
 
 
 class StoredPolicies(NamedTuple):
-    """Of a namespace, and the version to change them with."""
+    """Of a namespace or for all brokers, and their version."""
 
     policies: Policies
     version: int
 
 
 class NamespacePolicies:
-    """Of all namespaces."""
+    """Of all namespaces, by name, and those for all brokers, which have the name ALL_BROKERS."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: MetadataStore, settings: BrokerSettings) -> None:
         self._metadata = metadata
-        self.followed = Followed(
+        self.settings = settings
+        self.followed: Followed[Any] = Followed(
             metadata,
-            namespace_path,
+            policies_path,
             self.read,
             what="the policies of namespace",
             meanwhile="so that none of its topics is trimmed",
         )
 
+    async def in_force(self, namespace: str) -> Resolved:
+        """By what is stored now, for topics that have none of their own. Raises as `read`."""
+        names = [ALL_BROKERS] if namespace == ALL_BROKERS else [namespace, ALL_BROKERS]
+        levels = [(_level(name), (await self.read(name)).policies) for name in names]
+        return Resolved((*levels, of_broker(self.settings)))
+
+    async def below(self, namespace: Policies) -> Resolved:
+        """In force where a namespace has these; from memory while a topic is loaded. Raises as `read`."""
+        brokers: StoredPolicies = await self.followed.get(ALL_BROKERS)
+        levels = (("namespace", namespace), (_level(ALL_BROKERS), brokers.policies))
+        return Resolved((*levels, of_broker(self.settings)))
+
+    def of_brokers(self) -> Resolved:
+        """For whom no namespace matters, from memory: before they are known it is what the settings say."""
+        found = self.followed.known(ALL_BROKERS)
+        levels = [] if found is None else [(_level(ALL_BROKERS), found.policies)]
+        return Resolved((*levels, of_broker(self.settings)))
+
     async def read(self, namespace: str) -> StoredPolicies:
         """As they are stored, and their version. Raises DataDirectoryError, or what the store failed with."""
-        path = namespace_path(namespace)
+        path = policies_path(namespace)
         stored = await self._metadata.get(path)
         if stored is None:
             return StoredPolicies(Policies(), ABSENT)
         return StoredPolicies(NamespaceRecord.decode(stored.value, path).policies, stored.version)
 
-    async def set(self, namespace: str, policies: Policies, version: int) -> int:
-        """Compare-and-set; the new version. Raises VersionConflict, unless just these policies are stored."""
-        path, value = namespace_path(namespace), NamespaceRecord(policies).encode()
-        try:
-            if version == ABSENT:
-                return await self._metadata.create(path, value)
-            return await replace(self._metadata, path, value, version)
-        except (AlreadyExists, VersionConflict):
+    async def change(self, namespace: str, changes: Mapping[str, Any], *, exists: bool = False) -> int:
+        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises InvalidArgument.
+
+        `exists`: it has a record, unless it is deleted meanwhile, which raises NotFound.
+        """
+        path = policies_path(namespace)
+        while True:
             stored = await self._metadata.get(path)
-            if stored is not None and stored.value == value:
-                return stored.version
-            raise policies_conflict(f"namespace {namespace}") from None
-        finally:
-            self.followed.drop(namespace)
+            if stored is None and exists:
+                raise NotFound(f"Namespace does not exist: there is no {namespace}")
+            record = (
+                NamespaceRecord(Policies()) if stored is None else NamespaceRecord.decode(stored.value, path)
+            )
+            policies = record.policies.changed(changes)
+            if policies == record.policies:
+                return ABSENT if stored is None else stored.version
+            value = msgspec.structs.replace(record, policies=policies).encode()
+            try:
+                if stored is None:
+                    return await self._metadata.create(path, value)
+                return await replace(self._metadata, path, value, stored.version)
+            except (AlreadyExists, VersionConflict):
+                continue  # what somebody else has changed meanwhile stays
+            finally:
+                self.followed.drop(namespace)
 
 
-def policies_conflict(what: str) -> VersionConflict:
-    """Somebody changed the policies since they were read."""
-    return VersionConflict(f"the policies of {what} have changed since they were read; read them again")
+def policies_path(namespace: str) -> str:
+    """Metadata path of what is laid down for a namespace, or for all brokers."""
+    return namespace_path(namespace) if namespace != ALL_BROKERS else BROKER_POLICIES_PATH
+
+
+def _level(namespace: str) -> str:
+    return "broker" if namespace == ALL_BROKERS else "namespace"
 
 
 def check_possible(
@@ -293,13 +334,3 @@ def check_possible(
             f"broker_group={group.name}: no broker has the setting [broker] group={group.name}, so that nobody could "
             f"serve the topics; start one first, or set preferred:{group.name}"
         )
-
-
-def check_namespace(namespace: str) -> str:
-    """Returns `tenant/namespace`. Raises InvalidArgument."""
-    try:
-        tenant, name = namespace.split("/")
-        TopicName.parse(f"persistent://{tenant}/{name}/any")
-    except ValueError:
-        raise InvalidArgument(f"not a namespace: {namespace[:80]!r} (want tenant/namespace)") from None
-    return namespace

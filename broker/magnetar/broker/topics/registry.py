@@ -21,12 +21,13 @@ import asyncio
 import enum
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
+    AlreadyExists,
     MagnetarError,
     ServiceNotReady,
     TopicBusy,
@@ -47,8 +48,13 @@ from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
 from ..resources.budget import ByteBudget
+from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
+from ..tenancy.creation import Creation
+from ..tenancy.deletion import Deletions
+from ..tenancy.inactivity import Inactivity
+from ..tenancy.objects import Objects
 from .components import Components, PublishCounters
 from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
@@ -122,9 +128,13 @@ class Broker:
         `ownership`: which topics are served here; without it all are. It is the broker's, which starts and closes it.
         """
         self.settings = settings
-        self.ownership: Ownership = ownership or SoleBroker(settings.name, settings.service_url)
+        self.ownership: Ownership = ownership or SoleBroker(
+            settings.name, settings.service_url, settings.http_url
+        )
         self.metadata = metadata
+        self.clock = clock
         self.ledgers = ledgers
+        self.bookies = bookies
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
         self._rings = Rings(settings.non_persistent_bytes)
@@ -133,12 +143,23 @@ class Broker:
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
-        self.namespaces = NamespacePolicies(metadata)
-        self.partitioned = PartitionedTopics(metadata, clock, self.watches)
+        self.namespaces = NamespacePolicies(metadata, settings)
+        self.objects = Objects(metadata, settings, clock)
+        self.creation = Creation(self.objects, metadata, settings, self.namespaces)
+        self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation.check)
+        self.deletions = Deletions(
+            self.objects, metadata, self.partitioned, self.ownership, partial(self.delete_topic, force=True)
+        )
+        self.inactivity = Inactivity(
+            metadata, clock, self.namespaces, self.partitioned, partial(self.topic, create=False),
+            lambda name, check: self.delete_topic(name, force=False, check=check),
+        )  # fmt: skip
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
             self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership, self._rings,
+            Buckets(), Buckets(),
+            self.creation.check,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
@@ -149,12 +170,15 @@ class Broker:
         self._names = 0
         self._closing = False
         self._problems: dict[str, str] = {}
+        # What the process knows to be wrong, of itself and of its cluster; whoever made the broker may know more than it.
+        self.trouble: Callable[[], Mapping[str, str]] = self.problems
 
     async def start(self) -> None:
         """Claims a prefix for generated names and begins the maintenance rounds."""
         number = await self.metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
         await self.ownership.start(self)
+        self.deletions.start()
         self._rounds = [
             LongTask("the maintenance of topics", self._maintain),
             LongTask("the expiry of messages", self._expire),
@@ -179,9 +203,10 @@ class Broker:
         Raises TopicNotFound, TopicBusy, or what the load met.
         """
         if not self.has(name) and not self.ownership.serves(name):
-            if create:
+            if create and self.ownership.valid:
+                await self.creation.check(name)
                 await self.ownership.claim(name)
-            elif not await self.exists(name):
+            elif not create and not await self.exists(name):
                 raise TopicNotFound(f"topic {name} does not exist")
         while True:
             held = self._held.get(str(name)) or self._begin_load(name, create=create)
@@ -271,19 +296,21 @@ class Broker:
         return self._problems
 
     async def look_for_problems(self) -> None:
-        """Looks at every topic, in turns of the loop."""
+        """Looks at every topic, in turns of the loop, and how fast its counters rise."""
         found = {
             f"bookie {bookie}": "it failed a moment ago: reads and adds go elsewhere"
             for bookie in self.ledgers.suspects()
         }
-        bookies = self._components.bookies
-        if bookies is not None and (lack := self.settings.lack_of_bookies(len(bookies.writable()))):
+        if self.bookies is not None and (lack := self.settings.lack_of_bookies(len(self.bookies.writable()))):
             found["bookies"] = lack
         degraded = 0
 
         def look(topic: Topic) -> None:
             nonlocal degraded
             degraded += topic.degraded
+            topic.count_rates()
+            if len(found) < _MAX_PROBLEMS and (exceeded := topic.limits.held or topic.limits.refusal):
+                found[f"topic {topic.name}"] = f"it takes no messages: {exceeded}"
             for name, subscription in topic.subscriptions.items():
                 if len(found) < _MAX_PROBLEMS and (trouble := subscription.trouble()):
                     found[f"subscription {name} of {topic.name}"] = trouble
@@ -354,8 +381,10 @@ class Broker:
         stored = await self.metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
 
-    async def delete_topic(self, name: TopicName, *, force: bool, dry: bool = False) -> None:
-        """Deletes it with its subscriptions and ledgers, unless `dry`. Raises TopicNotFound, TopicInUse."""
+    async def delete_topic(
+        self, name: TopicName, *, force: bool, dry: bool = False, check: Callable[[Topic], bool] | None = None
+    ) -> None:
+        """Deletes it with all it has, unless `dry` or `check` says no. Raises TopicNotFound, TopicInUse."""
         topic = await self.topic(name, create=False)
         if not force:
             await topic.probe_users()
@@ -364,21 +393,41 @@ class Broker:
             raise TopicBusy(f"topic {name} is being closed or deleted; try again")
         if not force:
             topic.check_unused()
-        if dry:
+        if dry or (check is not None and not check(topic)):
             return
 
         async def delete() -> None:
             await topic.delete()
+            await self.objects.forget_topic(name)
             self.watches.changed(name, exists=False)
 
         # A task of its own: it goes on when the caller gives up.
         await asyncio.shield(self._end(held, TopicState.DELETING, delete()))
 
     async def find(self, name: TopicName) -> Topic:
-        """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound, PartitionNotFound."""
+        """For producing and consuming: the topic, made if policies allow it. Raises TopicNotFound, PartitionNotFound."""
         if name.partition != NO_PARTITION:
             return await self.known(name)
-        return await self.topic(name, create=self.settings.auto_create_topics)
+        held = self._held.get(str(name))
+        if held is not None and held.served is not None:
+            return await self.topic(name, create=False)
+        return await self.topic(name, create=await self.creation.by_use(name) is not None)
+
+    async def partitions(self, name: TopicName, *, create: bool) -> int:
+        """How many it has, 0 if it is not partitioned. Raises TopicBusy.
+
+        `create`: it is about to be used, and is made with partitions if there is none and policies say so.
+        """
+        count = await self.partitioned.count(name)
+        if count or not create or name.partition != NO_PARTITION or await self.exists(name):
+            return count
+        wanted = await self.creation.by_use(name)
+        if wanted:
+            try:
+                await self.partitioned.create(name, wanted)
+            except AlreadyExists:  # somebody else made it, in whichever form
+                return await self.partitioned.count(name)
+        return wanted or 0
 
     async def known(self, name: TopicName) -> Topic:
         """For administration: the topic if it exists. Raises TopicNotFound, PartitionNotFound."""
@@ -406,7 +455,12 @@ class Broker:
         async def export_of(name: TopicName) -> TopicExport:
             return (await self.topic(name, create=False)).export
 
-        await find_staged(self.metadata, self.ownership.serves, export_of)
+        async def look(name: TopicName) -> None:
+            if not self.has(name):
+                await self.inactivity.look(name)
+
+        self.inactivity.begin()
+        await find_staged(self.metadata, self.ownership.serves, export_of, look)
 
     async def _round(self) -> list[HeldTopic]:
         """Every topic has its round. Returns those that nobody uses."""
@@ -414,6 +468,8 @@ class Broker:
 
         def maintain(topic: Topic) -> None:
             topic.maintain()
+            if self.inactivity.due(topic):
+                self._jobs.begin(f"what nobody uses of {topic.name}", partial(self.inactivity.round, topic))
             held = self._held.get(str(topic.name))
             if held is not None and self._is_idle(held):
                 idle.append(held)
@@ -460,6 +516,7 @@ class Broker:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
         await self._hand_over(drain_seconds)
         self._closing = True
+        await self.deletions.close()
         for rounds in self._rounds:
             await rounds.close()
         await self._jobs.cancel()

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.proto.policies import UNLIMITED
+from magnetar.proto.policy_table import UNLIMITED
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import Position
@@ -53,11 +53,8 @@ class Retention:
         leases: Leases,
         policies: Callable[[], Resolved | None],
         clock: Clock,
-        *,
-        compacts: bool = False,
     ) -> None:
-        """`policies` None: not known now. `compacts`: by itself, also what was never compacted before."""
-        self._compacts = compacts
+        """`policies` None: not known now."""
         self._ledgers = ledgers
         self._subscriptions = subscriptions
         self._states = states
@@ -135,8 +132,10 @@ class Retention:
             yield Holder(normalise(position), reason)
         for position, reason in self._states.holders():
             yield Holder(normalise(position), reason)
-        compacted = self._ledgers.record.compaction
-        if compacted is not None or self._compacts:
+        compacted, policies = self._ledgers.record.compaction, self._policies()
+        # It compacts by itself, also what was never compacted before.
+        compacts = policies is not None and policies.value("compaction_threshold_bytes")[0] > 0
+        if compacted is not None or compacts:
             first = _ALL if compacted is None else normalise(compacted.horizon)
             yield Holder(first, "the next compaction goes through it")
         yield from self._of_leases(besides)

@@ -42,6 +42,7 @@ from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
 from ..log.records import cursors_path
 from .components import Components
+from .limits import TopicLimits
 from .probing import probe
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Subscriptions(Mapping[str, Subscription]):
         tasks: TaskSet,
         check_served: Callable[[], None],
         delays: Delays,
+        limits: TopicLimits,
     ) -> None:
         """`tasks`: work that the topic awaits when it ends. `check_served` raises once it has."""
         self._ledger = ledger
@@ -74,6 +76,7 @@ class Subscriptions(Mapping[str, Subscription]):
         self._tasks = tasks
         self._check_served = check_served
         self._delays = delays
+        self._limits = limits
         self._by_name: dict[str, Subscription] = {}
         self.recovery = CursorRecovery(
             self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
@@ -110,6 +113,7 @@ class Subscriptions(Mapping[str, Subscription]):
             name, self._log, cursor, dispatcher, self._emptied, partition=self._ledger.name.partition
         )
         self._by_name[name] = subscription
+        self._limits.apply(subscription)
         return subscription
 
     def _emptied(self, subscription: Subscription) -> None:
@@ -161,6 +165,7 @@ class Subscriptions(Mapping[str, Subscription]):
         if not self._ledger.name.persistent:
             asked = asked._replace(durable=False, read_compacted=False)  # nothing of it is ever compacted
         self._check(name)
+        self._limits.check_type(asked.type)
         compacted: CompactedLog | None = None
         if asked.read_compacted:
             await self._compaction.load()
@@ -185,6 +190,8 @@ class Subscriptions(Mapping[str, Subscription]):
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
+            self._limits.check_room("max_consumers", lambda: len(self.consumers))
+            self._limits.check_room("max_consumers_per_subscription", subscription.consumers.__len__)
             self._choose_view(subscription, compacted)
             consumer = subscription.add_consumer(port, asked)
             active = subscription.dispatcher.core.active
@@ -241,6 +248,9 @@ class Subscriptions(Mapping[str, Subscription]):
             await self._create(name, position, durable=True)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
+        self._limits.check_room(
+            "max_subscriptions", lambda: len(self._by_name) + len(self.recovery.unavailable)
+        )
         ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name if durable else None, position)
         try:

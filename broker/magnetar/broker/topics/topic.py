@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -31,7 +33,6 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import DUPLICATE_ID, MAX_MESSAGES_PER_BATCH, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.proto.policies import Policies
 from magnetar.runtime.tasks import TaskSet
 from magnetar.runtime.timeouts import TimeLimit
 
@@ -49,13 +50,16 @@ from ..log.managed_ledger import ManagedLedger
 from ..log.records import LedgerInfo, cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
+from ..resources.moving_rates import MovingRates
+from .backlog_quota import BacklogQuota
 from .coalescer import NOT_STORED, Coalescer, GatheredEntry, ReceiptRun, Totals, first_too_large, measure
 from .components import Components
 from .core.deduplication import Pushed
-from .core.producers import Claim, ProducerPort, Producers, ProducerSession, SessionState
+from .core.producers import ACCESS_MODES, Claim, ProducerPort, Producers, ProducerSession, SessionState
 from .deduplication import Deduplication
 from .delays import KIND as DELAYS
 from .delays import TopicDelays
+from .limits import TopicLimits
 from .log_state import LogStates
 from .maintenance import Maintenance
 from .policies import TopicPolicies
@@ -85,10 +89,8 @@ class Topic:
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self.readers = Readers(self.cache.drop_before)
-        ledgers = LedgerList(name, components.metadata)
-        self.policies = TopicPolicies(
-            name, ledgers, components.namespaces.followed, components.partitioned.followed, settings
-        )
+        ledgers = LedgerList(name, components.metadata, components.allow_topic)
+        self.policies = TopicPolicies(name, ledgers, components.namespaces, components.partitioned.followed)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
             ledgers, components.metadata, components.ledgers, components.archives, self.cache,
             components.rings, components.shared_reads, settings, components.clock,
@@ -106,6 +108,7 @@ class Topic:
             components.ledgers,
             settings,
             components.compactions,
+            self.policies.in_force,
             components.clock.now_ms,
             self._ledgers_changed,
         )
@@ -120,7 +123,11 @@ class Topic:
             lambda runs: self.subscriptions.released(runs),
             self.fence,
         )
+        self.limits = TopicLimits(
+            name, components, self.policies.in_force, self.producers, self._coalescer, self._append_soon
+        )
         self.dispatched = DispatchCounters(components.dispatched)
+        self.rates = MovingRates(4)  # messages and bytes in, messages and bytes out
         self.subscriptions = Subscriptions(
             self.ledger,
             self.compaction,
@@ -130,6 +137,7 @@ class Topic:
             self._tasks,
             self.check_served,
             self.delays,
+            self.limits,
         )
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
@@ -139,7 +147,6 @@ class Topic:
             self._leases,
             self.policies.in_force,
             components.clock,
-            compacts=settings.compaction_threshold_bytes > 0,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self.maintenance = Maintenance(
@@ -149,6 +156,9 @@ class Topic:
             self.compaction,
             self.policies.in_force,
             components.clock,
+        )
+        self.quota = BacklogQuota(
+            self.ledger, self.limits, self.subscriptions, self.producers, self.maintenance
         )
         self._append_scheduled = False
         # What the ledger has answered since the last `_send_receipts`: ledger, entry, stored bytes, the gathered entry, and
@@ -164,6 +174,7 @@ class Topic:
         self.bytes_in = 0
         self.receipted_entries = 0
         self.publish_s = 0.0  # of `receipted_entries`: the times from append to receipt, summed
+        self.loaded_at = self._loop.time()
         self.used_at = self._loop.time()  # when somebody asked for the topic, or maintenance found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -181,6 +192,7 @@ class Topic:
             self.producers.reserved_until = self._grace_ends()
         metadata = self._components.metadata
         await self.policies.learn(self._policies_changed)
+        self._limits_changed()
         stored: list[str] = []
         if existed:
             self._leases.taken_over()
@@ -194,14 +206,12 @@ class Topic:
         self.check_served()  # a cursor may have met another owner
         return not existed
 
-    async def set_policies(self, policies: Policies, version: int) -> int:
-        """Compare-and-set of the topic's own policies; returns the new version.
-
-        Raises VersionConflict if they were changed meanwhile, except to these very policies.
-        """
-        version = await self.policies.set(self.ledger.changes, policies, version)
+    async def change_policies(self, changes: Mapping[str, Any]) -> int:
+        """Of the topic's own policies, as `Policies.changed`; returns their new version. Raises InvalidArgument."""
+        version = await self.policies.change(self.ledger.changes, changes)
         self.ledger.appending.look_at_durability()
         self.deduplication.policies_changed()
+        self._limits_changed()
         return version
 
     async def terminate(self) -> MessageId | None:
@@ -262,11 +272,17 @@ class Topic:
         if self.publish_budget.used:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
+            self._append_soon()  # what waits for its rate
             await asyncio.wait([self._drained])
 
     def _policies_changed(self) -> None:
         self.ledger.appending.durability_changed()
         self.deduplication.policies_changed()
+        self._limits_changed()
+
+    def _limits_changed(self) -> None:
+        if self.limits.policies_changed(self.subscriptions.values()):
+            self.quota.policies_changed()
 
     @property
     def export(self) -> TopicExport:
@@ -287,9 +303,19 @@ class Topic:
         producer, has queued (rule 33). Raises as `Producers.open`, and TopicNotServed.
         """
         self.check_served()
-        session = await let_in(self.producers, claim, new_port, self._store_epoch, self.deduplication.ready)
+        await self.quota.admit(claim, new_port)
+        session = await let_in(
+            self.producers, claim, new_port, self._store_epoch, partial(self._ready_for, claim)
+        )
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
+
+    async def _ready_for(self, claim: Claim) -> None:
+        """Raises while nobody may be let in; who is to be alone comes in the place of the others."""
+        await self.deduplication.ready()
+        if not ACCESS_MODES[claim.access_mode].alone:
+            others = (one for one in self.producers if one.active and one.name != claim.name)
+            self.limits.check_room("max_producers", lambda: sum(1 for _ in others))
 
     async def _store_epoch(self) -> int:
         """The topic's next epoch, once it is durable: whoever has an older one stays shut out, whatever broker it asks."""
@@ -318,7 +344,15 @@ class Topic:
         """
         if session.state is not SessionState.OPEN or not groups.batches:
             return
-        totals = measure(groups)
+        limits, totals = self.limits, measure(groups)
+        if limits.refusal is not None:
+            session.fail(groups.sequence_ids[0], limits.refusal)
+            return
+        if 0 < limits.max_message_bytes < totals.size and (found := limits.first_too_large(groups)):
+            fitting, sequence_id, error = found
+            self.publish(session, fitting.part(0, 0) if whole else fitting)
+            session.fail(sequence_id if not whole else groups.sequence_ids[0], error)
+            return
         if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_BATCH:
             refused = first_too_large(groups, totals, self._settings.max_group_bytes, whole=whole)
             if refused is not None:
@@ -393,6 +427,8 @@ class Topic:
                 return
             self.delays.queued_messages += groups.delayed_messages
         self._coalescer.add(session, groups, totals, whole=whole)
+        if self.limits.publish is not None:
+            self.limits.queued(session)
         self.publish_budget.charge(totals.size)
         self.messages_in += totals.messages
         self.bytes_in += totals.size
@@ -420,6 +456,8 @@ class Topic:
                 ledger.wake()
                 return
             if coalescer.first.delayed and self.name.persistent and not self.delays.ready():
+                return
+            if self.limits.publish is not None and not self.limits.may_append():
                 return
             entry = coalescer.take()
             now, entry.appended_s = appending.now_ms(), self._loop.time()
@@ -509,6 +547,13 @@ class Topic:
         if self.name.persistent:
             self.maintenance.round(None if self._export is None else self._export.staging)
 
+    def count_rates(self) -> None:
+        """Called every few seconds."""
+        now, out = self._loop.time(), self.dispatched
+        self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
+        for subscription in self.subscriptions.values():
+            subscription.count_rates(now)
+
     @property
     def degraded(self) -> bool:
         """Its open ledger has fewer copies than the policies say, because there were too few bookies for it."""
@@ -592,7 +637,9 @@ class Topic:
         assert self.not_served is not None
         consumers: list[Consumer] = []
         self.delays.stop()
+        self.limits.stop()
         try:
+            await self.quota.stop()
             await self.deduplication.stop()
             consumers, _ = await asyncio.gather(
                 self.subscriptions.close(self.not_served, fenced=self._fenced),

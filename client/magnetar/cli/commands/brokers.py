@@ -8,9 +8,12 @@ import typer
 
 from ..terminal.command import Answer, command
 from ..terminal.tables import Table, text
+from .policies import BROKER_POLICIES, add_policies
 
 if TYPE_CHECKING:
     from magnetar.client import Client
+
+    from .policies import Update
 
 brokers_app = typer.Typer(no_args_is_help=True, help="List brokers.")
 bundles_app = typer.Typer(no_args_is_help=True, help="List bundles of topics; move and divide them.")
@@ -35,6 +38,14 @@ async def brokers_list(client: Client) -> Answer:
         rows.append((row["name"], address, row["state"], row["zone"], *numbers, f"{load['cpu']:.0%}"))
     columns = ("broker", "address", "state", "zone", "bundles", "topics", "in/s", "out/s", "CPU")
     return Answer(found, [Table("", columns, rows, right=(4, 5, 6, 7, 8))])
+
+
+def _broker_policies() -> Update:
+    """Set policies for all brokers while they run, and show those in force for topics whose namespaces have none."""
+    return lambda client, changed: client.admin.update_broker_policies(changed)
+
+
+add_policies(brokers_app, BROKER_POLICIES, _broker_policies)
 
 
 @command(bundles_app, "list")

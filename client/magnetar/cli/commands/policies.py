@@ -1,6 +1,6 @@
-"""`magnetar topics policies` and `magnetar namespaces policies`: options as people write them, and what is in force.
+"""`magnetar topics policies`, of namespaces and of brokers as well: options as people write them, and what is in force.
 
-Which options there are, and how they are written, `magnetar.proto.policies` says.
+Which options there are, and how they are written, `magnetar.proto.policy_table` says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from magnetar.proto.policies import DESCRIBED, Described
+from magnetar.proto.policy_table import BY_POLICY, DESCRIBED, Described
 from magnetar.runtime.quantities import format_duration, format_size, parse_size
 
 from ..terminal.command import Answer, command, with_options
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     Update = Callable[[Client, dict[str, Any]], Awaitable[FoundPolicies]]
 
 INHERIT = "inherit"  # the policy is not set here any more
-ANY = "any"
-_BY_POLICY = {policy: row for row in DESCRIBED for policy in row.policies}
-NAMESPACE_POLICIES = DESCRIBED
-TOPIC_POLICIES = tuple(row for row in DESCRIBED if not row.of_namespaces)
+NONE = "none"
+NAMESPACE_POLICIES = tuple(row for row in DESCRIBED if "namespace" in row.levels)
+TOPIC_POLICIES = tuple(row for row in DESCRIBED if "topic" in row.levels)
+BROKER_POLICIES = tuple(row for row in DESCRIBED if "broker" in row.levels)
 
 
 def parameter(row: Described) -> str:
@@ -49,17 +49,19 @@ def changes(row: Described, text: str) -> dict[str, Any]:
 
 def _value(row: Described, text: str) -> Any:
     text, option = text.strip(), f"--{row.option}"
-    word = text.lower()
-    if word == INHERIT:
+    if text.lower() == INHERIT:
         return None
-    if word in row.words:
-        return row.words[word]
+    words = {word.lower(): value for word, value in row.words.items()}
+    if text.lower() in words and row.unit != "words":
+        return words[text.lower()]
     if row.unit == "time":
         return milliseconds(option, text)
     try:
         return _read(row, text)
     except ValueError:
-        wanted = {"size": "a size, as 500MB or 10GiB", "count": "a number", "word": ""}[row.unit]
+        wanted = {"size": "a size, as 500MB or 10GiB", "count": "a number", "real": "a number, as 0.1"}.get(
+            row.unit
+        )
         if len(row.policies) > 1:
             wanted = f"{_and(row.policies)}, as 3/3/2"
         choices = ", ".join(filter(None, (wanted, *row.words)))
@@ -70,6 +72,13 @@ def _read(row: Described, text: str) -> Any:
     """Raises ValueError."""
     if row.unit == "name":
         return text
+    if row.unit == "real":
+        return float(text)
+    if row.unit in ("words", "names"):
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if row.unit == "words" and not row.words.keys() >= set(parts):
+            raise ValueError
+        return parts
     if row.unit == "size":
         return parse_size(text)
     parts = [part.strip() for part in text.split("/")]
@@ -123,30 +132,39 @@ def _hint(row: Described) -> Any:
 
 
 def _table(in_force: list[dict[str, Any]]) -> Table:
+    """Without the many that nobody has set."""
     rows = [
-        (
-            f"ttl of subscription {row['subscription']}" if row["subscription"] else _label(row["policy"]),
-            shown(row["policy"], row["value"]),
-            row["source"],
-        )
+        (_label(row["policy"], row["subscription"]), shown(row["policy"], row["value"]), row["source"])
         for row in in_force
+        if row["source"] != "broker" or not _is_default(row["policy"], row["value"])
     ]
     return Table("", ("policy", "in force", "set for"), rows)
 
 
-def _label(policy: str) -> str:
-    row = _BY_POLICY.get(policy)
+def _is_default(policy: str, value: Any) -> bool:
+    row = BY_POLICY.get(policy)
+    return row is not None and value == row.default
+
+
+def _label(policy: str, subscription: str) -> str:
+    if subscription:
+        return f"ttl of subscription {subscription}"
+    row = BY_POLICY.get(policy)
     return (row.option.replace("-", " ") if row and len(row.policies) == 1 else policy).replace("_", " ")
 
 
-def shown(policy: str, value: bool | int | str) -> str:
+def shown(policy: str, value: Any) -> str:
     """A value for people."""
-    row = _BY_POLICY.get(policy)
-    if row is None or isinstance(value, str):  # a newer broker may have policies that are not known here
-        return str(value) or ANY
+    row = BY_POLICY.get(policy)
+    if isinstance(value, list):
+        return ",".join(value) or NONE
+    if row is None:  # a newer broker may have policies that are not known here
+        return str(value)
     for word, known in row.words.items():
         if known == value:
             return word
+    if isinstance(value, str | float):
+        return str(value)
     if not value:
         return "0"
     if row.unit == "size":

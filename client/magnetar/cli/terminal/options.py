@@ -6,9 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .session import start_of
+from .contexts import LOCAL_URL, Contexts
+from .session import parsed, start_of
 
-DEFAULT_URL = "magnetar://127.0.0.1:7650"
+DEFAULT_URL = ""  # that of the context in use
+
+
+def _url(given: str) -> str:
+    return given or parsed("the context in use", lambda known: known.load().url, Contexts)
+
 
 Url = Annotated[
     str,
@@ -17,6 +23,8 @@ Url = Annotated[
         envvar="MAGNETAR_URL",
         help="The service: magnetar://host:port, several hosts host:port,host:port, or magnetar+srv://name.",
         metavar="URL",
+        show_default=f"of the context in use, or {LOCAL_URL}",
+        callback=_url,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]

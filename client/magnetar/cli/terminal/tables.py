@@ -57,33 +57,37 @@ def print_table(
     count = 0
     left = iter(rows)
     while (some := list(islice(left, _TABLE_ROWS))) or not count:
-        _print(title, columns, some, right, lines=lines)
+        _print(Table(title, columns, some, right, lines))
         count += len(some)
         if len(some) < _TABLE_ROWS:
             break
     return count
 
 
-def _print(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], *, lines: bool
-) -> None:
+def rich_table(shown: Table) -> Any:
+    """As rich draws it; all rows are in memory."""
     from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = Table(
-        title=Text(title) if title else None,  # never markup: names are others' text
+    rows = list(shown.rows)
+    table = RichTable(
+        title=Text(shown.title) if shown.title else None,  # never markup: names are others' text
         title_justify="left",
-        show_header=any(columns),
-        box=HEAVY_HEAD if lines else SIMPLE_HEAD,
+        show_header=any(shown.columns),
+        box=HEAVY_HEAD if shown.lines else SIMPLE_HEAD,
     )
-    shown = [number for number in range(len(columns)) if not rows or any(row[number] for row in rows)]
-    for number in shown:
-        table.add_column(
-            Text(columns[number]), justify="right" if number in right else "left", overflow="fold"
-        )
+    columns = [number for number in range(len(shown.columns)) if not rows or any(row[number] for row in rows)]
+    for number in columns:
+        justify: Any = "right" if number in shown.right else "left"
+        table.add_column(Text(shown.columns[number]), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*[Text(row[number]) for number in shown])
+        table.add_row(*[Text(row[number]) for number in columns])
+    return table
+
+
+def _print(shown: Table) -> None:
+    from rich.console import Console
+
     # A file has no width to keep to, and paths and addresses are long.
-    Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(table)
+    Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(rich_table(shown))

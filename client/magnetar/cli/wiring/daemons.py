@@ -85,7 +85,9 @@ def main(command: str, line: Sequence[str]) -> int:
         from .service import Service, system_components
         from .starters import STARTERS
 
-        service = Service(_with_port(settings, command), system_components(), on_failure=daemon.fail)
+        service = Service(
+            _with_ports(settings, command, http.address[1]), system_components(), on_failure=daemon.fail
+        )
         daemon.on_stop(command, service.close)
         started = pages.started = await STARTERS[command](service)
         if started.bookie is not None:
@@ -179,15 +181,14 @@ def _note_http_address(bookie: Bookie, address: Address) -> None:
         )
 
 
-def _with_port(settings: ServiceSettings, command: str) -> ServiceSettings:
-    """Port 0 of a broker becomes a free one before it is needed in what look-ups answer."""
-    if settings.daemon.port or command not in ("standalone", "broker"):
-        return settings
-    with socket.create_server((settings.daemon.host, 0)) as probe:
-        port = probe.getsockname()[1]
-    url = f"magnetar://{format_host(settings.daemon.host_for_clients)}:{port}"
-    return replace(
-        settings,
-        daemon=replace(settings.daemon, port=port),
-        broker=replace(settings.broker, service_url=url),
-    )
+def _with_ports(settings: ServiceSettings, command: str, http_port: int) -> ServiceSettings:
+    """Port 0 of a broker becomes a free one, and HTTP has its port, before they are needed in what look-ups answer."""
+    daemon, broker = settings.daemon, settings.broker
+    host = format_host(daemon.host_for_clients)
+    if not daemon.http_port:
+        broker = replace(broker, http_url=f"http://{host}:{http_port}")
+    if not daemon.port and command in ("standalone", "broker"):
+        with socket.create_server((daemon.host, 0)) as probe:
+            daemon = replace(daemon, port=probe.getsockname()[1])
+        broker = replace(broker, service_url=f"magnetar://{host}:{daemon.port}")
+    return replace(settings, daemon=daemon, broker=broker)

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.runtime.tasks import long_tasks
 
+from .lazy_imports import import_in_thread
 from .settings import ServiceSettings
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
+    from magnetar.broker import Broker
     from magnetar.ledger.replication.auto_recovery import AutoRecovery
-    from magnetar.runtime.http import Command
+    from magnetar.runtime.http import Command, Handler
     from magnetar.runtime.lifecycle import Daemon
     from magnetar.runtime.metrics import Metrics, Read
 
@@ -47,6 +49,8 @@ class Started(NamedTuple):
     reasons: Callable[[], Reasons] = dict
     # The bookie in this process, which answers `magnetar bookie ...` over HTTP.
     bookie: Bookie | None = None
+    # The broker, whose administration is there as well.
+    broker: Broker | None = None
 
 
 class HttpPages:
@@ -57,6 +61,7 @@ class HttpPages:
         self._daemon = daemon
         self._metrics: Metrics | None = None
         self._commands: dict[tuple[str, str], Command] = {}
+        self._handler: Handler | None = None
 
     def failure(self) -> str:
         """Why the process should be started anew; "" while it works."""
@@ -113,6 +118,22 @@ class HttpPages:
             for method, named in (("GET", shell.queries()), ("POST", shell.changes())):
                 self._commands |= {(method, f"/bookie/{name}"): command for name, command in named.items()}
         return self._commands
+
+    async def handler(self) -> Handler | None:
+        """The administration of the broker in this process. None while it starts or stops."""
+        started = self._running
+        if started is None or started.broker is None:
+            return None
+        if self._handler is None:
+            await import_in_thread("magnetar.broker.listeners.http.server", "magnetar.gateway.gateway")
+            from magnetar.broker.listeners.http.server import AdminServer
+            from magnetar.gateway.gateway import Gateway
+
+            settings = started.broker.settings
+            gateway = Gateway(settings.service_url, settings.name)
+            self._daemon.on_stop("programs without a client", gateway.close)
+            self._handler = AdminServer(started.broker, gateway.handle).handle
+        return self._handler
 
     def _problem_metrics(self) -> dict[str, Read]:
         """Without the figures of the reasons: each value of a label is a series of its own."""

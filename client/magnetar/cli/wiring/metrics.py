@@ -9,7 +9,7 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log.ledger_directory import DirectoryState
 from magnetar.bookie.status import RISING_FIGURES, bookie_figures, bookie_histograms
 from magnetar.broker import Broker
-from magnetar.broker.service.topic_metrics import TOPIC_METRICS, topic_metrics
+from magnetar.broker.service.topic_metrics import PULSAR_METRICS, TOPIC_METRICS, topic_metrics
 from magnetar.ledger.replication.auto_recovery import AutoRecovery
 from magnetar.runtime.metrics import Family, Metrics
 
@@ -23,9 +23,9 @@ def service_metrics(
         _observe(metrics, "autorecovery", repairs.figures)
     if broker is not None:
         _observe(metrics, "broker", broker.figures)
-        metrics.observe_all(
-            {name: Family(*text) for name, text in TOPIC_METRICS.items()}, partial(topic_metrics, broker)
-        )
+        families = {name: Family(*text) for name, text in TOPIC_METRICS.items()}
+        families |= {name: Family(*metric[:3], prefix="") for name, metric in PULSAR_METRICS.items()}
+        metrics.observe_all(families, partial(topic_metrics, broker))
     if bookie is not None:
         _observe(metrics, "bookie", partial(bookie_figures, bookie), RISING_FIGURES)
         for number, shown in enumerate(bookie_histograms(bookie)):

@@ -174,6 +174,7 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
         "broker",
         BrokerSettings,
         service_url=url,
+        http_url=f"http://{format_host(values.host_for_clients)}:{values.http_port}",
         attach_min_bytes=attach_min_bytes,
         minimum_write_quorum=ledger.value.minimum_write_quorum,
     )

@@ -48,12 +48,14 @@ async def start_standalone(service: Service) -> Started:
     bookie, broker = service.bookie, service.broker
     assert bookie is not None
     assert broker is not None
+    broker.trouble = lambda: {**bookie_problems(bookie), **broker.problems()}
     return Started(
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
         _metrics(broker, bookie),
-        lambda: {**bookie_problems(bookie), **broker.problems()},
+        broker.trouble,
         lambda: bookie_reasons(bookie),
         bookie,
+        broker,
     )
 
 
@@ -139,11 +141,13 @@ async def start_broker(service: Service) -> Started:
         storage = await service.listed_storage(listed, "broker")
         infos = await service.read_infos(listed, storage.transport)
         broker, address = await service.start_broker(storage, remember_deletions=True)
+        broker.trouble = lambda: {**infos.problems(), **broker.problems()}
         return Started(
             {"magnetar": address},
             _metrics(broker, None),
-            lambda: {**infos.problems(), **broker.problems()},
+            broker.trouble,
             lambda: broker_reasons(settings, len(listed.writable())),
+            broker=broker,
         )
     service.lock_data()
     metadata = await service.shared_metadata()
@@ -161,11 +165,13 @@ async def start_broker(service: Service) -> Started:
         writable = len(storage.directory.writable())
         return broker_reasons(settings, writable, session=ownership.valid, state=ownership.state)
 
+    broker.trouble = lambda: {**health.problems, **broker.problems()}
     return Started(
         {"magnetar": address},
         _metrics(broker, None),
-        lambda: {**health.problems, **broker.problems()},
+        broker.trouble,
         reasons,
+        broker=broker,
     )
 
 
@@ -189,6 +195,7 @@ def _ownership(service: Service, metadata: MetadataStore) -> ClusterOwnership:
             session_timeout_s=settings.daemon.session_timeout_s,
             default_bundles=settings.broker.default_bundles,
             version=version("magnetar"),
+            http=settings.broker.http_url,
         ),
         components.clock,
         components.rng,

@@ -22,6 +22,7 @@ from magnetar.proto.commands import (
     Command,
     Deliver,
     EndOfTopic,
+    HoldProducer,
     PartitionsChanged,
     SendDelayed,
     SendFailed,
@@ -174,7 +175,7 @@ class BrokerConnection:
         match command:
             case Deliver() | EndOfTopic() | ActiveConsumer() | UnreadableEntry() | CloseConsumer():
                 return self.ports.get(command.consumer_id)
-            case SendFailed() | SendDelayed() | CloseProducer():
+            case SendFailed() | SendDelayed() | HoldProducer() | CloseProducer():
                 return self.ports.get(command.producer_id)
             case TopicsChanged() | PartitionsChanged():
                 return self.ports.get(command.watch_id)

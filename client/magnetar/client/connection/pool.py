@@ -96,13 +96,15 @@ class ConnectionPool:
 
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
 
-    async def partitions_of(self, topic: str) -> int:
-        """How many partitions the topic has; 0: it is not partitioned, or does not exist."""
+    async def partitions_of(self, topic: str, *, create: bool = False) -> int:
+        """How many partitions the topic has; 0: it is not partitioned, or does not exist. `create`: as in the command."""
 
         async def ask() -> int:
             connection = await self.to_service()
             async with connection.lookups:
-                answer = await connection.request(Partitions(0, topic), self.options.operation_timeout)
+                answer = await connection.request(
+                    Partitions(0, topic, create), self.options.operation_timeout
+                )
             return checked_partitions(answer["partitions"])
 
         return await until_answered(ask, self.options, self.rng, f"{topic} was not looked up")

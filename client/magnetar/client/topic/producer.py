@@ -37,6 +37,7 @@ from magnetar.proto.commands import (
     CloseProducer,
     Command,
     CreateProducer,
+    HoldProducer,
     Send,
     SendDelayed,
     SendFailed,
@@ -47,6 +48,7 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.errors import (
     Action,
     AlreadyClosed,
+    BacklogQuotaExceeded,
     FinalError,
     FrameTooLarge,
     InvalidArgument,
@@ -136,6 +138,7 @@ class TopicProducer:
         )
         self._receipts_from: BrokerConnection | None = None  # of the current epoch, if they can come
         self._epoch = -1
+        self._held = ""  # why nothing is to be written in this epoch for now
         self._send_header = self._receipt_header = b""
 
     @property
@@ -528,6 +531,7 @@ class TopicProducer:
             self._close_batch()
         self.last_sequence_id = max(stored, self.last_sequence_id)
         self._epoch = int(answer["epoch"])
+        self._held = ""
         self.max_message_bytes = min(
             self._pool.options.max_message_bytes, connection.connection.max_message_bytes
         )
@@ -554,6 +558,9 @@ class TopicProducer:
                 self._send_failed(command)
             case SendDelayed() if self._attachment.connection is None:
                 self._attachment.waits_for(command.message)  # others have the topic
+            case HoldProducer() if command.epoch == self._epoch:
+                self._held = self._outbox.delay_reason = command.reason
+                self._write()
             case SendDelayed() if command.epoch == self._epoch:
                 self._outbox.delay_reason = command.message  # why what was sent waits at the broker
 
@@ -614,7 +621,7 @@ class TopicProducer:
 
     def _write(self) -> None:
         connection = self._attachment.connection
-        if connection is None:
+        if connection is None or self._held:
             return
         outbox, header = self._outbox, self._send_header
         while outbox.unsent and connection.writable:
@@ -628,7 +635,7 @@ class TopicProducer:
 
     def _receipts(self, payloads: list[bytes]) -> None:
         outbox = self._outbox
-        outbox.delay_reason = ""
+        outbox.delay_reason = self._held
         for payload in payloads:
             stored = outbox.confirm(decode_rows(RECEIPT_ROW, payload))
             self.last_sequence_id = max(stored, self.last_sequence_id)
@@ -644,7 +651,11 @@ class TopicProducer:
         if isinstance(error, ProducerFenced | TopicNotFound | TopicTerminated):
             self._attachment.fail(error)
             return
-        if error.action in (Action.FIX_CALL, Action.GIVE_UP):
+        if isinstance(
+            error, BacklogQuotaExceeded
+        ):  # whoever wants to try again does: its program knows if that makes sense
+            self._note_failed(self._outbox.fail_all(error))
+        elif error.action in (Action.FIX_CALL, Action.GIVE_UP):
             refused = self._outbox.refuse(command.sequence_id, error)
             if refused is not None:
                 self._note_failure(*refused)

@@ -176,6 +176,11 @@ class Connection:
         """Raises NotAuthorized unless the peer may do this."""
         self._options.authorize(self.principal, operation, resource)
 
+    @property
+    def address(self) -> str:
+        """`host:port` of the peer."""
+        return self.transport.address
+
     def probe(self) -> asyncio.Future[None]:
         """Asks whether the peer is there. Resolved when it answers, or when the handler knows that the connection is closed.
 

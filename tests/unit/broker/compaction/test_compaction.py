@@ -594,8 +594,9 @@ async def test_unreadable_entries_of_the_topic_stop_a_compaction_unless_they_are
 @in_virtual_time
 async def test_the_threshold_compacts_by_itself_and_removing_gives_it_up() -> None:
     ledgers = FakeLedgers()
-    async with running_broker(ledgers, compaction_threshold_bytes=1000) as broker:
+    async with running_broker(ledgers) as broker:
         client = await publisher(broker)
+        await client.change_policies(namespace="public/default", compaction_threshold_bytes=1000)
         await client.send_batches([a(1)])
         topic = broker.topics[str(TOPIC)]
         topic.maintain()
@@ -611,5 +612,11 @@ async def test_the_threshold_compacts_by_itself_and_removing_gives_it_up() -> No
         assert (state["state"], state["horizon"]) == ("never", None)
         assert len(await read_all(broker)) == 2
         assert [one.properties["kind"] for one in ledgers.ledgers.values()] == ["topic"]
+        assert topic.retention.lowest().reason == "the next compaction goes through it"
+        await client.change_policies(namespace="public/default", compaction_threshold_bytes=None)
+        topic.maintain()
+        await compacted_once(topic)
+        assert topic.compaction.stats().state == "never"
+        assert topic.retention.lowest().reason != "the next compaction goes through it"
         with pytest.raises(InvalidArgument, match="no action 'stop'"):
             await client.ask(c.CompactTopic, "orders", "stop")

@@ -74,7 +74,7 @@ async def test_a_namespace_whose_policies_cannot_be_read_is_left_where_it_is() -
         assert await located(a, name) == a.url
         await a.broker.topic(name, create=True)
         assert await located(a, TOPICS[0]) == a.url
-        await cluster.metadata.create(namespace_path("t/damaged"), GARBAGE)
+        await cluster.metadata.put(namespace_path("t/damaged"), GARBAGE, version=0)
         bindings = (await snapshot_of(a.ownership)).bindings
         assert list(bindings) == ["t/damaged"]
         assert bindings["t/damaged"].strict

@@ -255,6 +255,8 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
 
             def send_delayed(self, error: Any) -> None: ...
 
+            def hold(self, reason: str) -> None: ...
+
             def producer_closed(self, error: Any) -> None:
                 told.append(error)
 
@@ -624,8 +626,8 @@ async def test_a_namespace_is_confined_to_the_brokers_of_a_group_or_prefers_a_zo
         a = await cluster.start("a", group="fast", zone="x")
         b = await cluster.start("b", zone="y")
         namespaces = b.broker.namespaces
-        await namespaces.set("t/confined", Policies(broker_group="fast"), -1)
-        await namespaces.set("t/preferred", Policies(broker_group="preferred:slow", broker_zone="y"), -1)
+        await namespaces.change("t/confined", {"broker_group": "fast"})
+        await namespaces.change("t/preferred", {"broker_group": "preferred:slow", "broker_zone": "y"})
         for number in range(20):
             assert (await locate(b, TopicName.parse(f"t/confined/{number}"))).url == a.url
             assert (await locate(a, TopicName.parse(f"t/preferred/{number}"))).url == b.url
@@ -635,8 +637,10 @@ async def test_a_namespace_is_confined_to_the_brokers_of_a_group_or_prefers_a_zo
 
 
 def test_brokers_are_policies_of_namespaces_alone() -> None:
-    with pytest.raises(InvalidArgument, match="broker_zone is a policy of namespaces"):
-        Policies(broker_zone="x").check().check_topic()
+    with pytest.raises(
+        InvalidArgument, match="broker_zone is no policy of a topic; set it for the namespace"
+    ):
+        Policies(broker_zone="x").check().check_level("topic")
     with pytest.raises(
         InvalidArgument, match="broker_group is 'two words'; want the group that brokers have"
     ):

@@ -39,6 +39,10 @@ class Delivery(NamedTuple):
 class Peer(Protocol):
     """The connection of a producer or a consumer."""
 
+    @property
+    def address(self) -> str:
+        """`host:port` of who is there."""
+
     def probe(self) -> Awaitable[None]:
         """Done when somebody has answered there, or when it is closed, with all that it held, since nobody did."""
 

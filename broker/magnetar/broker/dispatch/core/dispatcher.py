@@ -26,6 +26,7 @@ from ...cursors.core.acks import AckRange, EntryKey, EntryRanges, Position, numb
 from ...cursors.core.redeliveries import DeliveredRanges, RedeliveryCounts
 from ...log.records import LedgerInfo
 from ...resources.budget import ByteBudget
+from ...resources.rates import Throttle
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import UNLIMITED_BYTES, Consumer, Delivery
@@ -75,7 +76,7 @@ class DispatchCore:
         self._settings = settings
         self._counters = counters
         self._delays = delays
-        self.redelivered_messages = 0
+        self.delivered_messages = self.delivered_bytes = self.redelivered_messages = 0
         self._durable = durable
         self._out: list[Instruction] = []  # a few: decided, not yet polled
         self.consumers: list[Consumer] = []
@@ -85,6 +86,7 @@ class DispatchCore:
         self.tracker = RedeliveryTracker(
             counts, settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
         )
+        self.throttle: Throttle | None = None  # None: as fast as consumers take it
         self.due = DueQueue()  # what was withheld before the read position, and is not any more
         # Everything before it was delivered, acknowledged or withheld; what comes back from there is in one of the queues.
         self.read_position: Position = log.normalise(state.mark_delete)
@@ -178,6 +180,13 @@ class DispatchCore:
         if skipped is not None:
             self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
         self._set_timer()
+
+    def limit(self, throttle: Throttle | None, max_per_consumer: int, max_per_subscription: int) -> None:
+        """What holds from now on: the rates, and the caps of the tracker."""
+        self.throttle = throttle
+        self.tracker.set_caps(max_per_consumer, max_per_subscription, self.consumers)
+        for consumer in self.consumers:
+            self._changed(consumer)
 
     def ledgers_changed(self) -> None:
         """The topic's ledger list has changed, and the cursor with it."""
@@ -409,7 +418,7 @@ class DispatchCore:
             if key <= self.read_position[:2] and self._log.is_confirmed(*key):
                 for start, end in self._state.unacked(*key, max(first, 0), last):
                     tracker.nack_by_position(self.consumers, key, start, end, counted=counted)
-        cap = self._settings.max_unacked_messages_per_subscription
+        cap = tracker.max_per_subscription
         if not individual and tracker.replay_messages > cap > 0:
             # A pile that only a peer bounds: from the mark-delete position on it costs nothing to remember.
             self._rewind(counted=True)
@@ -450,6 +459,9 @@ class DispatchCore:
             if selector.turn_over:
                 selector.turn_over = False
                 break
+            if self.throttle is not None and not self.throttle.open:
+                self.stop = Stop.THROTTLED
+                return None
             if tracker.replay:
                 if selector.sets_aside:
                     tracker.release(selector.released())
@@ -665,12 +677,15 @@ class DispatchCore:
         part = sets_aside and not again and key in tracker.replay
         alone = len(shares) == 1 and not left_over
         cut_short: list[Consumer] = []
-        delivered = False
+        delivered, throttle = False, self.throttle
         for consumer, mine, limit, redeliveries in shares:
             end = 0
             # An earlier share of this entry may have been all that it, or the subscription, can take.
             if not delivered or (
-                consumer.ready and consumer not in cut_short and not tracker.blocked_on_unacked_messages
+                consumer.ready
+                and consumer not in cut_short
+                and not tracker.blocked_on_unacked_messages
+                and (throttle is None or throttle.open)
             ):
                 taken = self._deliver(consumer, key, entry, mine, limit, redeliveries, again=again)
                 end, delivered = taken[-1][1] + 1, True
@@ -703,18 +718,24 @@ class DispatchCore:
         again: bool,
     ) -> list[Range]:
         """Delivers as much of `wanted` as the consumer may get, at most `limit` messages as a rule, and returns that."""
-        tracker = self.tracker
+        tracker, throttle = self.tracker, self.throttle
         if tracker.individual_acks and limit > (room := tracker.room(consumer)):
             limit = room
-        first_batch, last_batch, taken, messages, size, end = cut(
-            entry, wanted, limit, consumer.byte_permits if consumer.byte_limited else UNLIMITED_BYTES
-        )
+        most_bytes = consumer.byte_permits if consumer.byte_limited else UNLIMITED_BYTES
+        if throttle is not None:
+            limit = min(limit, throttle.room(counts_bytes=False))
+            most_bytes = min(most_bytes, throttle.room(counts_bytes=True))
+        first_batch, last_batch, taken, messages, size, end = cut(entry, wanted, limit, most_bytes)
+        if throttle is not None:
+            throttle.spend(messages, size)
         first, last = entry.batch_start_index(first_batch), end - 1
         hidden = [] if taken[0] == (first, last) else complement(taken, first, last)
         consumer.available_permits -= messages
         consumer.byte_permits -= size
         consumer.delivered_messages += messages
         consumer.delivered_bytes += size
+        self.delivered_messages += messages
+        self.delivered_bytes += size
         if redeliveries:
             self.redelivered_messages += messages
         self._counters.delivered(messages, size)
@@ -765,6 +786,9 @@ class DispatchCore:
                 assert source.reading
             case Stop.DELAYS:
                 assert not self._delays.whole
+            case Stop.THROTTLED:
+                assert self.throttle is not None
+                assert not self.throttle.open
             case Stop.READ_FAILED:
                 assert source.failures[position[:2]].waiting
             case Stop.LOOK_AHEAD:
@@ -772,9 +796,11 @@ class DispatchCore:
                 assert self.tracker.replay_messages >= self._selector.look_ahead_messages
             case Stop.TOO_MANY_RANGES:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
-        if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER, Stop.LOOK_AHEAD) and self.due:
+        if stop in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER, Stop.THROTTLED):
+            return
+        if stop is not Stop.LOOK_AHEAD and self.due:
             assert source.replay_reads, "what is due stalls"
-        if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER) and self.tracker.replay:
+        if self.tracker.replay:
             reading = source.replay_reads or source.reading
             waiting = self.tracker.next_due_ms is not None or self.tracker.all_set_aside
             assert reading or waiting, "replay stalls"

@@ -31,6 +31,7 @@ class Stop(enum.Enum):
     NO_ENTRIES = "none of its own: the topic has `poll` called when entries are confirmed"
     READING = "read_done, read_failed"
     READ_FAILED = "timer_due"
+    THROTTLED = "none of its own: the shell has `poll` called when a rate lets more be delivered"
     DELAYS = "delays_known"
     TOO_MANY_RANGES = "acknowledged, skipped"
 

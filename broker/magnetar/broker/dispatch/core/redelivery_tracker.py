@@ -99,6 +99,20 @@ class RedeliveryTracker:
 
     # --- pending acknowledgements ------------------------------------------------------------------------------------
 
+    def set_caps(
+        self, max_per_consumer: int, max_per_subscription: int, consumers: Iterable[Consumer]
+    ) -> None:
+        """From now on; who is over its cap gets nothing until half of that."""
+        self.max_per_consumer, self.max_per_subscription = max_per_consumer, max_per_subscription
+        if self.individual_acks:
+            for one in consumers:
+                one.blocked_on_unacked_messages = _blocks(
+                    one.unacked_messages, max_per_consumer, one.blocked_on_unacked_messages
+                )
+            self.blocked_on_unacked_messages = _blocks(
+                self.unacked_messages, max_per_subscription, self.blocked_on_unacked_messages
+            )
+
     def room(self, consumer: Consumer) -> int:
         """Messages that the consumer may get before a cap is reached."""
         room = _EVERYTHING
@@ -408,6 +422,10 @@ class RedeliveryTracker:
         if self.observer is not None:
             self.observer.check()
             self.observer.check_set_aside(key for key, due in self._due.items() if due == _NEVER)
+
+
+def _blocks(unacked: int, cap: int, blocked: bool) -> bool:
+    return cap > 0 and (unacked >= cap or (blocked and unacked > cap // 2))
 
 
 def count_messages(rows: list[CountedRange]) -> int:

@@ -108,6 +108,10 @@ class Producer:
         delayed = c.SendDelayed.of(self.producer_id, self._epoch, for_client(error))
         self.peer.send(delayed.encode())
 
+    def hold(self, reason: str) -> None:
+        """HOLD_PRODUCER."""
+        self.peer.send(c.HoldProducer(0, self.producer_id, self._epoch, reason[: c.MAX_ERROR_CHARS]).encode())
+
     def producer_closed(self, error: MagnetarError) -> None:
         """The topic ended the session."""
         self._on_closed(self)

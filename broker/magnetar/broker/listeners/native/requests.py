@@ -13,7 +13,7 @@ import msgspec
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
-from magnetar.proto.policies import decode_policies
+from magnetar.proto.policies import decode_changes
 
 from ...export.archived import Wanted, decode_archived
 from ...export.attach import decode_attachment
@@ -48,23 +48,31 @@ def _call(
 
 
 async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
-    if _is_of_topic(command):
+    _check_level(command)
+    if command.topic:
         return await service.topic_policies(caller, command.topic)
-    return await service.namespace_policies(caller, command.namespace)
+    if command.namespace:
+        return await service.namespace_policies(caller, command.namespace)
+    return await service.broker_policies(caller)
 
 
-async def _set_policies(
-    service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes
+async def _change_policies(
+    service: BrokerService, caller: Caller, command: c.ChangePolicies, payload: bytes
 ) -> Any:
-    of_topic, policies = _is_of_topic(command), decode_policies(payload)
-    change = service.set_topic_policies if of_topic else service.set_namespace_policies
-    return {"version": await change(caller, command.topic or command.namespace, policies, command.version)}
+    _check_level(command)
+    changes = decode_changes(payload)
+    if command.topic:
+        version = await service.change_topic_policies(caller, command.topic, changes)
+    elif command.namespace:
+        version = await service.change_namespace_policies(caller, command.namespace, changes, make=True)
+    else:
+        version = await service.change_broker_policies(caller, changes)
+    return {"version": version}
 
 
-def _is_of_topic(command: c.GetPolicies | c.SetPolicies) -> bool:
-    if bool(command.topic) == bool(command.namespace):
+def _check_level(command: c.GetPolicies | c.ChangePolicies) -> None:
+    if command.topic and command.namespace:
         raise InvalidArgument("policies are of a topic or of a namespace: name one of the two")
-    return bool(command.topic)
 
 
 def _stored_ids(payload: bytes) -> list[int] | None:
@@ -138,7 +146,7 @@ REQUESTS: dict[type[c.Command], _Answer] = {
     c.TerminateTopic: _terminate_topic,
     c.DeleteSubscription: _call(_B.delete_subscription),
     c.GetPolicies: _get_policies,
-    c.SetPolicies: _set_policies,
+    c.ChangePolicies: _change_policies,
     c.ExpireMessages: _call(_B.expire_messages),
     c.CreateSubscription: _call(_B.create_subscription),
     c.SeekSubscription: _call(_B.seek_subscription, "epoch"),
@@ -158,6 +166,9 @@ REQUESTS: dict[type[c.Command], _Answer] = {
     c.ArchiveLedgers: _archive_ledgers,
     c.ReportDamage: _call(_L.report_damage, rows=decode_damage),
     c.ListBrokers: _call(_B.list_brokers),
+    c.Diagnose: _call(_B.diagnose),
+    c.ListBookies: _call(_B.list_bookies),
+    c.ListBusiest: _call(_B.list_busiest),
     c.ListBundles: _call(_B.list_bundles),
     c.UnloadBundle: _call(_B.unload_bundle),
     c.SplitBundle: _call(_B.split_bundle, "bundles"),

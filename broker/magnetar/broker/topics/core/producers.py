@@ -99,6 +99,9 @@ class ProducerPort(Protocol):
     def send_delayed(self, error: MagnetarError) -> None:
         """What was sent waits for this reason."""
 
+    def hold(self, reason: str) -> None:
+        """The producer is to send nothing more, for this reason; "": it goes on. What is on its way is taken."""
+
     def producer_closed(self, error: MagnetarError) -> None:
         """The broker ended the session; if the error may pass, to be opened again where the topic is then."""
 
@@ -161,6 +164,11 @@ class ProducerSession:
         """Tells the producer why it has no receipts yet, if it waits for any."""
         if self.outstanding and self.state is SessionState.OPEN:
             self.port.send_delayed(error)
+
+    def hold(self, reason: str) -> None:
+        """Until it is called with ""."""
+        if self.state is SessionState.OPEN:
+            self.port.hold(reason)
 
     def fail(self, sequence_id: int, error: MagnetarError) -> None:
         """Tells the producer once; what it sends later in this epoch is dropped."""

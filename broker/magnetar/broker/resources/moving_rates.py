@@ -1,0 +1,41 @@
+"""How fast counters rise, for people: over the last ten seconds or a little more, for whoever asks in between."""
+
+from __future__ import annotations
+
+WINDOW_S = 10.0
+
+
+class MovingRates:
+    """Of counters that are always given in the same order.
+
+    >>> rates = MovingRates(2)
+    >>> rates.look(0.0, (0, 0)), rates.look(10.0, (50, 7_000)), rates.look(15.0, (900, 9_000))
+    (None, None, None)
+    >>> rates.per_second
+    (5.0, 700.0)
+    """
+
+    __slots__ = ("_at", "_before", "_looks", "per_second")
+
+    def __init__(self, counters: int) -> None:
+        self.per_second: tuple[float, ...] = (0.0,) * counters
+        self._before: tuple[int, ...] = ()
+        self._at = -WINDOW_S
+        self._looks = 0
+
+    @property
+    def known(self) -> bool:
+        """False until it was looked long enough."""
+        return self._looks > 1
+
+    def look(self, now: float, counters: tuple[int, ...]) -> None:
+        """Called every few seconds; `now` in seconds of a clock that never goes back."""
+        passed = now - self._at
+        if passed < WINDOW_S:
+            return
+        self._looks += 1
+        if self._before:
+            self.per_second = tuple(
+                round((new - old) / passed, 3) for new, old in zip(counters, self._before, strict=True)
+            )
+        self._before, self._at = counters, now

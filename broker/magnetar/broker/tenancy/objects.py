@@ -1,0 +1,306 @@
+"""Clusters, tenants and namespaces: records with versions in the metadata store, made and deleted by Pulsar's rules.
+
+    /clusters/{cluster}               ClusterRecord
+    /namespaces/{tenant}              TenantRecord
+    /namespaces/{tenant}/{namespace}  NamespaceRecord
+    /deletions/{either}               it is being deleted: `deletion`
+
+The broker's own cluster, the tenant `public` and the namespace `public/default` exist without a record; the first change of
+one makes it. So they come back, empty, when somebody deletes them.
+
+A change reads the record, and replaces it by compare-and-set until it meets no other change: of two brokers that change the
+same record none loses what the other one wrote. Whether they are empty is decided by the store: it deletes no tenant's node
+while nodes stand below it, and whoever makes a topic checks the version of its namespace.
+
+Texts begin as those of Pulsar, which its users know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+
+from magnetar.metadata import MetadataStore
+from magnetar.metadata.record import Record
+from magnetar.metadata.store import Check, Create, Operation, Put
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NodeNotEmpty,
+    NotEmpty,
+    NotFound,
+    NotFoundInStore,
+    VersionConflict,
+)
+from magnetar.proto.ids import TopicName, check_name, check_namespace
+from magnetar.proto.policies import Policies
+from magnetar.runtime.clock import Clock
+
+from ..log.records import (
+    CLUSTERS_ROOT,
+    DELETIONS_ROOT,
+    FORCED,
+    NAMESPACES_ROOT,
+    ClusterRecord,
+    NamespaceRecord,
+    TenantRecord,
+    cluster_path,
+    deletion_path,
+    namespace_path,
+    replace,
+    tenant_path,
+)
+from ..ownership.core.bundles import MAX_BUNDLES, Bounds
+from ..ownership.records import BoundsRecord, bounds_path
+from ..settings import BrokerSettings
+
+PUBLIC, DEFAULT = "public", "public/default"
+ABSENT = -1  # version of what exists without a record
+_MAX_RECORD_BYTES = 512 * 1024  # the store takes twice as much
+R = TypeVar("R", bound=Record)
+
+
+class Kind(NamedTuple, Generic[R]):
+    """What the three have in common."""
+
+    what: str
+    record: type[R]
+    path: Callable[[str], str]
+    check: Callable[[str], str]  # of a name: raises InvalidArgument
+
+
+CLUSTER = Kind("Cluster", ClusterRecord, cluster_path, partial(check_name, "cluster"))
+TENANT = Kind("Tenant", TenantRecord, tenant_path, partial(check_name, "tenant"))
+NAMESPACE = Kind("Namespace", NamespaceRecord, namespace_path, check_namespace)
+
+
+class Stored(NamedTuple, Generic[R]):
+    """A record as it was read."""
+
+    record: R
+    version: int  # of its node, or ABSENT
+
+    def check(self, path: str) -> Check:
+        """For a commit: nobody has changed it since."""
+        return Check(path, None if self.version == ABSENT else self.version)
+
+    def write(self, path: str, record: R) -> Operation:
+        """For a commit: this takes its place."""
+        value = record.encode()
+        if len(value) > _MAX_RECORD_BYTES:
+            raise InvalidArgument(
+                f"{path} would have {len(value):,} bytes, and at most {_MAX_RECORD_BYTES:,} are kept: remove properties or "
+                "permissions first"
+            )
+        return Create(path, value) if self.version == ABSENT else Put(path, value, self.version)
+
+
+def without_topic(record: NamespaceRecord, topic: str) -> NamespaceRecord:
+    """The same without the permissions of a topic."""
+    others = {name: roles for name, roles in record.topic_permissions.items() if name != topic}
+    return msgspec.structs.replace(record, topic_permissions=others)
+
+
+class Objects:
+    """See the module docstring."""
+
+    def __init__(self, metadata: MetadataStore, settings: BrokerSettings, clock: Clock) -> None:
+        self._metadata = metadata
+        self._settings = settings
+        self._clock = clock
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def find(self, kind: Kind[R], name: str) -> Stored[R] | None:
+        """Also of what is being deleted; None: there is none."""
+        path = kind.path(kind.check(name))
+        stored = await self._metadata.get(path)
+        if stored is None:
+            always = self._always().get((kind.what, name))
+            return Stored(always, ABSENT) if isinstance(always, kind.record) else None
+        return Stored(kind.record.decode(stored.value, path), stored.version)
+
+    async def get(self, kind: Kind[R], name: str) -> Stored[R]:
+        """Raises NotFound, also once its deletion is certain."""
+        found = await self.find(kind, name)
+        if found is None or getattr(found.record, "deletion", "") == FORCED:
+            raise NotFound(f"{kind.what} does not exist: there is no {name}")
+        return found
+
+    def _always(self) -> dict[tuple[str, str], Record]:
+        own = self._settings.cluster_name
+        urls = {"serviceUrl": self._settings.http_url, "brokerServiceUrl": self._settings.service_url}
+        return {
+            (CLUSTER.what, own): ClusterRecord(urls, []),
+            (TENANT.what, PUBLIC): TenantRecord([], [own], 0),
+            (NAMESPACE.what, DEFAULT): NamespaceRecord(Policies()),
+        }
+
+    async def clusters(self) -> list[str]:
+        """By name."""
+        return sorted({self._settings.cluster_name, *await self._metadata.children(CLUSTERS_ROOT)})
+
+    async def tenants(self) -> list[str]:
+        """By name."""
+        found = {PUBLIC, *await self._metadata.children(NAMESPACES_ROOT)}
+        return sorted(found.difference(await self.deletions()))
+
+    async def namespaces(self, tenant: str) -> list[str]:
+        """`tenant/namespace` of each, by name. Raises NotFound."""
+        await self.get(TENANT, tenant)
+        found = {f"{tenant}/{name}" for name in await self._metadata.children(tenant_path(tenant))}
+        if tenant == PUBLIC:
+            found.add(DEFAULT)
+        return sorted(found.difference(await self.deletions()))
+
+    async def deletions(self) -> list[str]:
+        """Tenants and namespaces that are being deleted."""
+        return [unquote(name) for name in await self._metadata.children(DELETIONS_ROOT)]
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    async def change(self, kind: Kind[R], name: str, edit: Callable[[R], R]) -> R:
+        """What `edit` makes of the record takes its place; it may be called several times. Raises NotFound."""
+        path = kind.path(name)
+        while True:
+            found = await self.get(kind, name)
+            record = edit(found.record)
+            if record == found.record:
+                return record
+            written = found.write(path, record)
+            try:
+                if isinstance(written, Put):
+                    await replace(self._metadata, path, written.value, found.version)
+                else:
+                    await self._metadata.commit([written])
+            except (AlreadyExists, VersionConflict):
+                continue
+            return record
+
+    async def forget_topic(self, name: TopicName) -> None:
+        """It is deleted, and who may use another one of the name is another matter."""
+        namespace = name.full_namespace
+        found = await self.find(NAMESPACE, namespace)
+        if found is not None and str(name) in found.record.topic_permissions:
+            await self.change(NAMESPACE, namespace, lambda was: without_topic(was, str(name)))
+
+    async def create_cluster(self, name: str, data: Mapping[str, Any]) -> None:
+        """Raises AlreadyExists."""
+        if await self.find(CLUSTER, name) is None:
+            record = Stored(ClusterRecord({}, []), ABSENT).write(
+                cluster_path(name), ClusterRecord(dict(data), [])
+            )
+            try:
+                return await self._metadata.commit([record])
+            except AlreadyExists:
+                pass
+        raise AlreadyExists(f"Cluster already exists: {name}")
+
+    async def set_peers(self, name: str, peers: Sequence[str]) -> None:
+        """The clusters that Pulsar's users call its peers. Raises NotFound, InvalidArgument."""
+        for peer in peers:
+            if peer == name or await self.find(CLUSTER, peer) is None:
+                raise InvalidArgument(f"Peer cluster {peer} does not exist, or is the cluster itself")
+        await self.change(CLUSTER, name, lambda was: msgspec.structs.replace(was, peers=list(peers)))
+
+    async def delete_cluster(self, name: str) -> None:
+        """Raises NotFound, and InvalidArgument for the broker's own one."""
+        found = await self.get(CLUSTER, name)
+        if name == self._settings.cluster_name:
+            raise InvalidArgument(f"Cluster {name} is the one that answers (broker.cluster_name), and stays")
+        await self._delete(cluster_path(name), found.version)
+
+    async def create_tenant(self, name: str, roles: Sequence[str], clusters: Sequence[str] | None) -> None:
+        """`clusters` None: all that there are. Raises AlreadyExists, InvalidArgument."""
+        if await self.find(TENANT, name) is None:
+            record = TenantRecord(list(roles), await self.allowed(clusters), self._clock.now_ms())
+            try:
+                await self._metadata.create(tenant_path(name), record.encode())
+                return
+            except AlreadyExists:
+                pass
+        raise AlreadyExists(f"Tenant already exist: {name}")
+
+    async def allowed(self, clusters: Sequence[str] | None) -> list[str]:
+        """The clusters that a tenant may have. Raises InvalidArgument."""
+        known = await self.clusters()
+        if clusters is None:
+            return known
+        if not clusters:
+            raise InvalidArgument(f"Clusters can not be empty: name some of {', '.join(known)}")
+        if missing := set(clusters).difference(known):
+            raise InvalidArgument(
+                f"Clusters do not exist: {', '.join(sorted(missing))}; there are {', '.join(known)}"
+            )
+        return list(clusters)
+
+    async def delete_tenant(self, name: str) -> None:
+        """Raises NotFound, and NotEmpty while it has namespaces."""
+        found = await self.find(TENANT, name)
+        if found is None:
+            raise NotFound(f"Tenant doesn't exist: there is no {name}")
+        try:
+            if name == PUBLIC:
+                raise NodeNotEmpty
+            await self._delete(tenant_path(name), found.version)
+        except NodeNotEmpty:
+            raise NotEmpty(
+                f"The tenant still has active namespaces: delete those of {name} first, or all with force"
+            ) from None
+
+    async def create_namespace(
+        self, name: str, *, policies: Policies | None = None, bundles: int = 0, with_tenant: bool = False
+    ) -> None:
+        """`bundles` 0: as many as the settings say, once it has topics. `with_tenant`: that is made as well, if need be.
+
+        Raises AlreadyExists, NotFound for its tenant, InvalidArgument.
+        """
+        if not 0 <= bundles <= MAX_BUNDLES:
+            raise InvalidArgument(f"Invalid number of bundles: {bundles}; want 1 to {MAX_BUNDLES}")
+        tenant = check_namespace(name).partition("/")[0]
+        record = NamespaceRecord((policies or Policies()).check(), self._clock.now_ms())
+        path = namespace_path(name)
+        while name != DEFAULT or await self._metadata.get(path) is None:
+            if with_tenant and await self.find(TENANT, tenant) is None:
+                with contextlib.suppress(AlreadyExists):
+                    await self.create_tenant(tenant, [], None)
+            parent = await self.get(TENANT, tenant)
+            nodes: list[Operation] = [parent.check(tenant_path(tenant)), Create(path, record.encode())]
+            if bundles and await self._metadata.get(bounds_path(name)) is None:
+                firsts = list(Bounds.even(bundles).firsts)
+                nodes.append(Create(bounds_path(name), BoundsRecord(firsts).encode()))
+            try:
+                return await self._metadata.commit(nodes)
+            except VersionConflict:
+                continue
+            except AlreadyExists as error:
+                if error.details.get("index") != 1:
+                    continue
+                break
+        raise AlreadyExists(f"Namespace already exists: {name}")
+
+    async def mark_deleted(self, kind: Kind[Any], name: str, why: str) -> None:
+        """From here on it does not exist, or not for long: see `NamespaceRecord.deletion`. Raises NotFound."""
+        path = kind.path(name)
+        while True:
+            found = await self.find(kind, name)
+            if found is None:
+                raise NotFound(f"{kind.what} {name} does not exist.")
+            if found.record.deletion in (why, FORCED):
+                return
+            changed = msgspec.structs.replace(found.record, deletion=why)
+            marker = [] if found.record.deletion else [Create(deletion_path(name), why.encode())]
+            with contextlib.suppress(AlreadyExists, NotFoundInStore, VersionConflict):
+                await self._metadata.commit([found.write(path, changed), *marker])
+                return
+
+    async def _delete(self, path: str, version: int) -> None:
+        try:
+            await self._metadata.delete(path, version=version)
+        except (NotFoundInStore, VersionConflict):
+            raise VersionConflict(f"{path} was changed by somebody else; look at it, and try again") from None

@@ -1,0 +1,106 @@
+"""Messages as JSON, as Pulsar's WebSocket API and REST have them; ids are the base64 of their bytes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from magnetar.client import Message, MessageId
+from magnetar.client.options import Start
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame
+
+T = TypeVar("T")
+
+
+class Outgoing(msgspec.Struct, rename="camel"):
+    """A message to be sent. `payload` is base64 on a WebSocket and text in REST; None: a tombstone."""
+
+    payload: str | None = None
+    key: str | None = None
+    properties: dict[str, str] = {}
+    event_time: int | None = None  # ms since the epoch, as deliver_at
+    sequence_id: int | None = None
+    deliver_at: int | None = None
+    deliver_after: int | None = None  # ms
+    context: str | None = None  # comes back with the answer
+
+    def fields(self) -> dict[str, Any]:
+        """As `Producer.send` takes them."""
+        found = {
+            "key": self.key,
+            "properties": self.properties or None,
+            "event_time": self.event_time,
+            "sequence_id": self.sequence_id,
+            "deliver_at": self.deliver_at,
+            "deliver_after": None if self.deliver_after is None else self.deliver_after / 1000,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Published(msgspec.Struct, rename="camel"):
+    """The body of a request to publish."""
+
+    messages: list[Outgoing]
+    producer_name: str | None = None  # by which what is sent again is recognized, with sequence ids
+
+
+def decoded(body: bytes | str, type: type[T]) -> T:
+    """Raises MalformedFrame."""
+    try:
+        return msgspec.json.decode(body, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise MalformedFrame(f"this is not the JSON that is wanted here: {error}") from None
+
+
+def from_base64(text: str, what: str) -> bytes:
+    """Raises InvalidArgument."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument(f"{what} is not base64: {text[:80]!r}") from None
+
+
+def id_text(message_id: MessageId) -> str:
+    """Of an id."""
+    return base64.b64encode(message_id.to_bytes()).decode()
+
+
+def id_of(text: str) -> MessageId:
+    """Raises InvalidArgument."""
+    return MessageId.from_bytes(from_base64(text, "messageId"))
+
+
+def start_of(text: str) -> Start:
+    """`earliest`, `latest`, ms since the epoch or an id."""
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    return int(text) if text.isdecimal() else id_of(text)
+
+
+def received(message: Message) -> dict[str, Any]:
+    """As a consumer gets it."""
+    found: dict[str, Any] = {
+        "messageId": id_text(message.id),
+        "payload": None if message.value is None else base64.b64encode(message.value).decode(),
+        "properties": dict(message.properties),
+        "publishTime": datetime.fromtimestamp(message.publish_time / 1000, UTC).isoformat(
+            timespec="milliseconds"
+        ),
+        "redeliveryCount": message.redelivery_count,
+    }
+    if message.key is not None:
+        found["key"] = message.key if isinstance(message.key, str) else base64.b64encode(message.key).decode()
+    if message.event_time is not None:
+        found["eventTime"] = message.event_time
+    return found
+
+
+def failed(error: MagnetarError) -> dict[str, Any]:
+    """Of a message that was not stored."""
+    return {"messageId": None, "errorCode": error.code, "errorMsg": error.message}

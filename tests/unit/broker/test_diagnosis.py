@@ -1,0 +1,152 @@
+"""What `magnetar doctor` says is wrong, each with the fault really made; and who is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from magnetar.broker import Broker
+from magnetar.broker.service.broker import BrokerService
+from magnetar.broker.service.diagnosis import Finding
+from magnetar.proto import commands as c
+from magnetar.proto.errors import EntryDamaged
+from magnetar.proto.ids import TopicName
+from support.broker_kit import FakeClient, FakeClock, running_broker, settle
+from unit.broker.test_cursor import publish
+from unit.broker.test_dispatch_faults import FAST, Damage, damage
+
+__all__ = ["damage"]
+SUBJECT = "subscription billing of persistent://public/default/orders"
+
+
+async def findings(broker: Broker, client: FakeClient) -> list[Finding]:
+    return (await BrokerService(broker).diagnose(client)).findings
+
+
+def pass_time(broker: Broker) -> None:
+    """Rates are of two looks that are ten seconds apart."""
+    for topic in broker.topics.values():
+        now = asyncio.get_running_loop().time()
+        for at in (now, now + 10):
+            for subscription in topic.subscriptions.values():
+                subscription.count_rates(at)
+
+
+async def test_of_a_broker_that_works_nothing_is_said() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared")
+        await publish(client, 3)
+        await client.received(3)
+        await client.ack(*[message.row() for message in client.messages])
+        pass_time(broker)
+        assert await findings(broker, client) == []
+
+
+async def test_a_consumer_whose_program_takes_nothing_is_named() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", permits=2, name="worker-7")
+        await publish(client, 5)
+        await client.received(2)
+        assert await findings(broker, client) == [], "it may just begin"
+        pass_time(broker)
+        (found,) = await findings(broker, client)
+        assert (found.severity, found.subject) == ("critical", SUBJECT)
+        assert "worker-7 at 127.0.0.1:50000 takes nothing out of its queue" in found.cause
+        assert "(2 of its messages are unacknowledged)" in found.cause
+        client.frame(c.Flow(0, 1, 10))
+        await client.received(5)
+        pass_time(broker)
+        assert await findings(broker, client) == []
+
+
+async def test_a_consumer_at_its_cap_is_named() -> None:
+    async with running_broker(max_unacked_messages_per_consumer=2) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", name="worker-7")
+        await publish(client, 5)
+        await client.received(2)
+        pass_time(broker)
+        (found,) = await findings(broker, client)
+        assert "worker-7 at 127.0.0.1:50000 holds 2 unacknowledged messages, as many as it may" in found.cause
+
+
+async def test_what_nobody_consumes_is_named_with_its_age() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateSubscription, "orders", "billing", ("earliest", None))
+        await publish(client, 4)
+        await settle()
+        assert await findings(broker, client) == []
+        clock.now += 3_600_000
+        (found,) = await findings(broker, client)
+        assert found.severity == "warning"
+        assert found.cause == "no consumer is connected, and 4 messages wait, the first for 60 min"
+        assert "magnetar subscriptions delete persistent://public/default/orders billing" in found.cure
+
+
+async def test_a_message_that_one_consumer_holds_while_others_go_on_is_named() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        slow, fast = FakeClient(broker), FakeClient(broker)
+        await slow.consumer(type="shared", permits=1, name="slow")
+        await fast.consumer(type="shared", name="fast")
+        await publish(fast, 4)
+        await slow.received(1)
+        await fast.received(3)
+        await fast.ack(*[message.row() for message in fast.messages])
+        clock.now += 120_000
+        (found,) = await findings(broker, fast)
+        assert found.cause.startswith("slow at 127.0.0.1:50000 holds message ")
+        assert "stored 120 s ago, while others have acknowledged what is behind it" in found.cause
+
+
+async def test_an_entry_that_cannot_be_read_is_named(damage: Damage) -> None:
+    async with running_broker(**FAST) as broker:
+        client = FakeClient(broker)
+        await publish(client, 3)
+        damage.entries[1] = EntryDamaged("bit rot")
+        await client.consumer()
+        await client.received(1)
+        async with asyncio.timeout(20):
+            while not (found := await findings(broker, client)):
+                await asyncio.sleep(0.002)
+        assert (found[0].severity, found[0].consequence) == ("critical", "delivery waits for it")
+        assert "bit rot" in found[0].cause
+
+
+async def test_what_health_knows_is_explained_and_contradicting_settings_are_named() -> None:
+    async with running_broker(max_unacked_messages_per_subscription=10) as broker:
+        broker.trouble = lambda: {
+            "bookie b1": "it is lost: it has no session with the metadata store",
+            "space of /data": "full in about 5 h, at 12:00 UTC, at the pace of the last hour",
+            "repair": "3 ledgers wait for repair",
+            "something new": "nobody explained it",
+        }
+        found = {one.subject: one for one in await findings(broker, FakeClient(broker))}
+        assert "magnetar cluster recover" in found["bookie b1"].cure
+        assert found["space of /data"].severity == "warning"
+        assert "--retention" in found["space of /data"].cure
+        assert "fewer copies" in found["repair"].consequence
+        assert found["something new"].cause == "nobody explained it"
+        assert "one consumer that acknowledges nothing" in found["settings of the broker"].consequence
+
+
+async def test_the_busiest_come_first_and_the_sums_are_of_all() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        for number in range(4):
+            topic = await broker.find(TopicName.parse(f"t{number}"))
+            await topic.subscriptions.create("s", ("earliest", None))
+            topic.rates.per_second = (10.0 * number, 1.0, 0.0, 0.0)
+        await client.producer(1, "t2")
+        client.publish(b"a", b"b")
+        await client.confirmed(1)
+        found: Any = await BrokerService(broker).list_busiest(client, count=2)
+        assert [one.topic.rpartition("/")[2] for one in found.busiest_topics] == ["t3", "t2"]
+        assert (found.topics, found.totals.message_rate_in) == (4, 60)
+        first, second = found.largest_backlogs
+        assert (first.topic.rpartition("/")[2], first.backlog_messages) == ("t2", 2)
+        assert second.backlog_messages == 0
