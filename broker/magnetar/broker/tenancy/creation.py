@@ -15,7 +15,9 @@ from magnetar.proto.errors import (
     AlreadyExists,
     DataDirectoryError,
     InvalidArgument,
+    MagnetarError,
     NotFound,
+    ServiceNotReady,
     SubscriptionNotFound,
     TopicBusy,
 )
@@ -90,8 +92,16 @@ class Creation:
 
     async def by_use(self, name: TopicName) -> int | None:
         """With how many partitions a topic is made by its first use; 0: it is not partitioned, None: it is not made."""
-        own = await self._policies.followed.get(name.full_namespace)
-        in_force = await self._policies.below(own.policies)
+        try:
+            own = await self._policies.followed.get(name.full_namespace)
+            in_force = await self._policies.below(own.policies)
+        except DataDirectoryError:
+            raise
+        except MagnetarError as error:
+            raise ServiceNotReady(
+                f"the policies of namespace {name.full_namespace} are not known, and whether topic {name} is made; try "
+                f"again: {error.message}"
+            ) from error
         if not in_force.value("auto_create_topics")[0]:
             return None
         if in_force.value("auto_create_topics_type")[0] != "partitioned" or not name.persistent:

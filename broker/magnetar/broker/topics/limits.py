@@ -122,7 +122,8 @@ class TopicLimits:
                 of("broker_dispatch_rate_messages"), of("broker_dispatch_rate_bytes")
             ),
         ]
-        self.max_message_bytes = of("max_message_bytes")
+        largest: int = of("max_message_bytes")
+        self.max_message_bytes = largest if largest < self._components.settings.max_message_bytes else 0
         for subscription in subscriptions:
             self.apply(subscription)
         return True
