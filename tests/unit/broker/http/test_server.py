@@ -177,7 +177,7 @@ async def test_of_policies_what_is_wrong_changes_nothing_and_names_the_policy() 
                 "contradict",
             ),
             (f"{policies}/retention", {"retentionHours": 5}, 400, "retention has no 'retentionHours'"),
-            (f"{TOPIC}/publishRate", [1], 412, "want an object"),
+            (f"{TOPIC}/publishRate", [1], 400, "want an object"),
             (f"{policies}/backlogQuota?backlogQuotaType=nothing", {"limit": 1}, 412, "message_age"),
             (f"{TOPIC}/messageTTL?messageTTL=never", None, 400, "messageTTL"),
         ):
