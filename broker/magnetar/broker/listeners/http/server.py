@@ -124,9 +124,8 @@ class AdminServer:
             if method == "OPTIONS":
                 return web.Response(status=204, headers={"Allow": allow})
             return _failed(Refused(405, f"this path has no {method[:20]}, only {allow}"), {"Allow": allow})
-        asked = Asked(
-            self._service, self._each, row, names_in(row, segments), request.query, await request.read()
-        )
+        names, body = names_in(row, segments), await request.read()
+        asked = Asked(self._service, self._each, row, names, request.query, body, request)
         try:
             answer = await self._answer(asked)
         except Elsewhere as elsewhere:

@@ -10,6 +10,7 @@ from aiohttp import web
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
+from magnetar.proto.ranges import complement
 
 from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
 from ...service.broker import BrokerService
@@ -102,11 +103,12 @@ async def peek(asked: Asked, subscription: str, position: int) -> web.Response:
     found = await asked.service.peek_messages(asked, asked.topic, subscription, count=position)
     left = position
     for one in found.entries:
-        entry, hidden = Entry(one.slice), {n for first, last in one.hidden for n in range(first, last + 1)}
-        for number in range(entry.base_index, entry.base_index + entry.message_count):
-            left -= number not in hidden
-            if not left:
-                return messages.response(FoundMessage(entry, one.ledger, one.entry, number))
+        entry = Entry(one.slice)
+        last = entry.base_index + entry.message_count - 1
+        for first, end in complement(one.hidden, entry.base_index, last):
+            if left <= end - first + 1:
+                return messages.response(FoundMessage(entry, one.ledger, one.entry, first + left - 1))
+            left -= end - first + 1
     raise MessageLost(f"{position} messages cannot be shown: {position - left} are not acknowledged")
 
 
@@ -127,7 +129,7 @@ def _union(answers: Mapping[str, list[str]], _: Asked) -> list[str]:
 
 
 def _by_number(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
-    return {str(number): answer for number, answer in enumerate(answers.values())}
+    return {str(TopicName.parse(topic).partition): answer for topic, answer in answers.items()}
 
 
 def _worst(answers: Mapping[str, Any], _: Asked) -> Any:
