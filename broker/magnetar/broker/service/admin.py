@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
@@ -112,13 +113,14 @@ class AdminService:
         """Those of `tenant/namespace`, each partition as a topic; or the partitioned ones. Raises NotFound."""
         await self._broker.objects.get(NAMESPACE, namespace)
         root = PARTITIONED_ROOT if partitioned else TOPICS_ROOT
+        start = f"{domain}://" if domain else ""
         found: list[str] = []
         page = [""]
         while page:
-            after = found[-1] if found else ""
-            page = await list_topics(self._broker.metadata, namespace, after=after, count=_PAGE, root=root)
-            found += page
-        return [topic for topic in found if topic.startswith(f"{domain}://" if domain else "")]
+            await asyncio.sleep(0)
+            page = await list_topics(self._broker.metadata, namespace, after=page[-1], count=_PAGE, root=root)
+            found += [topic for topic in page if topic.startswith(start)]
+        return found
 
     @on_topic("lookup")
     async def partitioned(self, name: TopicName) -> PartitionedTopic:
