@@ -197,6 +197,12 @@ class AdminService:
             wanted = [topic.subscriptions.existing(subscription, durable=True)]
         await _each(topic.maintenance.expire_before(one, before_ms) for one in wanted)
 
+    @on_topic("expire_messages")
+    async def expire_before(self, name: TopicName, subscription: str, start: Start) -> None:
+        """Acknowledges what lies before a place. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
+        topic = await self._broker.known(name)
+        await topic.subscriptions.existing(subscription, durable=True).skip_to(lambda: topic.log.find(start))
+
     @on_topic("peek_messages")
     async def analyze_backlog(self, name: TopicName, subscription: str) -> BacklogFound:
         """Counts what it has not acknowledged. Raises TopicNotFound, SubscriptionNotFound."""
