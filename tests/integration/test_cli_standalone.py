@@ -130,6 +130,17 @@ def test_metrics_health_and_readiness(service: Service) -> None:
         urllib.request.urlopen(f"{address}/nothing", timeout=10)
 
 
+def test_the_administration_is_at_the_same_port(service: Service) -> None:
+    address = f"http://127.0.0.1:{service.http_port}"
+    with urllib.request.urlopen(f"{address}/admin/v2/clusters/standalone", timeout=10) as answer:
+        assert json.load(answer)["serviceUrl"] == address
+    with urllib.request.urlopen(
+        f"{address}/lookup/v2/topic/persistent/public/default/any", timeout=10
+    ) as answer:
+        found = json.load(answer)
+    assert (found["brokerUrl"], found["httpUrl"]) == (service.url, address)
+
+
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(service: Service) -> None:
     succeeded(magnetar("subscriptions", "create", "watched", "s", url=service.url))
     with urllib.request.urlopen(f"http://127.0.0.1:{service.http_port}/metrics", timeout=10) as answer:

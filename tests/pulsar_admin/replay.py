@@ -2,12 +2,15 @@
 
 A row is a command of pulsar-admin with its exchanges: method, path, body, status, and the fields of the answer (`fields`). A
 line that begins with "!" is what programs do between the commands.
+
+    python -m pulsar_admin.replay golden.json        # cuts `exchanges.jsonl` down from what was recorded from a real Pulsar
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +111,30 @@ async def replay(admin: Admin, wanted: str = "") -> dict[str, list[str]]:
             found[command] = differ
     await programs.close()
     return found
+
+
+_LONG = ("/brokers/configuration/runtime", "/broker-stats")  # answers of which only the kind is kept
+
+
+def cut(recorded: str) -> str:
+    """The lines of `exchanges.jsonl`, from those that were recorded: a JSON row a command."""
+    lines = []
+    for line in recorded.splitlines():
+        row = json.loads(line)
+        exchanges = [
+            [one["method"], one["path"], one["body"], one["status"], _kept(one["path"], one["answer"])]
+            for one in row["http"]
+        ]
+        if exchanges or row["command"].startswith("!"):
+            lines.append(json.dumps({"command": row["command"], "http": exchanges}) + "\n")
+    return "".join(lines)
+
+
+def _kept(path: str, answer: Any) -> Any:
+    if any(long in path for long in _LONG):
+        return {} if isinstance(answer, dict) else []
+    return fields(answer)
+
+
+if __name__ == "__main__":
+    _FILE.write_text(cut(Path(sys.argv[1]).read_text()))

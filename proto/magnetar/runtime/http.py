@@ -49,7 +49,7 @@ class Pages(Protocol):
         """What it does on request, by method and path."""
 
     async def handler(self) -> Handler | None:
-        """What answers all other paths; None: nobody does, now."""
+        """What answers all other paths; None: nobody does. Raises HTTPServiceUnavailable: not now."""
 
 
 class HttpServer:

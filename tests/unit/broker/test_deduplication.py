@@ -679,9 +679,10 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
 
     stage.metadata.get = failing  # type: ignore[method-assign]
     async with stage.broker() as broker:
-        for topic in ("orders", "another"):
-            with pytest.raises(ServiceNotReady, match="are not known, and whether"):
+        for topic, why in (("orders", "is read or deleted first"), ("another", "are not known, and whether")):
+            with pytest.raises(ServiceNotReady, match=why):
                 await FakeClient(broker).producer(topic=topic)
+        await FakeClient(broker).consumer(topic="orders")
         away.clear()
         assert last_of(await connected_at_last(broker)) == 0
 

@@ -64,6 +64,7 @@ def test_the_table_of_operations() -> None:
         "AdminService.last_message": Operation("topic_stats", TOPIC),
         "AdminService.find": Operation("topic_stats", TOPIC),
         "AdminService.expire_older": Operation("expire_messages", TOPIC),
+        "AdminService.expire_before": Operation("expire_messages", TOPIC),
         "AdminService.analyze_backlog": Operation("peek_messages", TOPIC),
         "AdminService.backlog_size": Operation("topic_stats", TOPIC),
         "AdminService.trim": Operation("trim_topic", TOPIC),

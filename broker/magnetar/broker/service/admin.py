@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
@@ -112,13 +113,14 @@ class AdminService:
         """Those of `tenant/namespace`, each partition as a topic; or the partitioned ones. Raises NotFound."""
         await self._broker.objects.get(NAMESPACE, namespace)
         root = PARTITIONED_ROOT if partitioned else TOPICS_ROOT
+        start = f"{domain}://" if domain else ""
         found: list[str] = []
         page = [""]
         while page:
-            after = found[-1] if found else ""
-            page = await list_topics(self._broker.metadata, namespace, after=after, count=_PAGE, root=root)
-            found += page
-        return [topic for topic in found if topic.startswith(f"{domain}://" if domain else "")]
+            await asyncio.sleep(0)
+            page = await list_topics(self._broker.metadata, namespace, after=page[-1], count=_PAGE, root=root)
+            found += [topic for topic in page if topic.startswith(start)]
+        return found
 
     @on_topic("lookup")
     async def partitioned(self, name: TopicName) -> PartitionedTopic:
@@ -194,6 +196,12 @@ class AdminService:
         if subscription:
             wanted = [topic.subscriptions.existing(subscription, durable=True)]
         await _each(topic.maintenance.expire_before(one, before_ms) for one in wanted)
+
+    @on_topic("expire_messages")
+    async def expire_before(self, name: TopicName, subscription: str, start: Start) -> None:
+        """Acknowledges what lies before a place. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
+        topic = await self._broker.known(name)
+        await topic.subscriptions.existing(subscription, durable=True).skip_to(lambda: topic.log.find(start))
 
     @on_topic("peek_messages")
     async def analyze_backlog(self, name: TopicName, subscription: str) -> BacklogFound:

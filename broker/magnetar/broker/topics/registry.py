@@ -18,6 +18,7 @@ fenced: then what is queued fails at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import math
@@ -409,8 +410,9 @@ class Broker:
         if name.partition != NO_PARTITION:
             return await self.known(name)
         held = self._held.get(str(name))
-        if held is not None and held.served is not None:
-            return await self.topic(name, create=False)
+        if (held is not None and held.served is not None) or await self.exists(name):
+            with contextlib.suppress(TopicNotFound):  # it is deleted just now
+                return await self.topic(name, create=False)
         return await self.topic(name, create=await self.creation.by_use(name) is not None)
 
     async def partitions(self, name: TopicName, *, create: bool) -> int:

@@ -120,9 +120,13 @@ class HttpPages:
         return self._commands
 
     async def handler(self) -> Handler | None:
-        """The administration of the broker in this process. None while it starts or stops."""
+        """The administration of the broker in this process, unless that starts or stops."""
         started = self._running
-        if started is None or started.broker is None:
+        if started is None:
+            from aiohttp import web
+
+            raise web.HTTPServiceUnavailable(text="the daemon starts or stops; try again")
+        if started.broker is None:
             return None
         if self._handler is None:
             await import_in_thread("magnetar.broker.listeners.http.server", "magnetar.gateway.gateway")

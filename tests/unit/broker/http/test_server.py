@@ -120,6 +120,10 @@ async def test_a_message_has_the_headers_of_pulsar() -> None:
         back = {"ledgerId": 0, "entryId": 0, "batchIndex": 0, "excluded": True}
         assert (await admin("POST", f"{subscription}/resetcursor", back)).status == 204
         assert (await admin("GET", f"{subscription}/position/1")).body == b"b"
+        for excluded, following in ((True, b"b"), (False, b"c")):
+            through = {"ledgerId": 0, "entryId": 0, "batchIndex": 1, "excluded": excluded}
+            assert (await admin("POST", f"{subscription}/expireMessages", through)).status == 204
+            assert (await admin("GET", f"{subscription}/position/1")).body == following
         assert (await admin("DELETE", f"{TOPIC}/truncate")).status == 204
         stats = (await admin("GET", f"{TOPIC}/stats")).body
         assert (stats["storageSize"], stats["subscriptions"]["s"]["msgBacklog"]) == (0, 0)
@@ -177,7 +181,7 @@ async def test_of_policies_what_is_wrong_changes_nothing_and_names_the_policy() 
                 "contradict",
             ),
             (f"{policies}/retention", {"retentionHours": 5}, 400, "retention has no 'retentionHours'"),
-            (f"{TOPIC}/publishRate", [1], 412, "want an object"),
+            (f"{TOPIC}/publishRate", [1], 400, "want an object"),
             (f"{policies}/backlogQuota?backlogQuotaType=nothing", {"limit": 1}, 412, "message_age"),
             (f"{TOPIC}/messageTTL?messageTTL=never", None, 400, "messageTTL"),
         ):

@@ -9,7 +9,7 @@ GET    .../backlogQuotaMap       both quotas; backlogQuota itself is set and rem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from magnetar.proto.errors import InvalidArgument
@@ -30,9 +30,12 @@ async def _read(asked: Asked) -> PoliciesFound:
     return await asked.service.namespace_policies(asked, asked.namespace)
 
 
-async def _change(asked: Asked, changes: Mapping[str, Any], status: int = 412) -> None:
-    """Raises Refused with `status` for a wrong value."""
+async def _change(asked: Asked, shape: Shape, value: Any) -> None:
+    """Raises Refused: 400 for what is not of the shape, and what Pulsar answers for a value that may not be."""
+    status = 400
     try:
+        changes = shape.read(value)
+        status = shape.particular.status
         if asked.route.of_topic:
             await asked.service.change_topic_policies(asked, asked.topic, changes)
         else:
@@ -63,12 +66,12 @@ async def quotas(asked: Asked, *, applied: bool = False) -> dict[str, Any]:
 
 async def set_quota(asked: Asked, value: dict[str, Any], *, backlog_quota_type: str = _STORAGE) -> None:
     """Sets one of the backlog quotas."""
-    await _change(asked, _shape_of(backlog_quota_type).read(value))
+    await _change(asked, _shape_of(backlog_quota_type), value)
 
 
 async def remove_quota(asked: Asked, *, backlog_quota_type: str = _STORAGE) -> None:
     """Removes one of the backlog quotas."""
-    await _change(asked, _shape_of(backlog_quota_type).read(None))
+    await _change(asked, _shape_of(backlog_quota_type), None)
 
 
 def _rows(shape: Shape, path: str) -> Iterator[Route]:
@@ -82,10 +85,10 @@ def _rows(shape: Shape, path: str) -> Iterator[Route]:
             known = await asked.service.tenancy.clusters(asked)
             if unknown := [name for name in value if name not in known]:
                 raise Refused(403, f"Invalid cluster id: {unknown[0]!r:.80}; there are {', '.join(known)}")
-        await _change(asked, shape.read(value), shape.particular.status)
+        await _change(asked, shape, value)
 
     async def remove(asked: Asked) -> None:
-        await _change(asked, shape.read(None))
+        await _change(asked, shape, None)
 
     async def put_in_query(asked: Asked, messageTTL: int) -> None:  # noqa: N803
         await put(asked, messageTTL)

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_type_hints
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -31,6 +31,9 @@ from ...log.positions import Start
 from ...service.admin import Owner
 from ...service.broker import BrokerService
 from ...service.operations import OPERATIONS
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 TOPIC: Final = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -99,6 +102,9 @@ class Asked:
     names: Mapping[str, str]  # what stands in the path, decoded
     query: Mapping[str, str]
     body: bytes = b""
+    request: web.Request | None = (
+        None  # for those whose answer is a stream; None: another request asks this one
+    )
 
     @property
     def topic(self) -> str:

@@ -78,7 +78,7 @@ _NEVER: Final = {
     "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
     "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
 }
-_PARTITIONS_AT_ONCE = 32
+_ASKED_AT_ONCE = 32
 _JOINED_AT_ONCE = 100  # in a turn of the loop, a few ms; more in a thread
 _FORWARD_TIMEOUT_S = 60.0
 _JSON: Final = "application/json"
@@ -124,9 +124,8 @@ class AdminServer:
             if method == "OPTIONS":
                 return web.Response(status=204, headers={"Allow": allow})
             return _failed(Refused(405, f"this path has no {method[:20]}, only {allow}"), {"Allow": allow})
-        asked = Asked(
-            self._service, self._each, row, names_in(row, segments), request.query, await request.read()
-        )
+        names, body = names_in(row, segments), await request.read()
+        asked = Asked(self._service, self._each, row, names, request.query, body, request)
         try:
             answer = await self._answer(asked)
         except Elsewhere as elsewhere:
@@ -171,29 +170,33 @@ class AdminServer:
 
     async def _each(self, requests: Iterable[Asked]) -> dict[str, Any]:
         """As `Asked.each` says: here, or where a redirect leads."""
-        slots = asyncio.Semaphore(_PARTITIONS_AT_ONCE)
-
-        async def one(part: Asked) -> Any:
-            async with slots:
-                try:
-                    return msgspec.to_builtins(await self._answer_here(part))
-                except Elsewhere as elsewhere:
-                    return await _forward(part, elsewhere.location(part))
-
-        parts = list(requests)
-        answers = await asyncio.gather(*map(one, parts), return_exceptions=True)
+        left = iter(requests)
         found: dict[str, Any] = {}
-        missing: list[BaseException] = []
-        for part, answer in zip(parts, answers, strict=True):
-            if not isinstance(answer, BaseException):
-                found[part.topic] = answer
-            elif isinstance(answer, MagnetarError) and status_of(answer) == 404:
-                missing.append(answer)
-            else:
-                raise answer
-        if missing and not found:
-            raise missing[0]
+        failed: list[MagnetarError] = []
+
+        async def work() -> None:
+            for asked in left:
+                try:
+                    found[asked.topic] = await self._wherever(asked)
+                except MagnetarError as error:
+                    failed.append(error)
+                await asyncio.sleep(
+                    0
+                )  # what is in memory takes a turn of the loop for _ASKED_AT_ONCE of them
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(_ASKED_AT_ONCE):
+                workers.create_task(work())
+        for error in failed:
+            if status_of(error) != 404 or not found:
+                raise error
         return found
+
+    async def _wherever(self, asked: Asked) -> Any:
+        try:
+            return msgspec.to_builtins(await self._answer_here(asked))
+        except Elsewhere as elsewhere:
+            return await _forward(asked, elsewhere.location(asked))
 
 
 async def _forward(asked: Asked, url: str) -> Any:

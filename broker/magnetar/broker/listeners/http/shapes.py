@@ -171,7 +171,12 @@ def partitioned(answers: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
 
 def parts(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
     """Answers by partition."""
-    return {"metadata": {"partitions": len(answers), "deleted": False}, "partitions": answers}
+    return {"metadata": metadata(len(answers)), "partitions": answers}
+
+
+def metadata(partitions: int) -> dict[str, Any]:
+    """Of a partitioned topic."""
+    return {"partitions": partitions, "deleted": False}
 
 
 def _sum(left: Any, right: Any, key: str = "") -> Any:

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aiohttp import web
+from msgspec import structs
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
+from magnetar.proto.ranges import complement
 
 from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
 from ...service.broker import BrokerService
 from . import messages, shapes
-from .routes import TOPIC, WHOLE, Asked, Elsewhere, Route, nothing
+from .routes import TOPIC, WHOLE, Asked, Elsewhere, PulsarMessageId, Route, nothing
 from .statuses import Refused
 
 _DELETION_ROUNDS = 3
@@ -47,12 +49,6 @@ async def update_partitions(asked: Asked, partitions: int) -> None:
             422, f"Desired partitions {partitions} can't be less than the current partitions {now}."
         )
     await asked.service.update_partitions(asked, asked.topic, partitions=partitions)
-
-
-async def create_missed_partitions(asked: Asked) -> None:
-    """Makes what an interrupted call left out."""
-    found = await asked.service.admin.partitioned(asked, asked.topic)
-    await asked.service.create_topic(asked, asked.topic, partitions=found.partitions)
 
 
 async def delete(asked: Asked, *, force: bool = False, dry: bool = False) -> None:
@@ -97,16 +93,23 @@ async def partitioned_stats(asked: Asked) -> dict[str, Any]:
     return await stats(asked)
 
 
+async def expire_through(asked: Asked, subscription: str, last: PulsarMessageId) -> None:
+    """Acknowledges all up to a message, and that too unless it is excluded."""
+    behind = structs.replace(last, excluded=not last.excluded).start()
+    await asked.service.admin.expire_before(asked, asked.topic, subscription, behind)
+
+
 async def peek(asked: Asked, subscription: str, position: int) -> web.Response:
     """The message of this number, from 1 on, among those that are not acknowledged."""
     found = await asked.service.peek_messages(asked, asked.topic, subscription, count=position)
     left = position
     for one in found.entries:
-        entry, hidden = Entry(one.slice), {n for first, last in one.hidden for n in range(first, last + 1)}
-        for number in range(entry.base_index, entry.base_index + entry.message_count):
-            left -= number not in hidden
-            if not left:
-                return messages.response(FoundMessage(entry, one.ledger, one.entry, number))
+        entry = Entry(one.slice)
+        last = entry.base_index + entry.message_count - 1
+        for first, end in complement(one.hidden, entry.base_index, last):
+            if left <= end - first + 1:
+                return messages.response(FoundMessage(entry, one.ledger, one.entry, first + left - 1))
+            left -= end - first + 1
     raise MessageLost(f"{position} messages cannot be shown: {position - left} are not acknowledged")
 
 
@@ -127,17 +130,13 @@ def _union(answers: Mapping[str, list[str]], _: Asked) -> list[str]:
 
 
 def _by_number(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
-    return {str(number): answer for number, answer in enumerate(answers.values())}
+    return {str(TopicName.parse(topic).partition): answer for topic, answer in answers.items()}
 
 
 def _worst(answers: Mapping[str, Any], _: Asked) -> Any:
     """Of the compactions of partitions: one that failed, else one that runs, else one that never was."""
     order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
     return min(answers.values(), key=lambda answer: order.index(answer["status"]))
-
-
-def _metadata(partitions: int) -> dict[str, Any]:
-    return {"partitions": partitions, "deleted": False}
 
 
 def _last_message(found: MessageId | None) -> dict[str, int]:
@@ -176,11 +175,11 @@ TOPICS_ROUTES: Final = (
     Route("GET", f"{_TOPICS}/partitioned", _A.topics, given={"partitioned": True}),
     Route("PUT", TOPIC, create, body="properties", partitions=WHOLE),
     DELETE,
-    Route("GET", f"{TOPIC}/partitions", _B.partitions, answer=_metadata, partitions=WHOLE),
+    Route("GET", f"{TOPIC}/partitions", _B.partitions, answer=shapes.metadata, partitions=WHOLE),
     Route("PUT", f"{TOPIC}/partitions", create_partitioned, body="wanted", partitions=WHOLE),
     Route("POST", f"{TOPIC}/partitions", update_partitions, body="partitions", partitions=WHOLE),
     Route("DELETE", f"{TOPIC}/partitions", delete_partitioned, partitions=WHOLE),
-    Route("POST", f"{TOPIC}/createMissedPartitions", create_missed_partitions, partitions=WHOLE),
+    Route("POST", f"{TOPIC}/createMissedPartitions", _A.partitioned, answer=nothing, partitions=WHOLE),  # none is
     Route("GET", f"{TOPIC}/properties", _A.properties, partitions=WHOLE),
     Route("PUT", f"{TOPIC}/properties", _A.change_properties, body="changed", partitions=WHOLE),
     Route("DELETE", f"{TOPIC}/properties", remove_property, partitions=WHOLE),
@@ -211,6 +210,7 @@ TOPICS_ROUTES: Final = (
     Route("POST", f"{_SUBSCRIPTION}/skip/{{count}}", _B.skip_messages, answer=nothing),
     CLEAR_BACKLOG,
     Route("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", _A.expire_older, partitions=nothing),
+    Route("POST", f"{_SUBSCRIPTION}/expireMessages", expire_through, body="last"),
     Route("POST", f"{TOPIC}/all_subscription/expireMessages/{{seconds}}", _A.expire_older, partitions=nothing),
     Route("POST", f"{_SUBSCRIPTION}/resetcursor/{{start}}", _B.seek_subscription, answer=nothing, partitions=nothing),
     Route("POST", f"{_SUBSCRIPTION}/resetcursor", _B.seek_subscription, body="start", answer=nothing),
