@@ -8,16 +8,17 @@ import typer
 
 from .bookie_tools.commands import tools_app
 from .cluster.commands import cluster_app
-from .commands.brokers import brokers_app, bundles_app
+from .commands.brokers import bookies_app, brokers_app, bundles_app
 from .commands.config import config_app
 from .commands.consume import consume_app
 from .commands.contexts import context_app
 from .commands.diagnosis import diagnosis_app
+from .commands.objects import namespaces_app, tenants_app
 from .commands.perf import perf_app
 from .commands.produce import produce_app
 from .commands.spark import spark_app
 from .commands.subscriptions import subscriptions_app
-from .commands.topics import namespaces_app, topics_app
+from .commands.topics import topics_app
 from .terminal.command import with_options
 from .wiring.flags import FLAGS, SUMMARIES
 
@@ -75,10 +76,12 @@ for _commands in (produce_app, consume_app, config_app, diagnosis_app):
     app.add_typer(_commands)
 for _family, _commands in {
     "perf": perf_app,
-    "topics": topics_app,
+    "tenants": tenants_app,
     "namespaces": namespaces_app,
+    "topics": topics_app,
     "subscriptions": subscriptions_app,
     "brokers": brokers_app,
+    "bookies": bookies_app,
     "bundles": bundles_app,
     "cluster": cluster_app,
     "context": context_app,

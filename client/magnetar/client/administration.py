@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from magnetar.proto.commands import (
+    Administer,
     ChangePolicies,
     ClearBacklog,
     Command,
@@ -143,6 +144,11 @@ class Admin:
         if name.partition != NO_PARTITION:
             return 0
         return await self._pool.partitions_of(str(name))
+
+    async def owners(self, topic: str) -> list[str]:
+        """The brokers, as host:port, that serve the topic, or its partitions."""
+        found = await _side_by_side(await self._names(topic), self._pool.to_topic)
+        return sorted({connection.address for connection in found.values()})
 
     async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
         """Creates a topic; fine if it exists. With `partitions` (up to 10,000) a partitioned one.
@@ -358,6 +364,17 @@ class Admin:
             payload = msgspec.msgpack.encode(dict(changes))
             await self._pool.request(ChangePolicies(0, topic, namespace), topic or None, payload)
         return await self._policies(topic, namespace)
+
+    # --- tenants, namespaces, clusters -------------------------------------------------------------------------------
+
+    async def administer(self, kind: str, verb: str, name: str = "", **arguments: Any) -> Any:
+        """Lists, gets, creates, updates and deletes "tenants" and "namespaces": what each takes and returns is in WIRE.md.
+
+        `administer("tenants", "create", "acme", admin_roles=["ann"])`. Raises NotFound, NotEmpty, NotAllowed,
+        InvalidArgument, and AlreadyExists, also when the connection broke and an earlier attempt of this call made it.
+        """
+        payload = msgspec.msgpack.encode(arguments)
+        return await self._pool.request(Administer(0, kind, verb, name), None, payload)
 
     # --- the cluster -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument
+from magnetar.proto.errors import AlreadyClosed, AlreadyExists, InvalidArgument, Unsupported
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 from magnetar.runtime.clock import SystemClock
 
@@ -379,9 +379,10 @@ class Client:
             return await self._opening_producer(ProducerOptions(topic, chunking=True), copies=True)
 
         async def make_subscription(topic: str, name: str) -> None:
-            with contextlib.suppress(ConsumerBusy):  # it is there, and somebody consumes it in another way
-                async with self.subscribe(topic, name, type="shared", start="earliest"):
-                    pass
+            with contextlib.suppress(
+                AlreadyExists, Unsupported
+            ):  # a non-persistent topic has none without a consumer
+                await self.admin.create_subscription(topic, name, start="earliest")
 
         return DeadLetters(
             what,

@@ -400,6 +400,17 @@ class TerminateTopic(Command, tag=84):
     topic: str
 
 
+# --- tenants, namespaces, clusters -------------------------------------------------------------------------------------
+
+
+class Administer(Command, tag=85):
+    """A `verb` (list, get, create, ...) of a `kind` (tenants, namespaces, clusters). Payload, Ok: by both (WIRE.md)."""
+
+    kind: str
+    verb: str
+    name: str = ""  # of one; of `namespaces list`: their tenant
+
+
 # --- what is wrong, who is busy --------------------------------------------------------------------------------------
 
 

@@ -67,8 +67,11 @@ async def test_an_exclusive_producer_is_alone_and_its_epoch_rises() -> None:
             await opening(second, "exclusive")
         stats = await first.ask(c.TopicStats, "orders")
         assert stats["producers"] == [
-            {"name": "leader", "epoch": 0, "access_mode": "exclusive", "topic_epoch": 0}
-        ]
+            {
+                "name": "leader", "epoch": 0, "access_mode": "exclusive", "topic_epoch": 0,
+                "address": "127.0.0.1:50000",
+            }
+        ]  # fmt: skip
         await first.ask(c.CloseProducer, 1)
         assert (await second.producer())["topic_epoch"] == -1
         await second.ask(c.CloseProducer, 1)

@@ -702,8 +702,9 @@ async def test_who_comes_while_changed_policies_are_read_waits_for_them(on: bool
     async with stage.broker() as broker:
         await connected(broker)
         stage.metadata.get = slow  # type: ignore[method-assign]
-        gate.clear()
         await broker.namespaces.change(namespace, {"deduplication": on})
+        broker.namespaces.followed.drop(namespace)  # as by the watch
+        gate.clear()
         coming = FakeClient(broker).ask(c.CreateProducer, 1, "orders", "q")
         await settle()
         assert not coming.done(), "nobody is let in while they are not known"

@@ -97,6 +97,7 @@ def test_the_table_of_operations() -> None:
         "TenancyService.namespace": Operation("get_policies", "namespace"),
         "TenancyService.create_namespace": Operation("create_namespace", "namespace"),
         "TenancyService.delete_namespace": Operation("delete_namespace", "namespace"),
+        "TenancyService.namespace_stats": Operation("namespace_stats", "namespace"),
         "TenancyService.set_properties": Operation("set_policies", "namespace"),
         "TenancyService.remove_property": Operation("set_policies", "namespace"),
         "TenancyService.grant": Operation("grant_permissions", "namespace"),

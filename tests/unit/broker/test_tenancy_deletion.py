@@ -74,19 +74,19 @@ async def test_a_namespace_with_topics_is_refused_and_stays_as_it_was() -> None:
 async def test_a_topic_that_comes_at_the_last_moment_keeps_its_namespace() -> None:
     """It was made before the record said that the namespace goes, and after it was looked for."""
     async with running_broker() as broker:
-        client, looked = FakeClient(broker), broker.deletions._has_topics
+        client, looked = FakeClient(broker), broker.deletions._topics
         await client.producer(topic="acme/one/plain")
         looks = 0
 
-        async def look(namespace: str) -> bool:
+        async def look(namespace: str) -> list[TopicName]:
             nonlocal looks
             looks += 1
             if looks == 2:
                 with pytest.raises(TopicBusy, match=r"namespace acme/one .* is being deleted"):
                     await client.ask(c.CreateTopic, "acme/one/late")
-            return looks > 1 and await looked(namespace)
+            return await looked(namespace) if looks > 1 else []
 
-        broker.deletions._has_topics = look  # type: ignore[method-assign]
+        broker.deletions._topics = look  # type: ignore[method-assign]
         with pytest.raises(NotEmpty):
             await broker.deletions.delete_namespace("acme/one", force=False)
         assert await broker.metadata.children("/deletions") == []

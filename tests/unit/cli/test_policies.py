@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from magnetar.cli.commands.brokers import brokers_app
+from magnetar.cli.commands.objects import namespaces_app
 from magnetar.cli.commands.policies import changed_by, changes, parameter, shown
-from magnetar.cli.commands.topics import namespaces_app, topics_app
+from magnetar.cli.commands.topics import topics_app
 from magnetar.cli.terminal.session import EXIT_USAGE
 from magnetar.proto.policy_table import BY_POLICY, DESCRIBED
 from support.policy_page import PAGE, page_with, table

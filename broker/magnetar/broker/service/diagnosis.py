@@ -11,7 +11,7 @@ import contextlib
 import heapq
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -80,6 +80,14 @@ class BusySubscription(msgspec.Struct, frozen=True):
     acknowledge_rate: float
     slowest_consumer: str  # that holds most unacknowledged messages; "": nobody holds any
     unacked_messages: int  # of it
+
+
+class BusyNamespace(BusyTopic, frozen=True):
+    """Sums over those of its topics that a broker has loaded; `topic` is tenant/namespace. The backlog is estimated."""
+
+    loaded_topics: int
+    subscriptions: int
+    backlog_messages: int
 
 
 class Busiest(msgspec.Struct, frozen=True):
@@ -401,22 +409,16 @@ async def busiest(broker: Broker, count: int) -> Busiest:
     """The `count` topics with most messages in and out, and the subscriptions with the largest backlogs."""
     topics: list[BusyTopic] = []
     waiting: list[tuple[int, int, _Seen]] = []
-    for number, topic in enumerate(list(broker.topics.values()), 1):
+    async for topic, subscriptions in _look(broker):
         topics.append(_busy_topic(topic))
-        durable = [one for one in topic.subscriptions.values() if one.durable]
-        offsets = TopicOffsets(topic) if durable else None
-        for subscription in durable:
-            assert offsets is not None
-            seen = _see(topic, subscription, offsets)
+        for seen in subscriptions:
             push = heapq.heappush if len(waiting) < count else heapq.heappushpop
-            push(waiting, (seen.backlog, id(subscription), seen))
-        if number % _TOPICS_PER_TURN == 0:
-            await asyncio.sleep(0)
+            push(waiting, (seen.backlog, id(seen.subscription), seen))
     return Busiest(
         broker=broker.settings.name,
         topics=len(topics),
         connections=len(broker.connections),
-        totals=_sum(topics),
+        totals=BusyTopic("", **_sums(topics)),
         busiest_topics=heapq.nlargest(
             count, topics, key=lambda one: one.message_rate_in + one.message_rate_out
         ),
@@ -424,9 +426,30 @@ async def busiest(broker: Broker, count: int) -> Busiest:
     )
 
 
-def _sum(topics: list[BusyTopic]) -> BusyTopic:
-    fields = BusyTopic.__struct_fields__[1:]
-    return BusyTopic("", **{field: sum(getattr(one, field) for one in topics) for field in fields})
+async def busy_namespace(broker: Broker, namespace: str) -> BusyNamespace:
+    """Of what is loaded here."""
+    topics: list[BusyTopic] = []
+    backlogs: list[int] = []
+    async for topic, subscriptions in _look(broker, namespace):
+        topics.append(_busy_topic(topic))
+        backlogs += [seen.backlog for seen in subscriptions]
+    more = {"loaded_topics": len(topics), "subscriptions": len(backlogs), "backlog_messages": sum(backlogs)}
+    return BusyNamespace(namespace, **_sums(topics), **more)
+
+
+async def _look(broker: Broker, namespace: str = "") -> AsyncIterator[tuple[Topic, list[_Seen]]]:
+    """What is loaded, in turns of the loop, with the durable subscriptions."""
+    for number, topic in enumerate(list(broker.topics.values()), 1):
+        if namespace in ("", topic.name.full_namespace):
+            durable = [one for one in topic.subscriptions.values() if one.durable]
+            offsets = TopicOffsets(topic) if durable else None
+            yield topic, [_see(topic, one, offsets) for one in durable if offsets is not None]
+        if number % _TOPICS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
+def _sums(topics: list[BusyTopic]) -> dict[str, Any]:
+    return {name: sum(getattr(one, name) for one in topics) for name in BusyTopic.__struct_fields__[1:]}
 
 
 def _busy_topic(topic: Topic) -> BusyTopic:

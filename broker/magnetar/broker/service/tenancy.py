@@ -14,6 +14,7 @@ from magnetar.proto.policies import Policies
 from ..log.records import ClusterRecord, NamespaceRecord, TenantRecord
 from ..tenancy.objects import CLUSTER, NAMESPACE, TENANT, without_topic
 from ..topics.registry import Broker
+from .diagnosis import BusyNamespace, busy_namespace
 from .operations import on_cluster, on_namespace, on_tenant, on_topic
 
 ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")  # that Pulsar grants to roles
@@ -132,6 +133,12 @@ class TenancyService:
         if force:
             self._check_force("namespaces")
         await self._broker.deletions.delete_namespace(namespace, force=force)
+
+    @on_namespace("namespace_stats")
+    async def namespace_stats(self, namespace: str) -> BusyNamespace:
+        """Of what this broker has loaded of it. Raises NotFound."""
+        await self._objects.get(NAMESPACE, namespace)
+        return await busy_namespace(self._broker, namespace)
 
     def _check_force(self, what: str) -> None:
         if not self._broker.settings.allow_forced_deletion:

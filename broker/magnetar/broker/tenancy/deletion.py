@@ -59,6 +59,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.2, 30.0
 _LOOK_S = 30.0
 _TOPICS_AT_ONCE = 16
 _TOPICS_PER_PAGE = 1_000
+_TOPICS_NAMED = 5  # of a namespace that is not empty
 
 
 class Deletions:
@@ -109,8 +110,8 @@ class Deletions:
         """It is gone when this returns. Raises NotFound, NotEmpty unless `force`, RequestTimeout while it goes on."""
         if await self._objects.find(NAMESPACE, name) is None:
             raise NotFound(f"Namespace {name} does not exist.")
-        if not force and await self._has_topics(name):
-            raise _not_empty(name)
+        if not force and (topics := await self._topics(name)):
+            raise _not_empty(name, topics)
         await self._delete(NAMESPACE, name, FORCED if force else IF_EMPTY)
 
     async def delete_tenant(self, name: str) -> None:
@@ -124,8 +125,8 @@ class Deletions:
             while (found := await self._objects.find(kind, name)) is not None and found.record.deletion:
                 self._begin(name)
                 await self._jobs.wait(name)
-        if found is not None and why == IF_EMPTY and await self._has_topics(name):
-            raise _not_empty(name)
+        if found is not None and why == IF_EMPTY and (topics := await self._topics(name)):
+            raise _not_empty(name, topics)
 
     # --- step by step ------------------------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Deletions:
         if found is None or not found.record.deletion:
             return True
         names = {f"{name}/{one}" for one in await self._metadata.children(tenant_path(name))}
-        if name == PUBLIC and await self._has_topics(DEFAULT):
+        if name == PUBLIC and await self._topics(DEFAULT):
             names.add(DEFAULT)
         for one in sorted(names):
             try:
@@ -163,7 +164,7 @@ class Deletions:
         found = await self._objects.find(NAMESPACE, name)
         if found is None or not found.record.deletion:
             return True
-        if found.record.deletion == IF_EMPTY and await self._has_topics(name):
+        if found.record.deletion == IF_EMPTY and await self._topics(name):
             return await self._take_back(name, found)
         wholes = await self._partitioned_topics(name)
         for whole in wholes:
@@ -193,19 +194,25 @@ class Deletions:
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
-    async def _has_topics(self, namespace: str) -> bool:
-        """False if all that there are do not exist any more: their deletion is not complete."""
+    async def _topics(self, namespace: str) -> list[TopicName]:
+        """Some of them; none if all that there are do not exist any more: their deletion is not complete."""
+        found: list[TopicName] = []
         for name in await self._partitioned_topics(namespace):
             if (await self._partitioned.read(name)).exists:
-                return True
+                found.append(name)
+                if len(found) == _TOPICS_NAMED:
+                    return found
         after = ""
         while page := await list_topics(self._metadata, namespace, after=after, count=_TOPICS_PER_PAGE):
             for after in page:
-                path = topic_path(TopicName.parse(after))
-                stored = await self._metadata.get(path)
+                name = TopicName.parse(after)
+                path = topic_path(name)
+                stored = None if name.whole in found else await self._metadata.get(path)
                 if stored is not None and not TopicRecord.decode(stored.value, path).deleting:
-                    return True
-        return False
+                    found.append(name.whole)
+                    if len(found) == _TOPICS_NAMED:
+                        return found
+        return found
 
     async def _partitioned_topics(self, namespace: str) -> list[TopicName]:
         return [
@@ -237,7 +244,8 @@ class Deletions:
             return
 
 
-def _not_empty(name: str) -> NotEmpty:
+def _not_empty(name: str, topics: list[TopicName]) -> NotEmpty:
+    named = ", ".join(topic.short for topic in topics) + (", ..." if len(topics) == _TOPICS_NAMED else "")
     return NotEmpty(
-        f"Cannot delete non empty namespace: delete the topics of {name} first, or all with force"
+        f"Cannot delete non empty namespace: {name} has {named}; delete its topics first, or all with force"
     )

@@ -249,8 +249,9 @@ class Objects:
                 raise NodeNotEmpty
             await self._delete(tenant_path(name), found.version)
         except NodeNotEmpty:
+            names = ", ".join(sorted(await self._metadata.children(tenant_path(name)))) or "default"
             raise NotEmpty(
-                f"The tenant still has active namespaces: delete those of {name} first, or all with force"
+                f"The tenant still has active namespaces: {name} has {names:.500}; delete them first, or all with force"
             ) from None
 
     async def create_namespace(

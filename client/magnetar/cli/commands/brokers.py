@@ -1,13 +1,17 @@
-"""`magnetar brokers` and `magnetar bundles`: who serves which topics, and moving them. Any broker is asked."""
+"""`magnetar brokers`, `bookies`, `bundles`: who serves and stores which topics, and moving them. Any broker is asked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..terminal.command import Answer, command
 from ..terminal.tables import Table, text
+from .diagnosis import BOOKIE_COLUMNS
+from .objects import add_listing
 from .policies import BROKER_POLICIES, add_policies
 
 if TYPE_CHECKING:
@@ -15,7 +19,8 @@ if TYPE_CHECKING:
 
     from .policies import Update
 
-brokers_app = typer.Typer(no_args_is_help=True, help="List brokers.")
+brokers_app = typer.Typer(no_args_is_help=True, help="List and show brokers; policies of all of them.")
+bookies_app = typer.Typer(no_args_is_help=True, help="List and show the bookies that brokers know.")
 bundles_app = typer.Typer(no_args_is_help=True, help="List bundles of topics; move and divide them.")
 
 Bundle = Annotated[
@@ -26,18 +31,24 @@ Bundle = Annotated[
 ]
 
 
-@command(brokers_app, "list")
-async def brokers_list(client: Client) -> Answer:
-    """Brokers of the cluster with their load: messages a second, and the share of a core."""
-    found = await client.admin.brokers()
-    rows = []
-    for row in found:
-        load = row["load"]
-        numbers = [text(load[name]) for name in ("bundles", "topics", "messages_in", "messages_out")]
-        address = row["url"].removeprefix("magnetar://")
-        rows.append((row["name"], address, row["state"], row["zone"], *numbers, f"{load['cpu']:.0%}"))
-    columns = ("broker", "address", "state", "zone", "bundles", "topics", "in/s", "out/s", "CPU")
-    return Answer(found, [Table("", columns, rows, right=(4, 5, 6, 7, 8))])
+def _load(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: text(row["load"][name])
+
+
+add_listing(
+    brokers_app, "broker", " of the cluster with their load: messages a second, and the share of a core",
+    lambda client: client.admin.brokers(),
+    {
+        "broker": itemgetter("name"), "address": lambda row: row["url"].removeprefix("magnetar://"),
+        "state": itemgetter("state"), "zone": itemgetter("zone"), "bundles": _load("bundles"), "topics": _load("topics"),
+        "in/s": _load("messages_in"), "out/s": _load("messages_out"), "CPU": lambda row: f"{row['load']['cpu']:.0%}",
+    },
+    right=(4, 5, 6, 7, 8),
+)  # fmt: skip
+add_listing(
+    bookies_app, "bookie", ": which take entries, why others do not, and what their disks have left",
+    lambda client: client.admin.bookies(), BOOKIE_COLUMNS, right=(3,),
+)  # fmt: skip
 
 
 def _broker_policies() -> Update:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ _CLOCK_S = 1.0  # clocks that are further apart are named
 _RANK = {"critical": 0, "warning": 1}
 
 
-async def _of_each(client: Client, ask: Ask) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+async def of_each(client: Client, ask: Ask) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """What each broker answers, by name; and why others do not. The only one is asked where it was reached."""
     brokers = [row for row in await client.admin.brokers() if row["state"] != "lost"]
     found: dict[str, dict[str, Any]] = {}
@@ -92,7 +93,7 @@ def _of_the_cluster(found: dict[str, dict[str, Any]], failed: dict[str, str]) ->
 @command(diagnosis_app, "doctor", "Operate")
 async def doctor(client: Client) -> Answer:
     """Say what is wrong with the service or the cluster: why, what follows, what mends it. Ends with 1 if anything is."""
-    found, failed = await _of_each(client, _diagnosed)
+    found, failed = await of_each(client, _diagnosed)
     rows = [*_of_the_cluster(found, failed), *(row for one in found.values() for row in one["findings"])]
     once = {(row["subject"], row["cause"]): row for row in rows}
     findings = sorted(once.values(), key=lambda row: _RANK.get(row["severity"], 2))
@@ -131,7 +132,7 @@ async def top(
     """Show the busiest topics, the largest backlogs, the slowest consumers and the bookies, until Ctrl-C."""
 
     async def look() -> dict[str, Any]:
-        found, failed = await _of_each(client, lambda there: there.admin.busiest(count))
+        found, failed = await of_each(client, lambda there: there.admin.busiest(count))
         return {
             "brokers": [{**one["totals"], "broker": name, **_counts(one)} for name, one in found.items()],
             "failed": failed,
@@ -181,6 +182,15 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+BOOKIE_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "bookie": itemgetter("name"),
+    "address": itemgetter("address"),
+    "state": lambda row: "writable" if row["writable"] else row["reason"],
+    "free": lambda row: _bytes(row["free_bytes"]) if row["free_bytes"] else "",
+    "zone": itemgetter("zone"),
+}
+
+
 def _tables(seen: dict[str, Any]) -> list[Table]:
     rates = ("message_rate_in", "message_rate_out")
     sizes = ("byte_rate_in", "byte_rate_out")
@@ -216,16 +226,7 @@ def _tables(seen: dict[str, Any]) -> list[Table]:
         )
         for row in seen["subscriptions"]
     ]
-    bookies = [
-        (
-            one["name"],
-            one["address"],
-            "writable" if one["writable"] else one["reason"],
-            _bytes(one["free_bytes"]) if one["free_bytes"] else "",
-            one["zone"],
-        )
-        for one in seen["bookies"]
-    ]
+    bookies = [[cell(one) for cell in BOOKIE_COLUMNS.values()] for one in seen["bookies"]]
     right = (1, 2, 3, 4, 5, 6)
     return [
         Table("brokers", ("broker", *flow, "topics", "connections", "trouble"), brokers, right),
@@ -236,7 +237,7 @@ def _tables(seen: dict[str, Any]) -> list[Table]:
             subscriptions,
             (2, 3, 4, 5),
         ),
-        Table("bookies", ("bookie", "address", "state", "free", "zone"), bookies, (3,)),
+        Table("bookies", tuple(BOOKIE_COLUMNS), bookies, (3,)),
     ]
 
 

@@ -33,6 +33,7 @@ async def subscriptions_list(client: Client, topic: Topic) -> Answer:
     return Answer(found, [table_of_subscriptions(found)])
 
 
+@command(subscriptions_app, "get")
 @command(subscriptions_app, "stats")
 async def subscriptions_stats(client: Client, topic: Topic, subscription: Subscription) -> Answer:
     """Figures of one subscription and its consumers: who holds what, who is blocked, who waits for whom."""

@@ -1,4 +1,4 @@
-"""`magnetar topics` and `magnetar namespaces`: topics are made, grown and deleted; what brokers report; policies."""
+"""`magnetar topics`: topics are made, grown and deleted; what brokers report; policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from magnetar.runtime.quantities import counted
 from ..terminal.command import Answer, command
 from ..terminal.options import Force, Topic
 from ..terminal.tables import Table, figures, text
-from .policies import NAMESPACE_POLICIES, TOPIC_POLICIES, add_policies
+from .policies import TOPIC_POLICIES, add_policies
 from .subscriptions import table_of_subscriptions
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 topics_app = typer.Typer(
     no_args_is_help=True, help="Create, list, inspect and delete topics; their policies."
 )
-namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
 
 
 @command(topics_app, "list")
@@ -42,6 +41,21 @@ async def topics_list(
         for name, count in partitions.items()
     ]
     return Answer(names, shown)
+
+
+@command(topics_app, "get")
+async def topics_get(client: Client, topic: Topic) -> Answer:
+    """Who serves a topic, its partitions, its subscriptions, and whether it is terminated."""
+    stats = await client.admin.topic_stats(topic)
+    found = {
+        "name": stats["topic"],
+        "partitions": len(stats.get("partitions") or ()),
+        "brokers": await client.admin.owners(topic),
+        "terminated": stats["terminated"],
+        "subscriptions": sorted(stats["subscriptions"]),
+    }
+    lists = {name: ", ".join(value) or "-" for name, value in found.items() if isinstance(value, list)}
+    return Answer(found, [figures({**found, **lists})])
 
 
 @command(topics_app, "create")
@@ -116,15 +130,7 @@ def _topic_policies(topic: Topic) -> Update:
     return lambda client, changed: client.admin.update_topic_policies(topic, changed)
 
 
-def _namespace_policies(
-    namespace: Annotated[str, typer.Argument(help="tenant/namespace, as public/default.")],
-) -> Update:
-    """Set policies of all topics of a namespace that have none of their own, and show those in force."""
-    return lambda client, changed: client.admin.update_namespace_policies(namespace, changed)
-
-
 add_policies(topics_app, TOPIC_POLICIES, _topic_policies)
-add_policies(namespaces_app, NAMESPACE_POLICIES, _namespace_policies)
 
 
 @command(topics_app, "compact", exclusive={"--wait": "wait", "--status": "status", "--remove": "remove"})

@@ -108,7 +108,7 @@ class AdminServer:
             return _failed(Refused(413, "the body is larger than 1 MiB, which nothing here needs"))
         except UnicodeDecodeError:
             return _failed(Refused(400, "the path is not UTF-8"))
-        except MagnetarError as error:
+        except (MagnetarError, Refused) as error:
             return _failed(error)
         except Exception as error:
             _log.exception("%s %.200s failed", request.method, request.raw_path)
@@ -172,13 +172,13 @@ class AdminServer:
         """As `Asked.each` says: here, or where a redirect leads."""
         left = iter(requests)
         found: dict[str, Any] = {}
-        failed: list[MagnetarError] = []
+        failed: list[MagnetarError | Refused] = []
 
         async def work() -> None:
             for asked in left:
                 try:
                     found[asked.topic] = await self._wherever(asked)
-                except MagnetarError as error:
+                except (MagnetarError, Refused) as error:
                     failed.append(error)
                 await asyncio.sleep(
                     0
@@ -217,6 +217,6 @@ async def _forward(asked: Asked, url: str) -> Any:
     return answer
 
 
-def _failed(error: MagnetarError, headers: Mapping[str, str] | None = None) -> web.Response:
+def _failed(error: MagnetarError | Refused, headers: Mapping[str, str] | None = None) -> web.Response:
     body = msgspec.json.encode({"reason": error.message})
     return web.Response(status=status_of(error), body=body, content_type=_JSON, headers=headers)

@@ -18,15 +18,16 @@ STATUSES: Final[dict[type[e.MagnetarError], int]] = {
 }  # fmt: skip
 
 
-class Refused(e.MagnetarError):
-    """An error whose status its class does not say."""
+class Refused(Exception):
+    """An answer of HTTP alone: no other protocol has such an error."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
+        self.message = message
 
 
-def status_of(error: e.MagnetarError) -> int:
+def status_of(error: e.MagnetarError | Refused) -> int:
     """Of the answer to a request that failed with it."""
     if isinstance(error, Refused):
         return error.status

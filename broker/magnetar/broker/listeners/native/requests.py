@@ -5,8 +5,9 @@ No decision stands here. An answer is a map with the fields of the typed result;
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -23,6 +24,7 @@ from ...service.broker import BrokerService
 from ...service.ledgers import LedgerService
 from ...service.operations import OPERATIONS, Caller
 from ...service.results import ConsumerOpened
+from ...service.tenancy import TenancyService
 
 _Answer = Callable[[BrokerService, Caller, Any, bytes], Awaitable[Any]]
 
@@ -84,6 +86,25 @@ def _stored_ids(payload: bytes) -> list[int] | None:
         ) from None
 
 
+async def _administer(service: BrokerService, caller: Caller, command: c.Administer, payload: bytes) -> Any:
+    asked = (command.kind, command.verb)
+    operation = ADMINISTRATION.get(asked)
+    if operation is None:
+        known = ", ".join(map(" ".join, ADMINISTRATION))
+        raise InvalidArgument(f"there is no {' '.join(asked)!r:.80}; want one of {known}")
+    _, *takes = inspect.signature(operation).parameters
+    of = [command.name] * (OPERATIONS[operation.__qualname__].resource != "cluster" or "name" in takes)
+    try:
+        given = msgspec.msgpack.decode(payload, type=dict[str, Any]) if payload else {}
+        if unknown := given.keys() - takes[len(of) :]:
+            raise InvalidArgument(f"{' '.join(asked)} takes no {', '.join(sorted(unknown))}")
+        types = get_type_hints(operation)
+        arguments = {name: msgspec.convert(value, types[name]) for name, value in given.items()}
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"an argument of {' '.join(asked)} is wrong: {error}") from None
+    return await operation(service.tenancy, caller, *of, **arguments)
+
+
 async def _attach_ledgers(
     service: BrokerService, caller: Caller, command: c.AttachLedgers, payload: bytes
 ) -> Any:
@@ -133,7 +154,23 @@ async def _unfinished_message(
     return {"lost": lost, "end": None if end is None else end.to_bytes()}
 
 
-_B, _L = BrokerService, LedgerService
+_B, _L, _T = BrokerService, LedgerService, TenancyService
+
+# Of Administer, by kind and verb. Its name, and its arguments by name, are those of the operation.
+ADMINISTRATION: dict[tuple[str, str], Callable[..., Awaitable[Any]]] = {
+    ("clusters", "list"): _T.clusters,
+    ("clusters", "get"): _T.cluster,
+    ("tenants", "list"): _T.tenants,
+    ("tenants", "get"): _T.tenant,
+    ("tenants", "create"): _T.create_tenant,
+    ("tenants", "update"): _T.update_tenant,
+    ("tenants", "delete"): _T.delete_tenant,
+    ("namespaces", "list"): _T.namespaces,
+    ("namespaces", "get"): _T.namespace,
+    ("namespaces", "create"): _T.create_namespace,
+    ("namespaces", "delete"): _T.delete_namespace,
+    ("namespaces", "stats"): _T.namespace_stats,
+}
 
 REQUESTS: dict[type[c.Command], _Answer] = {
     c.Lookup: _call(_B.lookup),
@@ -173,6 +210,7 @@ REQUESTS: dict[type[c.Command], _Answer] = {
     c.UnloadBundle: _call(_B.unload_bundle),
     c.SplitBundle: _call(_B.split_bundle, "bundles"),
     c.Drain: _call(_B.drain),
+    c.Administer: _administer,
 }
 
 # Of an open consumer, which they get instead of a payload.
