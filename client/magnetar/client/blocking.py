@@ -443,6 +443,11 @@ class Admin(_Facade[AsyncAdmin]):
     bundles = _waiting(AsyncAdmin.bundles)
     unload_bundle = _waiting(AsyncAdmin.unload_bundle)
     split_bundle = _waiting(AsyncAdmin.split_bundle)
+    bookies = _waiting(AsyncAdmin.bookies)
+    diagnose = _waiting(AsyncAdmin.diagnose)
+    busiest = _waiting(AsyncAdmin.busiest)
+    administer = _waiting(AsyncAdmin.administer)
+    owners = _waiting(AsyncAdmin.owners)
     drain = _waiting(AsyncAdmin.drain)
 
 

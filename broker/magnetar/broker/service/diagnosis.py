@@ -167,6 +167,11 @@ _KNOWN: Final = (
         "if it lasts: look at that bookie and at the network between it and this broker",
     ),
     _known(
+        r"^topic .*has not acknowledged", CRITICAL, "its producers wait, or are refused, as the quota's action says",
+        "start the consumers of that subscription, or delete it; or raise the quota: `magnetar topics policies TOPIC "
+        "--backlog-quota SIZE`",
+    ),
+    _known(
         r"begins anew", WARNING, "what it does is late", "its log has the traceback; please report it",
     ),
     _known(

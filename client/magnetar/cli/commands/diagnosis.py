@@ -101,7 +101,9 @@ async def doctor(client: Client) -> Answer:
     looked = f"{counted(len(found), 'broker')} and {counted(topics, 'loaded topic')} were looked at"
     value = {"brokers": len(found), "topics": topics, "findings": findings}
     if not findings:
-        return Answer(value, [f"nothing is wrong: {looked}"])
+        return Answer(
+            value, [f"nothing is wrong: {looked} (a consumer that stands still is named after 20 s)"]
+        )
     return Answer(value, [*map(_shown, findings), f"{counted(len(findings), 'finding')}; {looked}"], code=1)
 
 
