@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from magnetar.runtime.quantities import about
+from magnetar.runtime.quantities import about, about_bytes
 
 from .engine import Bookie
 from .entry_log.ledger_directory import DirectoryState
@@ -91,16 +91,15 @@ def bookie_problems(bookie: Bookie) -> dict[str, str]:
     if bookie.read_only:
         problems["read_only"] = bookie.disk_space.reason
     for seen in bookie.disk_space.directories:
+        free = f"{about_bytes(seen.free_bytes)} free of {about_bytes(seen.total_bytes)}"
         if seen.state is DirectoryState.FAILED:
             problems[f"directory {seen.path}"] = (
                 "a write or sync failed: nothing is written there, what it held alone is damaged; replace the disk"
             )
         elif seen.state is DirectoryState.FULL:
-            problems[f"directory {seen.path}"] = f"full: {seen.free_bytes} bytes free of {seen.total_bytes}"
+            problems[f"directory {seen.path}"] = f"full: {free}"
         elif seen.nearly_full:
-            problems[f"directory {seen.path}"] = (
-                f"nearly full: {seen.free_bytes} bytes free of {seen.total_bytes}"
-            )
+            problems[f"directory {seen.path}"] = f"nearly full: {free}"
         full_in_s = bookie.disk_space.full_in_s(seen) if seen.state is DirectoryState.WRITABLE else None
         if full_in_s is not None and full_in_s < _FORECAST_S:
             at = time.strftime("%H:%M", time.gmtime(bookie.components.clock.now_ms() / 1000 + full_in_s))

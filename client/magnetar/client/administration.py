@@ -367,7 +367,7 @@ class Admin:
 
     # --- tenants, namespaces, clusters -------------------------------------------------------------------------------
 
-    async def administer(self, kind: str, verb: str, name: str = "", **arguments: Any) -> Any:
+    async def administer(self, kind: str, verb: str, name: str = "", /, **arguments: Any) -> Any:
         """Lists, gets, creates, updates and deletes "tenants" and "namespaces": what each takes and returns is in WIRE.md.
 
         `administer("tenants", "create", "acme", admin_roles=["ann"])`. Raises NotFound, NotEmpty, NotAllowed,

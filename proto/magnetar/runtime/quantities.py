@@ -65,6 +65,14 @@ def about(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def about_bytes(value: float) -> str:
+    """A size for people: `about_bytes(67_779_665_920)` is "67.8 GB"."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if value >= 1000**power:
+            return f"{value / 1000**power:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
 def counted(count: int, one: str, more: str = "") -> str:
     """`1 message`, `2 messages`; `more` where the plural is not the singular with an s."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"

@@ -36,7 +36,9 @@ def test_a_finding_as_people_read_it() -> None:
         "consequence": "it stops",
         "cure": "free space",
     }
-    assert _shown(row) == "CRITICAL  bookie b\n  it is full\n  so:  it stops\n  do:  free space\n"
+    assert _shown([row]) == "CRITICAL  bookie b\n  it is full\n  so:  it stops\n  do:  free space\n"
+    other = {**row, "subject": "bookie c"}
+    assert _shown([row, other]).count("so:") == 1
 
 
 def test_the_tables_of_top() -> None:

@@ -187,6 +187,7 @@ _KNOWN: Final = (
 
 def _explained(subject: str, reason: str) -> Finding:
     text = f"{subject}: {reason}"
+    subject = {"read_only": "bookie", "journal_stalled": "bookie"}.get(subject, subject)  # of this process
     for row in _KNOWN:
         if row.pattern.search(text):
             return Finding(row.severity, subject, reason, row.consequence, row.cure)

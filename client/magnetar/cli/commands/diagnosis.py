@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.quantities import about, counted
+from magnetar.runtime.quantities import about, about_bytes, counted
 
 from ..terminal.command import Answer, command
 from ..terminal.session import connected, print_json
@@ -104,15 +104,22 @@ async def doctor(client: Client) -> Answer:
         return Answer(
             value, [f"nothing is wrong: {looked} (a consumer that stands still is named after 20 s)"]
         )
-    return Answer(value, [*map(_shown, findings), f"{counted(len(findings), 'finding')}; {looked}"], code=1)
+    alike: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in findings:
+        alike.setdefault((row["severity"], row["consequence"], row["cure"]), []).append(row)
+    return Answer(
+        value, [*map(_shown, alike.values()), f"{counted(len(findings), 'finding')}; {looked}"], code=1
+    )
 
 
-def _shown(finding: dict[str, str]) -> str:
-    lines = [f"{finding['severity'].upper()}  {finding['subject']}", f"  {finding['cause']}"]
-    if finding["consequence"]:
-        lines.append(f"  so:  {finding['consequence']}")
-    if finding["cure"]:
-        lines.append(f"  do:  {finding['cure']}")
+def _shown(alike: list[dict[str, str]]) -> str:
+    """Findings of which the same follows, and which the same mends."""
+    lines = [f"{row['severity'].upper()}  {row['subject']}\n  {row['cause']}" for row in alike]
+    lines += [
+        f"  {word}:  {alike[0][name]}"
+        for word, name in (("so", "consequence"), ("do", "cure"))
+        if alike[0][name]
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -177,18 +184,11 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
-def _bytes(value: float) -> str:
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if value >= 1000**power:
-            return f"{value / 1000**power:.1f} {unit}"
-    return f"{value:.0f} B"
-
-
 BOOKIE_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "bookie": itemgetter("name"),
     "address": itemgetter("address"),
-    "state": lambda row: "writable" if row["writable"] else row["reason"],
-    "free": lambda row: _bytes(row["free_bytes"]) if row["free_bytes"] else "",
+    "state": lambda row: "writable" if row["writable"] else row["reason"].partition(" (")[0],
+    "free": lambda row: about_bytes(row["free_bytes"]) if row["free_bytes"] else "",
     "zone": itemgetter("zone"),
 }
 
@@ -198,7 +198,7 @@ def _tables(seen: dict[str, Any]) -> list[Table]:
     sizes = ("byte_rate_in", "byte_rate_out")
 
     def busy(row: dict[str, Any]) -> tuple[str, ...]:
-        return (*(_rate(row[name]) for name in rates), *(_bytes(row[name]) for name in sizes))
+        return (*(_rate(row[name]) for name in rates), *(about_bytes(row[name]) for name in sizes))
 
     brokers = [
         (one["broker"], *busy(one), f"{one['topics']:,}", f"{one['connections']:,}", "")
@@ -210,7 +210,7 @@ def _tables(seen: dict[str, Any]) -> list[Table]:
         (
             _short(row["topic"]),
             *busy(row),
-            _bytes(row["stored_bytes"]),
+            about_bytes(row["stored_bytes"]),
             f"{row['producers']:,}",
             f"{row['consumers']:,}",
         )
