@@ -123,6 +123,7 @@ async def test_what_health_knows_is_explained_and_contradicting_settings_are_nam
             "bookie b1": "it is lost: it has no session with the metadata store",
             "space of /data": "full in about 5 h, at 12:00 UTC, at the pace of the last hour",
             "repair": "3 ledgers wait for repair",
+            "broker b2, topics": "2 of them write fewer copies than their policy says",
             "something new": "nobody explained it",
         }
         found = {one.subject: one for one in await findings(broker, FakeClient(broker))}
@@ -130,6 +131,7 @@ async def test_what_health_knows_is_explained_and_contradicting_settings_are_nam
         assert found["space of /data"].severity == "warning"
         assert "--retention" in found["space of /data"].cure
         assert "fewer copies" in found["repair"].consequence
+        assert "survives fewer losses" in found["broker b2, topics"].consequence
         assert found["something new"].cause == "nobody explained it"
         assert "one consumer that acknowledges nothing" in found["settings of the broker"].consequence
 

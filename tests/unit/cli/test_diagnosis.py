@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from magnetar.cli.commands import diagnosis
 from magnetar.cli.commands.diagnosis import _of_the_cluster, _shown, _tables
 
 
@@ -26,6 +29,30 @@ def test_clocks_settings_and_silent_brokers_are_compared() -> None:
         "broker b2: its clock is 90 s behind this machine's",
         "settings of the brokers: broker.ack_quorum is 2 at b1, 2 at b2, 1 at b3",
     ]
+
+
+async def test_what_a_broker_says_of_itself_and_its_health_to_all_is_shown_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def finding(subject: str) -> dict[str, str]:
+        return {
+            "severity": "warning",
+            "subject": subject,
+            "cause": "few copies",
+            "consequence": "",
+            "cure": "",
+        }
+
+    found = {"b1": broker(), "b2": broker()}
+    found["b1"]["findings"] = [finding("broker b1, topics"), finding("topics")]
+    found["b2"]["findings"] = [finding("broker b1, topics"), finding("repair")]
+
+    async def of_each(*_: Any) -> Any:
+        return found, {}
+
+    monkeypatch.setattr(diagnosis, "of_each", of_each)
+    answer = await diagnosis.doctor(cast(Any, None))
+    assert [row["subject"] for row in answer.value["findings"]] == ["broker b1, topics", "repair"]
 
 
 def test_a_finding_as_people_read_it() -> None:

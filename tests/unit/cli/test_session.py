@@ -29,6 +29,18 @@ from support.client_kit import until
 from support.fake_broker import FakeBroker
 
 
+def test_a_warning_that_comes_again_and_again_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async def command() -> None:
+        for text in ("985 messages failed", "15 messages failed") * 3:
+            logging.getLogger("magnetar.client").warning(text)
+
+    run(command(), warnings=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "magnetar: 985 messages failed",
+        "magnetar: 15 messages failed",
+    ]
+
+
 def test_one_line_for_one_failure(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

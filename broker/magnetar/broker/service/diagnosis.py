@@ -186,7 +186,7 @@ _KNOWN: Final = (
 
 
 def _explained(subject: str, reason: str) -> Finding:
-    text = f"{subject}: {reason}"
+    text = f"{subject.rpartition(', ')[2]}: {reason}"  # without the daemon that says it
     subject = {"read_only": "bookie", "journal_stalled": "bookie"}.get(subject, subject)  # of this process
     for row in _KNOWN:
         if row.pattern.search(text):

@@ -96,6 +96,10 @@ async def doctor(client: Client) -> Answer:
     found, failed = await of_each(client, _diagnosed)
     rows = [*_of_the_cluster(found, failed), *(row for one in found.values() for row in one["findings"])]
     once = {(row["subject"], row["cause"]): row for row in rows}
+    for name, one in found.items():  # what its health says of it to all others as well
+        for row in one["findings"]:
+            if (f"broker {name}, {row['subject']}", row["cause"]) in once:
+                once.pop((row["subject"], row["cause"]), None)
     findings = sorted(once.values(), key=lambda row: _RANK.get(row["severity"], 2))
     topics = sum(one["topics"] for one in found.values())
     looked = f"{counted(len(found), 'broker')} and {counted(topics, 'loaded topic')} were looked at"

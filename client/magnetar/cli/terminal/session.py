@@ -34,6 +34,7 @@ EXIT_USAGE = 2
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
 
+_SAID_ONCE_S = 10.0
 # What `confirm` says to a script.
 DELETES = "this deletes data: say --yes"
 
@@ -62,9 +63,13 @@ class _Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._said: list[str] = []
+        self._until = 0.0  # what was said is not said again before
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if self.told(text) and record.created < self._until:
+            return  # a hundred sends that fail for one reason are one line
+        self._until = record.created + _SAID_ONCE_S
         self._said = [*self._said[-9:], text]
         say(text)
 
