@@ -20,7 +20,7 @@ from magnetar.proto.policy_table import DESCRIBED
 from ...ownership.ownership import BrokerRow
 from ...ownership.records import READY
 from ...service.broker import BrokerService
-from .routes import Asked, Route
+from .routes import Asked, Route, text
 from .statuses import Refused
 
 _BROKERS: Final = "/admin/v2/brokers"
@@ -242,7 +242,7 @@ def _never() -> Iterator[Route]:
 CLUSTER_ROUTES: Final = (
     Route("GET", _BROKERS, brokers),
     Route("GET", f"{_BROKERS}/leaderBroker", leader),
-    Route("GET", f"{_BROKERS}/version", about),
+    Route("GET", f"{_BROKERS}/version", about, answer=text),
     Route("GET", f"{_BROKERS}/{{cluster}}", brokers),
     Route("GET", f"{_BROKERS}/backlog-quota-check", quotas_are_checked, status=204),
     Route("GET", f"{_BROKERS}/{{cluster}}/{{broker}}/ownedNamespaces", owned),

@@ -16,11 +16,12 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.policy_shapes import BACKLOG_QUOTA, SHAPES, Shape
 
 from ...service.results import PoliciesFound
-from .routes import NAMESPACE, TOPIC, WHOLE, Asked, Route
+from .routes import NAMESPACE, TOPIC, WHOLE, Asked, Route, text
 from .statuses import Refused
 
 _STORAGE: Final = "destination_storage"
 _PLAIN: Final = [shape for shape in SHAPES.values() if not shape.variant]
+_TEXTS: Final = ("antiAffinity",)  # whose body and answer are texts as they are
 _CHANGED_BY_200: Final = ("replication", "offloadThresholdInSeconds")  # which is how Pulsar answers
 
 
@@ -76,7 +77,8 @@ async def remove_quota(asked: Asked, *, backlog_quota_type: str = _STORAGE) -> N
 
 def _rows(shape: Shape, path: str) -> Iterator[Route]:
     async def show(asked: Asked, *, applied: bool = False) -> Any:
-        return shape.show(_values(await _read(asked), applied))
+        shown = shape.show(_values(await _read(asked), applied))
+        return text(shown) if shape.segment in _TEXTS else shown
 
     async def put(asked: Asked, value: Any = None) -> None:
         if value is None and shape.segment == "dispatcherPauseOnAckStatePersistent":
@@ -87,6 +89,9 @@ def _rows(shape: Shape, path: str) -> Iterator[Route]:
                 raise Refused(403, f"Invalid cluster id: {unknown[0]!r:.80}; there are {', '.join(known)}")
         await _change(asked, shape, value)
 
+    async def put_text(asked: Asked) -> None:
+        await put(asked, asked.body.decode(errors="replace").strip('"'))
+
     async def remove(asked: Asked) -> None:
         await _change(asked, shape, None)
 
@@ -95,12 +100,14 @@ def _rows(shape: Shape, path: str) -> Iterator[Route]:
 
     names = ", ".join(shape.keys.values())
     show.__doc__, remove.__doc__ = f"The policy {names}.", f"Removes {names}."
-    put.__doc__ = put_in_query.__doc__ = f"Sets {names}."
+    put.__doc__ = put_text.__doc__ = put_in_query.__doc__ = f"Sets {names}."
     status = 200 if shape.segment in _CHANGED_BY_200 else 0
     method = "PUT" if shape.particular.put and path.startswith(NAMESPACE) else "POST"
     yield Route("GET", path, show, partitions=WHOLE)
     if shape.segment == "messageTTL" and path.startswith(TOPIC):
         yield Route(method, path, put_in_query, partitions=WHOLE)
+    elif shape.segment in _TEXTS:
+        yield Route(method, path, put_text, partitions=WHOLE)
     else:
         yield Route(method, path, put, body="value", status=status, partitions=WHOLE)
     yield Route("DELETE", path, remove, partitions=WHOLE)

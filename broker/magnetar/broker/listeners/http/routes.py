@@ -20,9 +20,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_type_hints
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
+from aiohttp import web
 
 from magnetar.proto.errors import MalformedFrame, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
@@ -53,6 +54,11 @@ def WHOLE(answers: Mapping[str, Any], asked: Asked) -> None:  # noqa: N802
 
 def REFUSED(answers: Mapping[str, Any], asked: Asked) -> None:  # noqa: N802
     """Of `Route.partitions`."""
+
+
+def text(found: str | None) -> web.Response | None:
+    """A text as it is, which Pulsar calls JSON all the same: its tools would print the quotes of JSON."""
+    return None if found is None else web.Response(text=found, content_type="application/json")
 
 
 class PulsarMessageId(msgspec.Struct, rename="camel"):
@@ -288,6 +294,9 @@ class Table:
 
 
 def names_in(row: Route, segments: list[str]) -> dict[str, str]:
-    """What a path that was found says, under the names of the row's template."""
+    """What a path that was found says, under the names of the row's template. Pulsar's tools encode subscriptions twice."""
     parts = row.path.strip("/").split("/")
-    return {part[1:-1]: text for part, text in zip(parts, segments, strict=True) if part[0] == "{"}
+    names = {part[1:-1]: text for part, text in zip(parts, segments, strict=True) if part[0] == "{"}
+    if "subscription" in names:
+        names["subscription"] = unquote(names["subscription"], errors="strict")
+    return names

@@ -76,6 +76,8 @@ _NEVER: Final = {
     "transactions": "there are no transactions here; deduplication stores what is sent again once",
     "offload": "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
     "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
+    "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
+    "shadowTopics": "a topic has no shadows: read it by one more subscription",
     "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
 }
 _ASKED_AT_ONCE = 32

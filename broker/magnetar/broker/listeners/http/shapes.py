@@ -63,7 +63,7 @@ _NOT_OF_SUBSCRIPTIONS: Final = {
 _CONSUMER: Final = {
     "bytesOutCounter": "delivered_bytes", "msgOutCounter": "delivered_messages", "consumerName": "name",
     "availablePermits": "permits", "unackedMessages": "unacked_messages", "drainingHashesCount": "draining_slots",
-    "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages",
+    "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages", "address": "address",
 }  # fmt: skip
 _NOT_OF_CONSUMERS: Final = {
     **dict.fromkeys(

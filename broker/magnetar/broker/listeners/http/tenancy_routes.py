@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from magnetar.proto.errors import Unsupported
 from magnetar.proto.policies import Policies
 from magnetar.proto.policy_shapes import SHAPES, whole_of
 
@@ -14,7 +15,7 @@ from ...ownership.core.bundles import Bundle
 from ...service.admin import AdminService
 from ...service.results import BundlesFound
 from ...service.tenancy import TenancyService
-from .routes import KEYS, NAMESPACE, TOPIC, WHOLE, Asked, Route
+from .routes import KEYS, NAMESPACE, TOPIC, WHOLE, Asked, Route, text
 from .statuses import Refused
 from .topics_routes import CLEAR_BACKLOG, SUBSCRIPTIONS, UNSUBSCRIBE
 
@@ -135,6 +136,13 @@ async def one_property(asked: Asked, key: str) -> str | None:
     return (await asked.service.tenancy.namespace(asked, asked.namespace)).properties.get(key)
 
 
+async def no_roles(asked: Asked) -> None:
+    """Subscriptions have no roles of their own."""
+    raise Unsupported(
+        "subscriptions have no roles of their own here: permissions are of namespaces and topics"
+    )
+
+
 async def no_resource_group(asked: Asked) -> None:
     """There are none."""
     await asked.service.tenancy.namespace(asked, asked.namespace)
@@ -185,12 +193,15 @@ TENANCY_ROUTES: Final = (
     Route("GET", f"{NAMESPACE}/permissions", _T.namespace, answer=lambda record: record.permissions),
     Route("POST", f"{NAMESPACE}/permissions/{{role}}", _T.grant, body="actions"),
     Route("DELETE", f"{NAMESPACE}/permissions/{{role}}", _T.grant, given=_NO_ACTIONS),
+    Route("GET", f"{NAMESPACE}/permissions/{{kind}}", no_roles),
+    Route("POST", f"{NAMESPACE}/permissions/{{kind}}/{{subscription}}", no_roles),
+    Route("DELETE", f"{NAMESPACE}/permissions/{{subscription}}/{{role}}", no_roles),
     Route("GET", f"{NAMESPACE}/properties", _T.namespace, answer=lambda record: record.properties),
     Route("PUT", f"{NAMESPACE}/properties", _T.set_properties, body="properties"),
     Route("DELETE", f"{NAMESPACE}/properties", _T.set_properties, given={"properties": {}, "only": True}),
-    Route("GET", f"{NAMESPACE}/property/{{key}}", one_property),
+    Route("GET", f"{NAMESPACE}/property/{{key}}", one_property, answer=text),
     Route("PUT", f"{NAMESPACE}/property/{{key}}/{{value}}", set_property),
-    Route("DELETE", f"{NAMESPACE}/property/{{key}}", _T.remove_property),
+    Route("DELETE", f"{NAMESPACE}/property/{{key}}", _T.remove_property, answer=text),
     Route("GET", f"{NAMESPACE}/resourcegroup", no_resource_group),
     Route("POST", f"{NAMESPACE}/resourcegroup/{{name}}", no_resource_group),
     Route("GET", f"{TOPIC}/permissions", _T.topic_permissions, partitions=WHOLE),

@@ -16,7 +16,7 @@ from magnetar.proto.ranges import complement
 from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
 from ...service.broker import BrokerService
 from . import messages, shapes
-from .routes import TOPIC, WHOLE, Asked, Elsewhere, PulsarMessageId, Route, nothing
+from .routes import TOPIC, WHOLE, Asked, Elsewhere, PulsarMessageId, Route, nothing, text
 from .statuses import Refused
 
 _DELETION_ROUNDS = 3
@@ -27,6 +27,13 @@ async def create(asked: Asked, properties: dict[str, str] | None = None) -> None
     await asked.service.create_topic(asked, asked.topic, new=True)
     if properties:
         await asked.service.admin.change_properties(asked, asked.topic, {**properties})
+
+
+async def partitions(asked: Asked) -> dict[str, Any]:
+    """How many partitions a topic has, 0: it is not partitioned, and its properties."""
+    count = await asked.service.partitions(asked, asked.topic)
+    properties = await asked.service.admin.properties(asked, asked.topic) if count else None
+    return {**shapes.metadata(count), **({"properties": properties} if properties else {})}
 
 
 async def create_partitioned(asked: Asked, wanted: int | dict[str, Any]) -> None:
@@ -175,7 +182,7 @@ TOPICS_ROUTES: Final = (
     Route("GET", f"{_TOPICS}/partitioned", _A.topics, given={"partitioned": True}),
     Route("PUT", TOPIC, create, body="properties", partitions=WHOLE),
     DELETE,
-    Route("GET", f"{TOPIC}/partitions", _B.partitions, answer=shapes.metadata, partitions=WHOLE),
+    Route("GET", f"{TOPIC}/partitions", partitions, partitions=WHOLE),
     Route("PUT", f"{TOPIC}/partitions", create_partitioned, body="wanted", partitions=WHOLE),
     Route("POST", f"{TOPIC}/partitions", update_partitions, body="partitions", partitions=WHOLE),
     Route("DELETE", f"{TOPIC}/partitions", delete_partitioned, partitions=WHOLE),
@@ -217,5 +224,5 @@ TOPICS_ROUTES: Final = (
     Route("GET", f"{_SUBSCRIPTION}/position/{{position}}", peek),
     Route("POST", f"{_SUBSCRIPTION}/analyzeBacklog", _A.analyze_backlog, answer=_analyzed),
     Route("GET", _LOOKUP, lookup, partitions=WHOLE),
-    Route("GET", f"{_LOOKUP}/bundle", _A.bundle_range, partitions=WHOLE),
+    Route("GET", f"{_LOOKUP}/bundle", _A.bundle_range, answer=text, partitions=WHOLE),
 )  # fmt: skip
