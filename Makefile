@@ -28,7 +28,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -88,6 +88,13 @@ near: $(STAMP) ## run the tests that were changed since BASE (default HEAD), or 
 stutter: WORKERS = 2
 stutter: $(STAMP) ## run the tests of single modules while the workers are stopped for 0.15 to 0.5 s, some times a second: what fails has a limit on the wall clock
 	@$(call timed,PYTHONPATH=tests $(PY) -m support.stutter -q --no-header -n $(WORKERS) tests/unit $(ARGS))
+
+# Pulsar's distribution comes from Maven, 245 MB once, into build/pulsar; it needs Java 17. Skipped with a sentence where they are missing.
+test-pulsar-admin: $(STAMP) ## type 400 commands into the real pulsar-admin and pulsar-shell, and compare what a service does with what Pulsar did
+	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_admin.run test build/pulsar $(ARGS))
+
+record-pulsar-admin: $(STAMP) ## write the file that test-pulsar-admin compares with, from a Pulsar standalone
+	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_admin.run record build/pulsar $(ARGS))
 
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, lints of determinism, owners of tasks and house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .

@@ -1,37 +1,12 @@
-"""Brokers, bookies and bundles over HTTP: as pulsar-admin was recorded to ask, and what dynamic configuration does."""
+"""Dynamic configuration over HTTP, and the paths that Pulsar has not."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from pulsar_admin.replay import replay
 from support.admin_kit import administered
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # real sockets
-_OWN_SETTINGS = "a broker has settings of its own"
-_RACKS = "a bookie says its rack in its settings"
-_LOAD = "bundles are balanced by their measured load"
-KNOWN = {
-    r"^brokers get-(internal|runtime)-config": _OWN_SETTINGS,
-    r"^brokers healthcheck": "this broker is on fakes; tests/integration/test_gateway.py asks a real one",
-    r"^bookies (set|get|delete)-bookie-rack": _RACKS,
-    r"^bookies racks-placement": _RACKS,
-    r"^broker-stats load-report": "Pulsar's load manager answers nothing",
-    r"^broker-stats mbeans": "there is no Java virtual machine",
-    r"^resource-quotas": _LOAD,
-    r"^ns-isolation-policy": "a namespace says which brokers serve it",
-}
-COMPARED = r"^(brokers|bookies|broker-stats|resource-quotas|ns-isolation-policy|resourcegroups) "
-
-
-async def test_commands_are_answered_as_by_pulsar() -> None:
-    async with administered() as admin:
-        found = await replay(admin, COMPARED)
-    unknown = {one: found[one] for one in found if not any(re.search(known, one) for known in KNOWN)}
-    assert unknown == {}
-    assert [known for known in KNOWN if not any(re.search(known, command) for command in found)] == []
 
 
 async def test_the_dynamic_configuration_is_that_of_policies_for_all_brokers() -> None:
