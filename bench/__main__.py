@@ -6,6 +6,7 @@ python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
+python -m bench admin            the administration of many namespaces and topics over HTTP (bench/admin.py)
 python -m bench chunks           a message of 1 GB: the peak memory of each process on its way (bench/chunks.py)
 python -m bench delays           delayed messages, in memory: 200,000 a second, a million over a year (bench/delays.py)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
@@ -14,6 +15,7 @@ python -m bench failover         brokers that are killed, stopped and drained: h
 python -m bench many_partitions  thousands of partitions, and of producers on one topic (bench/many_partitions.py)
 python -m bench partitions       a topic of several partitions beside one that has none (bench/partitions.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
+python -m bench startup          CPU and memory of a start beside another revision (bench/startup.py)
 python -m bench subscriptions    consumers of every type, fail-over, many topics (bench/subscriptions.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
@@ -60,6 +62,7 @@ def main() -> int:
 
 PACKAGES = ("bookie", "ledger", "spark", "compare")
 MODULES = (
+    "admin",
     "chunks",
     "delays",
     "dispatch",
@@ -68,6 +71,7 @@ MODULES = (
     "partitions",
     "replicated",
     "slow_disk",
+    "startup",
     "subscriptions",
 )
 
