@@ -4,7 +4,8 @@
 
 The objects are written as records into the embedded store; then a real service starts, and this process asks it. All
 namespaces are of one tenant and have policies; half of the topics are in one of them. A part of the topics is loaded.
-Turns are measured in the service's process (`watched.py`): the longest of each call, by the clock and by its CPU, and where it was.
+Turns are measured in the service's process (`watched.py`): the longest of each call, by its CPU without that of the garbage
+collector, the longest collection, and where the loop was.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from magnetar.proto.policies import Policies
 TENANT, LARGE = "acme", "acme/ns-0"
 GROUP = 500  # records in a commit
 STATS_MS, TURN_MS = 5.0, 20.0  # the goals
-POLICIES = Policies(retention_ms=3_600_000, retention_bytes=1 << 30, message_ttl_ms=86_400_000, max_producers=100)
+POLICIES = Policies(
+    retention_ms=3_600_000, retention_bytes=1 << 30, message_ttl_ms=86_400_000, max_producers=100
+)
 
 
 def topic(number: int, given: argparse.Namespace) -> str:
@@ -66,6 +69,11 @@ async def fill(directory: Path, given: argparse.Namespace) -> None:
             await store.commit([Create(*row) for row in rows[first : first + GROUP]])
     finally:
         await store.close()
+
+
+def own_ms(turn: dict[str, Any]) -> float:
+    """What it took itself: not what others used of the processor, nor the garbage collector."""
+    return float(min(turn["cpu_ms"], turn["wall_ms"]) - turn["gc_ms"])
 
 
 class Bench:
@@ -96,12 +104,13 @@ class Bench:
         times = times or [ended - began]
         lines = map(json.loads, self._turns.read_text().splitlines())
         within = [one for one in lines if began < one["end_s"] < ended + 0.05]
-        worst = max(within, key=lambda one: min(one["cpu_ms"], one["wall_ms"]), default=None)
-        turn = "" if worst is None else f"{worst['wall_ms']:7.1f} {worst['cpu_ms']:7.1f}  {worst['where']}"
+        worst = max(within, key=own_ms, default=None)
+        collected = max((one["gc_ms"] for one in within), default=0.0)
+        turn = f"{0 if worst is None else own_ms(worst):7.1f} {collected:7.1f}  {worst['where'] if worst else ''}"
         middle, most = statistics.median(times) * 1e3, max(times) * 1e3
         self._print(f"{name:52} {middle:9.2f} {most:9.2f} {turn}", soft_wrap=True, highlight=False)
-        if worst is not None and min(worst["cpu_ms"], worst["wall_ms"]) > TURN_MS:
-            self.over.append(f"{name}: a turn of {min(worst['cpu_ms'], worst['wall_ms']):.1f} ms of CPU")
+        if worst is not None and own_ms(worst) > TURN_MS:
+            self.over.append(f"{name}: a turn of {own_ms(worst):.1f} ms")
         if limit_ms and middle > limit_ms:
             self.over.append(f"{name}: {middle:.1f} ms")
 
@@ -120,15 +129,20 @@ async def work(service: ServiceProcess, turns: Path, given: argparse.Namespace) 
     """All calls; what is beyond its goal."""
     steps = Steps(service)
     timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(f"http://{service.host}:{service.ports['http']}", timeout=timeout) as session:
+    async with aiohttp.ClientSession(
+        f"http://{service.host}:{service.ports['http']}", timeout=timeout
+    ) as session:
         bench = Bench(session, turns)
         say = console().print
-        say(f"{'':52} {'p50, ms':>9} {'max, ms':>9} {'turn':>7} {'CPU':>7}")
+        say(f"{'':52} {'p50, ms':>9} {'max, ms':>9} {'turn':>7} {'GC':>7}")
         await bench.calls("the first call of HTTP", "GET", ["tenants"])
         await bench.calls("namespaces of the tenant", "GET", [f"namespaces/{TENANT}"] * 5)
         await bench.calls("topics of the large namespace", "GET", [f"namespaces/{LARGE}/topics"] * 5)
         await bench.calls("persistent topics of it", "GET", [f"persistent/{LARGE}"] * 5)
-        spaces = [f"namespaces/{TENANT}/ns-{number}" for number in range(1, given.namespaces, given.namespaces // 50)]
+        spaces = [
+            f"namespaces/{TENANT}/ns-{number}"
+            for number in range(1, given.namespaces, given.namespaces // 50)
+        ]
         await bench.calls("a namespace with its policies", "GET", spaces)
         await bench.calls("a policy of it", "GET", [f"{one}/retention" for one in spaces])
         await bench.calls("a policy set", "POST", [f"{one}/maxProducersPerTopic" for one in spaces], 7)
@@ -164,7 +178,10 @@ async def work(service: ServiceProcess, turns: Path, given: argparse.Namespace) 
         ):  # fmt: skip
             await bench.calls(f"{count} partitions: {name}", method, [f"{many}/{path}"])
         await bench.calls("topics deleted", "DELETE", [*names[-201:-1:2]])
-        async with connect(service.url, operation_timeout=120.0) as client, bench.row("pages of all topics, native"):
+        async with (
+            connect(service.url, operation_timeout=120.0) as client,
+            bench.row("pages of all topics, native"),
+        ):
             await client.admin.list_topics()
         steps.took("done", 0.0)
         return bench.over

@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         repository = Repository(Path(__file__).parent)
         sides = [repository.revision(given.base), repository.working_tree()]
         sources = [scratch / str(number) for number in range(len(sides))]
-        for side, source in zip(sides, sources, strict=True):
-            repository.export(side, ROOTS, source)
+        for revision, source in zip(sides, sources, strict=True):
+            repository.export(revision, ROOTS, source)
             figures(source, scratch / "data")  # writes the bytecode
         found: list[list[dict[str, float]]] = [[], []]
         for number in range(given.rounds):

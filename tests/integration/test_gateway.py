@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -41,6 +43,18 @@ async def ask(
 
 def text(row: dict[str, Any]) -> bytes:
     return base64.b64decode(row["payload"])
+
+
+async def test_the_limit_of_a_body_is_that_of_a_message(session: aiohttp.ClientSession) -> None:
+    topic, large = "/topics/persistent/public/default/large", "x" * (5 << 20)
+    for body, status in (
+        ({"messages": [{"payload": large}]}, 200),
+        ({"messages": [{"payload": large * 2}]}, 413),
+    ):
+        async with session.post(topic, data=io.BytesIO(json.dumps(body).encode())) as answer:
+            found = await answer.json()
+            assert answer.status == status, found
+            assert status == 200 or "chunking=True" in found["reason"]
 
 
 async def test_what_is_published_is_taken_and_acknowledged(session: aiohttp.ClientSession) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from magnetar.client import Client, Consumer, Message, Producer, ReceiveTimeout, connect
-from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame, MessageLost
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame, MessageLost, MessageTooLarge
 
 from . import websocket
 from .kept import Kept
@@ -60,10 +60,11 @@ class Taking:
 class Gateway:
     """Made for one service; `close` in the end."""
 
-    def __init__(self, url: str, broker: str) -> None:
-        """`broker`: whose HTTP this is."""
+    def __init__(self, url: str, broker: str, max_message_bytes: int) -> None:
+        """`broker`: whose HTTP this is. A request publishes `max_message_bytes` at most, in one message or several."""
         self._url = url
         self._broker = broker
+        self.max_body_bytes = max_message_bytes * 7 // 5  # JSON escapes some characters
         self._client: Client | None = None
         self._opening = asyncio.Lock()
         self.producers: Kept[Producer] = Kept("producers of HTTP", IDLE_S, _MOST_KEPT)
@@ -139,7 +140,14 @@ def _json(value: Any) -> web.Response:
 
 
 async def _produce(gateway: Gateway, request: web.Request, names: Names) -> web.Response:
-    published = decoded(await request.read(), Published)
+    try:  # without the limit that holds for the administration
+        body = await request.clone(client_max_size=gateway.max_body_bytes).read()
+    except web.HTTPRequestEntityTooLarge:
+        raise MessageTooLarge(
+            f"the body is larger than {gateway.max_body_bytes} bytes: send it in several requests; a client of Magnetar "
+            "sends messages of any size, by chunking=True"
+        ) from None
+    published = decoded(body, Published)
     if len(published.messages) > _MOST_MESSAGES:
         raise InvalidArgument(f"{len(published.messages)} messages in one request; at most {_MOST_MESSAGES}")
     topic = topic_of(names)

@@ -79,6 +79,7 @@ class Metrics:
                 for label_values, number in [((), value)] if isinstance(value, (int, float)) else value:
                     family.add_metric(list(label_values), number)
                 made.append(family)
+                await asyncio.sleep(0)
             return made
 
         self._readings.append(collect)
@@ -109,7 +110,7 @@ class Metrics:
         self._readings.append(collect)
 
     async def render(self) -> bytes:
-        """The text that Prometheus scrapes; each metric is a turn of the loop of its own."""
+        """The text that Prometheus scrapes; each metric takes two turns of the loop of its own."""
         parts = [generate_latest(self._registry)]
         for collect in self._readings:
             for family in await collect():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from magnetar.metadata import MetadataStore
@@ -10,6 +11,7 @@ from magnetar.proto.ids import TopicName
 
 from .records import TOPICS_ROOT
 
+_SOME = 100  # nodes with others below them that are listed in a turn of the loop: a millisecond
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +53,13 @@ async def _nodes(metadata: MetadataStore, path: str, levels: int, after: list[st
     if levels == 1:
         return [f"{path}/{name}" for name in await metadata.children(path, after=first, limit=count)]
     found = await _nodes(metadata, f"{path}/{first}", levels - 1, after[1:], count) if first else []
-    for name in await metadata.children(path, after=first):
-        if len(found) == count:
-            break
-        found += await _nodes(metadata, f"{path}/{name}", levels - 1, [], count - len(found))
+    names = [first]
+    while names and len(found) < count:
+        names = await metadata.children(path, after=first, limit=_SOME)
+        for name in names:
+            if len(found) == count:
+                break
+            found += await _nodes(metadata, f"{path}/{name}", levels - 1, [], count - len(found))
+            first = name
+        await asyncio.sleep(0)
     return found

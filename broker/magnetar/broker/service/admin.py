@@ -33,6 +33,7 @@ from .results import TopicStats
 from .stats import TopicOffsets, backlog, topic_stats
 
 _PAGE = 1_000
+ALL_OF_ENTRY = -1  # in place of a message's number
 _MOST_PROPERTIES = 10_000  # letters: they are written with every ledger
 
 
@@ -58,7 +59,7 @@ class FoundMessage(NamedTuple):
     entry: Entry
     ledger_id: int
     entry_id: int
-    number: int  # its index in the entry
+    number: int  # its index in the entry, or ALL_OF_ENTRY
 
 
 class BacklogFound(NamedTuple):
@@ -140,9 +141,9 @@ class AdminService:
 
     @on_topic("peek_messages")
     async def message(
-        self, name: TopicName, ledger_id: int, entry_id: int, *, batch_index: int = 0
+        self, name: TopicName, ledger_id: int, entry_id: int, *, batch_index: int = ALL_OF_ENTRY
     ) -> FoundMessage:
-        """A message by its id. Raises TopicNotFound, MessageLost, InvalidArgument, or what the read met."""
+        """A message by its id, or all of an entry. Raises TopicNotFound, InvalidArgument, or what the read met."""
         check_ids(ledger_id, entry_id)
         topic = await self._broker.known(name)
         entry = await topic.log.read_entry((ledger_id, entry_id))

@@ -80,6 +80,10 @@ class ProducerStats(msgspec.Struct, frozen=True):
     access_mode: str
     topic_epoch: int  # under which it has the topic for itself; -1: it is one of several
     address: str  # host:port
+    messages_in: int  # these two since it was opened here
+    bytes_in: int
+    message_rate_in: float  # these two a second, of the last ten seconds or a little more
+    byte_rate_in: float
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -143,6 +147,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     # Not acknowledged. An upper bound where more than 100 entries would have to be read to count what was acknowledged.
     backlog_messages: int
     backlog_bytes: int  # of all that lies behind the mark-delete position
+    backlog_age_ms: int  # since the first message of that was stored, or about as long; 0: there is none
     acknowledged_ranges: int
     acknowledged_messages: int
     messages_out: int  # these two since the topic was loaded

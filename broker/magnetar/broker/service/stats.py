@@ -74,6 +74,9 @@ async def topic_stats(topic: Topic) -> TopicStats:
                 session.access_mode,
                 session.topic_epoch,
                 session.port.peer.address,
+                session.messages_in,
+                session.bytes_in,
+                *session.rates.per_second,
             )
             for session in topic.producers
             if session.active
@@ -148,6 +151,7 @@ async def _subscription_stats(
         recovered_from=None if recovered_from is None else list(recovered_from),
         backlog_messages=left.messages,
         backlog_bytes=left.size,
+        backlog_age_ms=offsets.age_ms(mark, dispatch.source.get(mark[:2])),
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
         messages_out=dispatch.delivered_messages,

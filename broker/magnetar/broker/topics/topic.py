@@ -432,6 +432,8 @@ class Topic:
         self.publish_budget.charge(totals.size)
         self.messages_in += totals.messages
         self.bytes_in += totals.size
+        session.messages_in += totals.messages
+        session.bytes_in += totals.size
         counters = self._components.published
         counters.runs_in += 1
         counters.messages_in += totals.messages
@@ -551,6 +553,8 @@ class Topic:
         """Called every few seconds."""
         now, out = self._loop.time(), self.dispatched
         self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
+        for session in self.producers:
+            session.rates.look(now, (session.messages_in, session.bytes_in))
         for subscription in self.subscriptions.values():
             subscription.count_rates(now)
 

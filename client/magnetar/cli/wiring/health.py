@@ -134,7 +134,7 @@ class HttpPages:
             from magnetar.gateway.gateway import Gateway
 
             settings = started.broker.settings
-            gateway = Gateway(settings.service_url, settings.name)
+            gateway = Gateway(settings.service_url, settings.name, settings.max_message_bytes)
             self._daemon.on_stop("programs without a client", gateway.close)
             self._handler = AdminServer(started.broker, gateway.handle).handle
         return self._handler

@@ -11,6 +11,8 @@ import pytest
 from magnetar.broker.listeners.http.openapi import document, page
 from magnetar.broker.listeners.http.server import ROUTES, TABLE
 from magnetar.broker.listeners.http.statuses import STATUSES, status_of
+from magnetar.proto import commands
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import ERRORS_BY_CODE
 from support.admin_kit import Admin, administered, serving_admin
 from support.broker_kit import FakeClient
@@ -110,6 +112,7 @@ async def test_a_message_has_the_headers_of_pulsar() -> None:
             assert found.headers["x-pulsar-sequence-id"] == str(number - 1)
         assert (await admin("GET", f"{subscription}/position/4")).status == 404
         assert (await admin("GET", f"{TOPIC}/ledger/0/entry/0?batchIndex=2")).body == b"c"
+        assert (await admin("GET", f"{TOPIC}/ledger/0/entry/0?batchIndex=-2")).status == 404
         assert (await admin("GET", f"{TOPIC}/ledger/0/entry/0?batchIndex=3")).status == 404
         latest = await admin("GET", f"{TOPIC}/examinemessage?initialPosition=latest&messagePosition=2")
         assert latest.body == b"b"
@@ -173,7 +176,7 @@ async def test_of_policies_what_is_wrong_changes_nothing_and_names_the_policy() 
     async with administered() as admin:
         await admin("PUT", TOPIC)
         for path, body, status, reason in (
-            (f"{policies}/messageTTL", "soon", 412, "message_ttl_ms"),
+            (f"{policies}/messageTTL", "soon", 400, "message_ttl_ms"),
             (
                 f"{policies}/retention",
                 {"retentionTimeInMinutes": 5, "retentionSizeInMB": 0},
@@ -250,3 +253,53 @@ async def test_the_routes_describe_themselves() -> None:
     lacking = [f"{row.method} {row.path}" for row in TABLE.rows if not row.doc]
     assert lacking == []
     assert "<td>GET<td>" in page(ROUTES)
+
+
+async def test_an_entry_of_several_messages_is_a_batch_of_pulsar() -> None:
+    async with administered() as admin:
+        client = FakeClient(admin.broker)
+        await client.producer()
+        batch = encode_batch([b"a", None], keys=["k", None], sequence_id=0, publish_time_ms=0)
+        client.frame(commands.Send(0, 1, 0), batch)
+        await client.until(lambda: client.receipts)
+        found = await admin("GET", f"{TOPIC}/ledger/0/entry/0")
+        assert found.headers["x-pulsar-num-batch-message"] == "2"
+        assert found.headers["x-pulsar-message-id"] == "0:0"
+        # SingleMessageMetadata: partition_key (2), b64 (6), payload_size (3), sequence_id (8), null_value (9)
+        first = b"\x12\x01k\x30\x00\x18\x01\x40\x00\x48\x00"
+        second = b"\x18\x00\x40\x01\x48\x01"
+        assert found.body == b"\0\0\0\x0b" + first + b"a" + b"\0\0\0\x06" + second
+
+
+async def test_a_replicated_subscription_is_refused() -> None:
+    async with administered() as admin:
+        await admin("PUT", TOPIC)
+        refused = await admin("PUT", f"{TOPIC}/subscription/s?replicated=true")
+        assert (refused.status, "not replicated" in refused.reason) == (501, True)
+        assert (await admin("PUT", f"{TOPIC}/subscription/s?replicated=false")).status == 204
+
+
+@pytest.mark.parametrize("value", ["many", [1], {"a": 1}, True, 1.5])
+async def test_a_policy_of_another_type_is_a_bad_request(value: object) -> None:
+    async with administered() as admin:
+        refused = await admin("POST", "namespaces/public/default/maxProducersPerTopic", value)
+        assert (refused.status, "maxProducersPerTopic is " in refused.reason) == (400, True)
+        below = await admin("POST", "namespaces/public/default/maxProducersPerTopic", -7)
+        assert below.status == 412  # of the type, and not allowed
+
+
+async def test_each_publisher_has_its_rates_and_a_backlog_its_age() -> None:
+    async with administered() as admin:
+        client = FakeClient(admin.broker)
+        await client.producer()
+        assert (await admin("PUT", f"{TOPIC}/subscription/s")).status == 204
+        (topic,) = admin.broker.topics.values()
+        (session,) = topic.producers
+        session.rates.look(0.0, (0, 0))
+        client.publish_batch([b"a", b"b"])
+        await client.until(lambda: client.receipts)
+        session.rates.look(10.0, (session.messages_in, session.bytes_in))
+        found = (await admin("GET", f"{TOPIC}/stats")).body
+        (publisher,) = found["publishers"]
+        assert (publisher["msgRateIn"], publisher["averageMsgSize"] > 10) == (0.2, True)
+        assert found["oldestBacklogMessageAgeSeconds"] >= 0

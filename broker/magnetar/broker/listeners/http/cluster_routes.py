@@ -6,6 +6,7 @@ of the policies at their level (`proto.policy_table`), under Pulsar's names; it 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, Final
@@ -73,6 +74,7 @@ async def owned(asked: Asked, broker: str, cluster: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for tenant in await asked.service.tenancy.tenants(asked):
         for namespace in await asked.service.tenancy.namespaces(asked, tenant):
+            await asyncio.sleep(0)
             rows = (await asked.service.list_bundles(asked, namespace)).bundles
             found |= {row.bundle: status for row in rows if row.broker == known[broker].name}
     return found
@@ -152,6 +154,7 @@ async def topics(asked: Asked) -> dict[str, Any]:
     """The topics that this broker serves with their rates, by namespace, bundle and domain."""
     found: dict[str, Any] = {}
     for one in await asked.service.loaded_topics(asked):
+        await asyncio.sleep(0)
         name = TopicName.parse(one.topic)
         bundle = await asked.service.admin.bundle_range(asked, one.topic)
         place = found.setdefault(name.full_namespace, {}).setdefault(bundle, {}).setdefault(name.domain, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,19 +11,32 @@ from aiohttp import web
 
 from magnetar.proto.batch import META_EVENT_TIMES_MS, META_PROPERTIES, META_SEQUENCE_IDS, decode_batch
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
+from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost
 
-from ...service.admin import FoundMessage
+from ...service.admin import ALL_OF_ENTRY, FoundMessage
 from .shapes import iso
 
 
 def response(found: FoundMessage) -> web.Response:
-    """Raises MessageLost for a number that the entry does not have."""
+    """A message, or all of an entry as Pulsar's tools know a batch. Raises MessageLost for a number that there is not."""
     entry, number, place = found.entry, found.number, f"{found.ledger_id}:{found.entry_id}"
+    if number == ALL_OF_ENTRY and entry.message_count > 1:
+        rows = [_message(entry, entry.base_index + at) for at in range(entry.message_count)]
+        body = b"".join(_in_batch(*row) for row in rows)
+        return _response(body, {**rows[0][1], "Message-ID": place, "num-batch-message": str(len(rows))})
+    number = entry.base_index if number == ALL_OF_ENTRY else number
+    value, headers = _message(entry, number)
+    alone = entry.message_count == 1 and number == 0
+    return _response(value or b"", {**headers, "Message-ID": place if alone else f"{place}:{number}"})
+
+
+def _message(entry: Entry, number: int) -> tuple[bytes | None, dict[str, str]]:
+    """Its value, and its headers."""
     at = entry.batch_of(number)
     start, end = entry.batch_bounds(at) if at < entry.batch_count else (0, 0)
     if number < entry.base_index or end == start:
-        raise MessageLost(f"entry {found.entry_id} of ledger {found.ledger_id} has no message {number}")
+        raise MessageLost(f"this entry has no message {number}")
     batch, index = decode_batch(entry.data, start), number - entry.batch_start_index(at)
     value, key = batch.values[index], batch.keys[index] if batch.keys else None
 
@@ -35,7 +49,6 @@ def response(found: FoundMessage) -> web.Response:
         "deliver-at-time": batch.extensions.get(EXT_DELIVER_AT_MS),
     }
     headers = {
-        "Message-ID": place if number == 0 and entry.message_count == 1 else f"{place}:{number}",
         "PROPERTY": msgspec.json.encode(properties).decode(),
         "publish-time": iso(batch.header.publish_time_ms),
         "producer-name": entry.producer_names[entry.producers[at]],
@@ -51,8 +64,45 @@ def response(found: FoundMessage) -> web.Response:
         plain = isinstance(key, str) and key.isascii() and key.isprintable()
         headers["partition-key"] = raw.decode() if plain else base64.b64encode(raw).decode()
         headers["partition-key-b64-encoded"] = str(not plain).lower()
+    return value, headers
+
+
+def _in_batch(value: bytes | None, headers: dict[str, str]) -> bytes:
+    """As in a batch of Pulsar: the length of SingleMessageMetadata (PulsarApi.proto), that in protobuf, and the value."""
+    properties = msgspec.json.decode(headers["PROPERTY"], type=dict[str, str])
+    fields: list[tuple[int, bytes | int]] = [
+        (1, _protobuf([(1, key.encode()), (2, text.encode())])) for key, text in properties.items()
+    ]
+    if "partition-key" in headers:
+        encoded = headers["partition-key-b64-encoded"] == "true"
+        fields += [(2, headers["partition-key"].encode()), (6, int(encoded))]
+    fields += [(3, len(value or b"")), (8, int(headers["sequence-id"])), (9, int(value is None))]
+    metadata = _protobuf(fields)
+    return len(metadata).to_bytes(4, "big") + metadata + (value or b"")
+
+
+def _protobuf(fields: Iterable[tuple[int, bytes | int]]) -> bytes:
+    found = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            found += _varint(number << 3 | 2) + _varint(len(value)) + value
+        else:
+            found += _varint(number << 3) + _varint(value)
+    return found
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _response(body: bytes, headers: Mapping[str, str]) -> web.Response:
     return web.Response(
-        body=value or b"",
+        body=body,
         headers={f"X-Pulsar-{name}": _text(text) for name, text in headers.items()},
         content_type="application/octet-stream",
     )

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
+
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.policies import Policies
 from magnetar.proto.policy_shapes import BACKLOG_QUOTA, SHAPES, Shape
 
 from ...service.results import PoliciesFound
@@ -36,11 +39,14 @@ async def _change(asked: Asked, shape: Shape, value: Any) -> None:
     status = 400
     try:
         changes = shape.read(value)
+        msgspec.convert({name: one for name, one in changes.items() if one is not None}, Policies)
         status = shape.particular.status
         if asked.route.of_topic:
             await asked.service.change_topic_policies(asked, asked.topic, changes)
         else:
             await asked.service.change_namespace_policies(asked, asked.namespace, changes)
+    except msgspec.ValidationError as error:
+        raise Refused(400, f"{shape.segment} is {value!r:.100}, of another type: {error}") from None
     except InvalidArgument as error:
         raise Refused(status, error.message) from None
 

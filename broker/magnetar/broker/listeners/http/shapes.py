@@ -13,6 +13,7 @@ from ...compaction.topic_compaction import CompactionStats
 from ...cursors.core.acks import INDEX_BITS
 from ...dispatch.subscription import Subscription
 from ...service.admin import TopicFigures
+from ...service.results import ProducerStats, TopicStats
 from ...service.stats import MAX_LEDGERS
 from ...topics.topic import Topic
 from .routes import Asked
@@ -73,10 +74,10 @@ _NOT_OF_CONSUMERS: Final = {
     ),
     "metadata": {}, "lastAckedTime": _EPOCH, "lastConsumedTime": _EPOCH,
 }  # fmt: skip
-_OF_PRODUCERS: Final = {
-    **dict.fromkeys(("msgRateIn", "msgThroughputIn", "averageMsgSize", "chunkedMessageRate"), 0.0),
-    "supportsPartialProducer": False, "metadata": {},
+_PRODUCER: Final = {
+    "msgRateIn": "message_rate_in", "msgThroughputIn": "byte_rate_in", "producerName": "name", "address": "address",
 }  # fmt: skip
+_NOT_OF_PRODUCERS: Final = {"chunkedMessageRate": 0.0, "supportsPartialProducer": False, "metadata": {}}
 # Of these the figure of a partitioned topic is the largest of its partitions'; all other numbers are summed.
 _LARGEST: Final = ("oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize", "backlogQuotaLimitTime")
 _OF_ONE_TOPIC: Final = ("deduplicationStatus", "ownerBroker")
@@ -122,11 +123,15 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
             subscriptions[name]["backlogSize"] = -1
         if query.get("excludeConsumers") == "true":
             subscriptions[name]["consumers"] = []
+    ages = [
+        one.backlog_age_ms for one in stats.subscriptions.values() if one.durable and one.backlog_messages
+    ]
     publishers = [
         {
-            **_OF_PRODUCERS,
+            **_NOT_OF_PRODUCERS,
+            **_take(_PRODUCER, one),
+            "averageMsgSize": _average(one),
             "accessMode": one.access_mode.title(),
-            "producerName": one.name,
             "producerId": number,
         }
         for number, one in enumerate(stats.producers)
@@ -135,11 +140,11 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
     return {
         **_NOT_OF_TOPICS,
         **_take(_TOPIC, stats),
-        "averageMsgSize": stats.byte_rate_in / stats.message_rate_in if stats.message_rate_in else 0.0,
+        "averageMsgSize": _average(stats),
         "backlogSize": max((one.backlog_bytes for one in stats.subscriptions.values()), default=0),
         "backlogQuotaLimitSize": _limit(found, "backlog_quota_bytes", 1),
         "backlogQuotaLimitTime": _limit(found, "backlog_quota_age_ms", 1000),
-        "oldestBacklogMessageAgeSeconds": -1,
+        "oldestBacklogMessageAgeSeconds": max(ages, default=-1_000) // 1_000,
         "publishers": [] if query.get("excludePublishers") == "true" else publishers,
         "subscriptions": subscriptions,
         "deduplicationStatus": "Enabled" if deduplicates else "Disabled",
@@ -150,6 +155,10 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
         },
         "ownerBroker": asked.service.settings.http_url.partition("://")[2],
     }  # fmt: skip
+
+
+def _average(stats: TopicStats | ProducerStats) -> float:
+    return stats.byte_rate_in / stats.message_rate_in if stats.message_rate_in else 0.0
 
 
 def _limit(of: Topic, policy: str, scale: int) -> int:

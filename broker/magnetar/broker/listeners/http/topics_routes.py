@@ -9,10 +9,11 @@ from aiohttp import web
 from msgspec import structs
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound
+from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound, Unsupported
 from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
 from magnetar.proto.ranges import complement
 
+from ...log.positions import Start
 from ...service.admin import AdminService, BacklogFound, FoundMessage, TopicFigures
 from ...service.broker import BrokerService
 from . import messages, shapes
@@ -98,6 +99,15 @@ async def partitioned_stats(asked: Asked) -> dict[str, Any]:
     if TopicName.parse(asked.topic).partition == NO_PARTITION:
         raise TopicNotFound(f"Partitioned Topic not found: {asked.topic}; ask for its stats")
     return await stats(asked)
+
+
+async def subscribe(
+    asked: Asked, subscription: str, start: Start = ("latest", None), *, replicated: bool = False
+) -> None:
+    """Makes a durable subscription, which begins at a message; without a body at the end."""
+    if replicated:
+        raise Unsupported("subscriptions are not replicated: a topic is of one cluster; leave replicated out")
+    await asked.service.create_subscription(asked, asked.topic, subscription, start=start)
 
 
 async def expire_through(asked: Asked, subscription: str, last: PulsarMessageId) -> None:
@@ -212,7 +222,7 @@ TOPICS_ROUTES: Final = (
     Route("DELETE", f"{TOPIC}/truncate", _A.truncate, partitions=nothing),
     Route("GET", f"{TOPIC}/offload", _A.figures, answer=_not_offloaded),
     SUBSCRIPTIONS,
-    Route("PUT", _SUBSCRIPTION, _B.create_subscription, body="start", partitions=nothing),
+    Route("PUT", _SUBSCRIPTION, subscribe, body="start", partitions=nothing),
     UNSUBSCRIBE,
     Route("POST", f"{_SUBSCRIPTION}/skip/{{count}}", _B.skip_messages, answer=nothing),
     CLEAR_BACKLOG,

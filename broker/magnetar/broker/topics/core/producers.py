@@ -55,6 +55,7 @@ from magnetar.proto.errors import (
 )
 
 from ...dispatch.core.consumer import Peer
+from ...resources.moving_rates import MovingRates
 from .deduplication import Pushed
 
 _log = logging.getLogger(__name__)
@@ -118,8 +119,8 @@ class ProducerSession:
     """One epoch of one producer."""
 
     __slots__ = (
-        "access_mode", "confirmed_chunk", "epoch", "name", "outstanding", "port", "pushed", "rows", "state", "topic_epoch",
-        "when_drained",
+        "access_mode", "bytes_in", "confirmed_chunk", "epoch", "messages_in", "name", "outstanding", "port", "pushed",
+        "rates", "rows", "state", "topic_epoch", "when_drained",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +137,9 @@ class ProducerSession:
         self.access_mode = access_mode
         self.topic_epoch = topic_epoch  # under which it was let in alone; NOT_ALONE: it is one of several
         self.state = SessionState.OPEN
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.rates = MovingRates(2)  # messages and bytes in
         # What was taken of it, by sequence id; None: nothing is deduplicated.
         self.pushed: Pushed | None = None
         # Receipt runs queued or appended, neither confirmed nor failed yet.
