@@ -23,13 +23,13 @@ async def findings(broker: Broker, client: FakeClient) -> list[Finding]:
     return (await BrokerService(broker).diagnose(client)).findings
 
 
-def pass_time(broker: Broker) -> None:
+def pass_time(broker: Broker, *after_s: float) -> None:
     """Rates are of two looks that are ten seconds apart."""
     for topic in broker.topics.values():
         now = asyncio.get_running_loop().time()
-        for at in (now, now + 10):
+        for after in after_s or (0, 10):
             for subscription in topic.subscriptions.values():
-                subscription.count_rates(at)
+                subscription.count_rates(now + after)
 
 
 async def test_of_a_broker_that_works_nothing_is_said() -> None:
@@ -70,6 +70,23 @@ async def test_a_consumer_at_its_cap_is_named() -> None:
         pass_time(broker)
         (found,) = await findings(broker, client)
         assert "worker-7 at 127.0.0.1:50000 holds 2 unacknowledged messages, as many as it may" in found.cause
+
+
+async def test_a_consumer_that_holds_all_there_is_and_acknowledges_nothing_is_named() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", name="worker-7")
+        await publish(client, 5)
+        await client.received(5)
+        pass_time(broker, 0, 10, 20, 30, 40)
+        assert await findings(broker, client) == [], "it may need time for each"
+        pass_time(broker, 50, 60, 70)
+        (found,) = await findings(broker, client)
+        assert (found.severity, found.subject) == ("warning", SUBJECT)
+        assert found.cause.startswith("it stands still: worker-7 at 127.0.0.1:50000 holds 5 unacknowledged")
+        await client.ack(client.messages[0].row())
+        pass_time(broker, 90)
+        assert await findings(broker, client) == []
 
 
 async def test_what_nobody_consumes_is_named_with_its_age() -> None:

@@ -15,10 +15,11 @@ class MovingRates:
     (5.0, 700.0)
     """
 
-    __slots__ = ("_at", "_before", "_looks", "per_second")
+    __slots__ = ("_at", "_before", "_looks", "per_second", "quiet_s")
 
     def __init__(self, counters: int) -> None:
         self.per_second: tuple[float, ...] = (0.0,) * counters
+        self.quiet_s = 0.0  # for how long no counter had risen when it was looked last
         self._before: tuple[int, ...] = ()
         self._at = -WINDOW_S
         self._looks = 0
@@ -38,4 +39,5 @@ class MovingRates:
             self.per_second = tuple(
                 round((new - old) / passed, 3) for new, old in zip(counters, self._before, strict=True)
             )
+        self.quiet_s = self.quiet_s + passed if counters == self._before else 0.0
         self._before, self._at = counters, now

@@ -323,7 +323,23 @@ def _held_back(seen: _Seen) -> Finding | None:
     )
 
 
-_CHECKS: Final[tuple[Callable[[_Seen], Finding | None], ...]] = (_troubled, _forsaken, _stuck, _held_back)
+def _still(seen: _Seen) -> Finding | None:
+    """Consumers hold messages, would take more, and have acknowledged nothing for a minute."""
+    quiet_s = seen.subscription.rates.quiet_s
+    holders = [one for one in seen.subscription.consumers if one.unacked_messages]
+    if not holders or not seen.backlog or 1000 * quiet_s < _HELD_BACK_MS:
+        return None
+    held = ", ".join(f"{_who(one)} holds {one.unacked_messages:,}" for one in holders[:3])
+    return seen.finding(
+        WARNING, f"it stands still: {held} unacknowledged, and for {about(quiet_s)} nothing was acknowledged or delivered",
+        f"{counted(seen.backlog, 'message waits', 'messages wait')} for a program that is slow or stuck",
+        "look at that program, or start it again: what it holds is delivered again when its connection closes",
+    )  # fmt: skip
+
+
+_CHECKS: Final[tuple[Callable[[_Seen], Finding | None], ...]] = (
+    _troubled, _forsaken, _stuck, _held_back, _still
+)  # fmt: skip
 
 
 def _of_topic(topic: Topic) -> Iterator[Finding]:

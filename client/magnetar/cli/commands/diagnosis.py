@@ -106,7 +106,7 @@ async def doctor(client: Client) -> Answer:
     value = {"brokers": len(found), "topics": topics, "findings": findings}
     if not findings:
         return Answer(
-            value, [f"nothing is wrong: {looked} (a consumer that stands still is named after 20 s)"]
+            value, [f"nothing is wrong: {looked} (a consumer that stands still is named after a minute)"]
         )
     alike: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in findings:

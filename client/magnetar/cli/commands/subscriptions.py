@@ -47,11 +47,16 @@ async def subscriptions_stats(client: Client, topic: Topic, subscription: Subscr
     counts = ("priority_level", "permits", "unacked_messages", "delivered_messages")
     if found["consumers"]:
         rows = [
-            (consumer["name"], *(text(consumer[count]) for count in counts), _state(consumer))
+            (
+                consumer["name"],
+                consumer.get("address", ""),
+                *(text(consumer[count]) for count in counts),
+                _state(consumer),
+            )
             for consumer in found["consumers"]
         ]
-        columns = ("name", "priority", "permits", "unacked", "delivered", "state")
-        shown.append(Table("consumers", columns, rows, right=(1, 2, 3, 4)))
+        columns = ("name", "address", "priority", "permits", "unacked", "delivered", "state")
+        shown.append(Table("consumers", columns, rows, right=(2, 3, 4, 5)))
     return Answer(found, shown)
 
 
