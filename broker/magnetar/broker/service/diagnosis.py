@@ -82,14 +82,6 @@ class BusySubscription(msgspec.Struct, frozen=True):
     unacked_messages: int  # of it
 
 
-class BusyNamespace(BusyTopic, frozen=True):
-    """Sums over those of its topics that a broker has loaded; `topic` is tenant/namespace. The backlog is estimated."""
-
-    loaded_topics: int
-    subscriptions: int
-    backlog_messages: int
-
-
 class Busiest(msgspec.Struct, frozen=True):
     """Of one broker: its sums, and the first of its topics and subscriptions."""
 
@@ -448,15 +440,15 @@ async def busiest(broker: Broker, count: int) -> Busiest:
     )
 
 
-async def busy_namespace(broker: Broker, namespace: str) -> BusyNamespace:
-    """Of what is loaded here."""
+async def busy_namespace(broker: Broker, namespace: str) -> dict[str, float]:
+    """Sums over those of its topics that are loaded here; the backlog is estimated."""
     topics: list[BusyTopic] = []
     backlogs: list[int] = []
     async for topic, subscriptions in _look(broker, namespace):
         topics.append(_busy_topic(topic))
         backlogs += [seen.backlog for seen in subscriptions]
     more = {"loaded_topics": len(topics), "subscriptions": len(backlogs), "backlog_messages": sum(backlogs)}
-    return BusyNamespace(namespace, **_sums(topics), **more)
+    return _sums(topics) | more
 
 
 async def _look(broker: Broker, namespace: str = "") -> AsyncIterator[tuple[Topic, list[_Seen]]]:

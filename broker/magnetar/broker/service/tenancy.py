@@ -14,7 +14,7 @@ from magnetar.proto.policies import Policies
 from ..log.records import ClusterRecord, NamespaceRecord, TenantRecord
 from ..tenancy.objects import CLUSTER, NAMESPACE, TENANT, without_topic
 from ..topics.registry import Broker
-from .diagnosis import BusyNamespace, busy_namespace
+from .diagnosis import busy_namespace
 from .operations import on_cluster, on_namespace, on_tenant, on_topic
 
 ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")  # that Pulsar grants to roles
@@ -135,7 +135,7 @@ class TenancyService:
         await self._broker.deletions.delete_namespace(namespace, force=force)
 
     @on_namespace("namespace_stats")
-    async def namespace_stats(self, namespace: str) -> BusyNamespace:
+    async def namespace_stats(self, namespace: str) -> dict[str, float]:
         """Of what this broker has loaded of it. Raises NotFound."""
         await self._objects.get(NAMESPACE, namespace)
         return await busy_namespace(self._broker, namespace)
