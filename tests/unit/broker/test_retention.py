@@ -304,6 +304,52 @@ async def test_a_start_at_what_was_trimmed_says_so_and_only_that(reloaded: bool)
         assert not answer["trimmed"]
 
 
+class HeldStore(MemoryMetadataStore):
+    """Writes of a path that ends so wait until `held` is another one."""
+
+    held = "none"
+
+    async def commit(self, operations: Any) -> None:
+        while any(operation.path.endswith(self.held) for operation in operations):
+            await asyncio.sleep(0)
+        await super().commit(operations)
+
+
+@pytest.mark.parametrize("way", ["subscribe", "create", "seek", "read"])
+@pytest.mark.parametrize("decided", [True, False])
+async def test_where_a_subscription_begins_is_kept_or_it_learns_that_it_is_trimmed(
+    way: str, decided: bool
+) -> None:
+    """`decided`: the trimming that does not heed it began before; else it begins while the cursor is being stored."""
+    metadata, clock = HeldStore(), FakeClock()
+    async with running_broker(metadata=metadata, clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30])
+        first = topic.ledger.list.ledgers[0].ledger_id
+        client = FakeClient(broker)
+        if way == "seek":
+            await client.consumer(1, "s", start=("latest", None), permits=0)
+        await topic.change_policies({"retention_ms": 1})
+        clock.now = 30
+        ways = {
+            "subscribe": lambda: client.ask(c.Subscribe, 1, "orders", "s", start=at(first, 0, 0)),
+            "create": lambda: client.ask(c.CreateSubscription, "orders", "s", start=at(first, 0, 0)),
+            "seek": lambda: client.ask(c.Seek, 1, at(first, 0, 0)),
+            "read": lambda: client.ask(c.Subscribe, 1, "orders", "", start=at(first, 0, 0), durable=False),
+        }
+        works = [lambda: trimmed(topic), ways[way]]
+        metadata.held = "/orders" if decided else "/cursors/s"
+        begun = []
+        for work in works if decided else reversed(works):
+            begun.append(asyncio.ensure_future(work()))
+            await settle()
+        metadata.held = "none"
+        count, answer = [await one for one in (begun if decided else reversed(begun))]
+        assert count == (2 if decided else 0)
+        assert topic.ledger.list.start == topic.retention.lowest().position
+        if way != "create":
+            assert answer["trimmed"] is decided
+
+
 async def test_an_id_of_before_the_first_message_of_all_misses_nothing() -> None:
     ledgers, clock = FakeLedgers(), FakeClock()
     ledgers.next_ledger_id = 7

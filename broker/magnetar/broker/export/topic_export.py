@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -61,13 +60,10 @@ class TopicExport:
             self._ledger.list, components.metadata, components.bookies, after=after, count=count
         )
 
-    async def keep_ledgers(
-        self, lease: str, ttl_ms: int, first: int, trimmed: Callable[[], Awaitable[None]]
-    ) -> LeaseGranted:
+    async def keep_ledgers(self, lease: str, ttl_ms: int, first: int) -> LeaseGranted:
         """Makes, renews or (`ttl_ms` 0) ends a lease.
 
-        `trimmed` waits for a trimming that is under way and may not heed a new lease; an archiving is waited for as well.
-        A renewal does not wait.
+        A trimming or archiving that is under way, and may not heed a new lease, is waited for. A renewal does not wait.
         """
         if first < -1:
             raise InvalidArgument(f"there is no ledger {first}; -1 means all of the topic")
@@ -78,7 +74,7 @@ class TopicExport:
             held = self.leases.holds(lease, first)
             granted, first = self.leases.keep(lease, ttl_ms, first)
             if not held:
-                await trimmed()
+                await self._ledger.changes.trimming_decided()
                 await self.archiving.decided()
         found = self._ledger.list.after(max(first, 0) - 1, 1)
         return LeaseGranted(lease, granted, found[0].ledger_id if found else None)

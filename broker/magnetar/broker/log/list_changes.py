@@ -61,6 +61,7 @@ class ListChanges:
         self._fence = fence
         self._changed = changed
         self.lock = asyncio.Lock()  # one change of the list at a time
+        self._trimming = asyncio.Lock()  # from asking what is not needed until that has left the list
         self.not_served: TopicNotServed | None = None
 
     def check_served(self) -> None:
@@ -171,13 +172,14 @@ class ListChanges:
         """
 
         async def change() -> int:
-            count = self.trimmable(limit)
-            if count:
-                last = self.list.ledgers[count - 1]
-                end = known_end if known_end[0] == last.ledger_id else (last.ledger_id, last.entries, 0)
-                await self.list.commit(trim=count, trimmed_end=end)
-                self._changed()
-            return count
+            async with self._trimming:
+                count = self.trimmable(limit)
+                if count:
+                    last = self.list.ledgers[count - 1]
+                    end = known_end if known_end[0] == last.ledger_id else (last.ledger_id, last.entries, 0)
+                    await self.list.commit(trim=count, trimmed_end=end)
+                    self._changed()
+                return count
 
         try:
             # Before the list is held: a read may take its time.
@@ -186,6 +188,16 @@ class ListChanges:
         except MagnetarError as error:
             _log.warning("topic %s: not trimmed yet: %s", self.list.name, error)
             return 0
+
+    async def trimming_decided(self) -> bool:
+        """False: a trimming was under way that may not heed who came since; it has changed the list when this returns.
+
+        It waits for metadata alone, and for no bookie: not while the list is held for another change.
+        """
+        if not self._trimming.locked():
+            return True
+        async with self._trimming:
+            return False
 
     async def _end_of_last(self, count: int) -> Position:
         """The position behind the last message of the first `count` ledgers."""

@@ -41,7 +41,7 @@ class LedgerService:
         if ttl_ms == 0 and not lease:
             raise InvalidArgument("a lease needs a ttl_ms, or a name to be ended by")
         lease = lease or self._broker.generate_name()
-        return await topic.export.keep_ledgers(lease, ttl_ms, first, topic.maintenance.trimmed)
+        return await topic.export.keep_ledgers(lease, ttl_ms, first)
 
     @on_stored_topic("stage_ledgers")
     async def create_staged_ledger(self, name: TopicName, transaction: str, ttl_ms: int = 0) -> StagedLedger:

@@ -65,7 +65,7 @@ class Maintenance:
         return self._retention.trimmed_until().position
 
     async def trimmed(self) -> None:
-        """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
+        """The trimming that was under way is over."""
         await self._jobs.wait("trimming")
 
     @property

@@ -3,7 +3,7 @@
 A durable subscription needs what it has not acknowledged, a connected reader what it has not been sent: after a restart a
 subscription that comes back sooner must not take the tail away from a reader that comes back later. A lease needs all from
 its ledger on. Where a subscription stands whose cursor cannot be read is not known, nor which leases a former owner gave:
-until they are, all is needed.
+until they are, all is needed. A subscription that is being made needs what it is to begin with.
 
 What nobody needs any more is trimmed, but for what the retention policy keeps. A closed ledger is kept until its last
 message is older than `retention_ms`, or until the ledgers behind it have `retention_bytes`: one of the two limits lets it
@@ -130,6 +130,8 @@ class Retention:
             else:
                 position, reason = one.dispatcher.read_position, f"{name!r} is reading it"
             yield Holder(normalise(position), reason)
+        for position in self._subscriptions.beginnings:
+            yield Holder(normalise(position), "a subscription to it is being made")
         for position, reason in self._states.holders():
             yield Holder(normalise(position), reason)
         compacted, policies = self._ledgers.record.compaction, self._policies()

@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 _CURSORS_AT_ONCE = 32  # that are closed
 T = TypeVar("T")
+Find = Callable[[Start], Awaitable[Position]]
 
 
 class Subscriptions(Mapping[str, Subscription]):
@@ -81,6 +82,9 @@ class Subscriptions(Mapping[str, Subscription]):
         self.recovery = CursorRecovery(
             self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
         )
+        self.beginnings: list[
+            Position
+        ] = []  # of subscriptions that are being made: nothing from there on is trimmed
         self._changing = asyncio.Lock()
         self._reader_number = 0
 
@@ -172,7 +176,7 @@ class Subscriptions(Mapping[str, Subscription]):
             compacted = self._compaction.log_of(self._log)
         find = self._log.find if compacted is None else compacted.find
         # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
-        position = None if name in self._by_name else await find(start)
+        position = None if name in self._by_name else await self._begin(find, start)
 
         async def attach() -> Subscribed:
             nonlocal position
@@ -180,7 +184,7 @@ class Subscriptions(Mapping[str, Subscription]):
             subscription = self._by_name.get(name)
             trimmed = False
             if subscription is None:
-                position = position or await find(start)
+                position = position or await self._begin(find, start)
                 trimmed = not asked.read_compacted and skips_trimmed(self._ledger.list, start, position)
                 subscription = await self._create(name, position, durable=asked.durable)
                 if compacted is not None:
@@ -199,7 +203,24 @@ class Subscriptions(Mapping[str, Subscription]):
                 active.port.peer.probe()
             return Subscribed(subscription, consumer, trimmed)
 
-        return await self._change(name, attach, port.peer)
+        try:
+            return await self._change(name, attach, port.peer)
+        finally:
+            if position is not None:
+                self.beginnings.remove(position)
+
+    async def _begin(self, find: Find, start: Start) -> Position:
+        """Where a subscription is to begin; it is among `beginnings` from now on, until the caller takes it out."""
+        position = await self._find(find, start)
+        self.beginnings.append(position)
+        return position
+
+    async def _find(self, find: Find, start: Start) -> Position:
+        """No trimming that is under way takes what is there. With the subscription or a beginning at once, none will."""
+        while True:
+            position = await find(start)
+            if await self._ledger.changes.trimming_decided():
+                return position
 
     async def _change(self, name: str, change: Callable[[], Awaitable[T]], newcomer: Peer | None) -> T:
         """One change of a subscription at a time. Raises ConsumerBusy if those who are in its way are still there."""
@@ -237,15 +258,18 @@ class Subscriptions(Mapping[str, Subscription]):
 
     async def create(self, name: str, start: Start) -> None:
         """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
-        position = await self._log.find(start)
-        async with self._changing:
-            self._check(name)
-            if name in self._by_name:
-                raise AlreadyExists(
-                    f"topic {self._ledger.name} has a subscription {name!r} already; use it, move it by seeking, "
-                    "or delete it first"
-                )
-            await self._create(name, position, durable=True)
+        position = await self._begin(self._log.find, start)
+        try:
+            async with self._changing:
+                self._check(name)
+                if name in self._by_name:
+                    raise AlreadyExists(
+                        f"topic {self._ledger.name} has a subscription {name!r} already; use it, move it by seeking, "
+                        "or delete it first"
+                    )
+                await self._create(name, position, durable=True)
+        finally:
+            self.beginnings.remove(position)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
         self._limits.check_room(
@@ -287,10 +311,10 @@ class Subscriptions(Mapping[str, Subscription]):
             nonlocal trimmed
             compacted = subscription.compacted
             if compacted is None:
-                position = await self._log.find(start)
+                position = await self._find(self._log.find, start)
                 trimmed = skips_trimmed(self._ledger.list, start, position)
                 return position
-            position = await compacted.find(start)
+            position = await self._find(compacted.find, start)
             compacted.begin_at(position, new=start[0] == "earliest")
             return position
 
