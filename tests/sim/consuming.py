@@ -130,6 +130,8 @@ class Surroundings:
         self.until_done = until_done
         self.consuming = True
         self.disturbed = True  # consumers leave, die and seek
+        # Before anybody subscribes: what is acknowledged would be trimmed before the subscription that is to hold it is made.
+        self.start_is_held = asyncio.Event()
 
 
 class Place:
@@ -215,6 +217,7 @@ class Place:
         await client.close()
 
     async def _subscribe(self, client: Client) -> Consumer:
+        await self._around.start_is_held.wait()
         plan, began = self.plan, self._around.loop.now
         consumer = await client.subscribe(
             self._around.topic,

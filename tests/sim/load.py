@@ -86,7 +86,9 @@ class Load:
     def start_readers(self) -> None:
         """All but the producers."""
         self.readers.append(self._spawn("reader", self._tail()))
-        if not self.history.trimming:
+        if self.history.trimming:
+            self.around.start_is_held.set()
+        else:
             self._spawn("archive", self._archive())
         self.start_consumers("")
 
@@ -227,6 +229,7 @@ class Load:
             await client.subscribe(self.topic, "archive", start="earliest", receiver_queue_messages=1)
 
         await self.until_done(subscribe)
+        self.around.start_is_held.set()
         await client.close()
 
     # --- the end -----------------------------------------------------------------------------------------------------
