@@ -130,7 +130,7 @@ class Surroundings:
         self.until_done = until_done
         self.consuming = True
         self.disturbed = True  # consumers leave, die and seek
-        # Before anybody subscribes: what is acknowledged would be trimmed before the subscription that is to hold it is made.
+        # Before anybody subscribes: else what is acknowledged is trimmed before the subscription that is to hold it is made.
         self.start_is_held = asyncio.Event()
 
 
