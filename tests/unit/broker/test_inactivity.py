@@ -10,10 +10,14 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.service.broker import BrokerService
 from magnetar.proto import commands as c
-from support.broker_kit import FakeClient, FakeClock, running_broker
+from magnetar.proto.errors import PartitionNotFound
+from magnetar.proto.ids import TopicName
+from support.broker_kit import FakeClient, FakeClock, running_broker, settle
+from support.cluster_kit import brokers
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.virtual_time import in_virtual_time
+from unit.broker.ownership.test_ownership import locate
 
 MINUTE = 60_000
 FAST: dict[str, Any] = {"maintenance_interval_s": 10.0, "staged_ttl_ms": 20_000}
@@ -56,20 +60,69 @@ async def publish(client: FakeClient, topic: str) -> None:
 async def test_topics_without_subscriptions_go_after_a_while_and_those_in_use_stay() -> None:
     async with running_broker(clock=LoopClock(), **FAST) as broker:
         client = await with_policies(broker, delete_inactive_topics=True, inactive_topic_ms=MINUTE)
-        for name in ("left", "subscribed", "read", "parts"):
-            await client.ask(c.CreateTopic, name, 2 if name == "parts" else 0)
+        for name in ("left", "subscribed", "read", "parts", "half"):
+            await client.ask(c.CreateTopic, name, 2 if name in ("parts", "half") else 0)
         await publish(client, "left")
         await client.ask(c.CreateSubscription, "subscribed", "billing")
         await client.consumer(1, "", topic="read", durable=False)
+        await client.consumer(2, "", topic="half-partition-1", durable=False)
         await asyncio.sleep(50)
         assert "left" in await topics(client)
         await asyncio.sleep(40)
-        kept = ["parts-partition-0", "parts-partition-1", "read", "subscribed"]
+        kept = ["half-partition-0", "half-partition-1", "read", "subscribed"]
         assert await topics(client) == kept
+        assert not (await broker.partitioned.read(TopicName.parse("parts"))).exists
+        await client.ask(c.CreateTopic, "parts", 3)
+        await client.ask(c.DeleteTopic, "parts", force=True)
+        for number in range(3):
+            await client.ask(c.DeleteTopic, f"parts-partition-{number}", force=True)
+        await client.ask(c.DeleteTopic, "parts", force=True)
         await with_policies(broker, delete_inactive_topics=False)
-        await client.ask(c.CloseConsumer, 1)
+        for number in (1, 2):
+            await client.ask(c.CloseConsumer, number)
         await asyncio.sleep(200)
         assert await topics(client) == kept, "it was taken back"
+
+
+async def test_a_partition_that_is_used_again_keeps_its_topic_and_owners_delete_their_own() -> None:
+    async with brokers("a", "b") as cluster:
+        a, b = cluster.brokers.values()
+        await BrokerService(a.broker).change_namespace_policies(
+            Everyone(), "public/default", {"delete_inactive_topics": True}
+        )
+        whole = TopicName.parse("orders")
+        await a.broker.partitioned.create(whole, 4)
+        owners: dict[TopicName, Broker] = {}
+        for number in range(4):
+            name, place = whole.partition_of(number), (a, b)[number % 2]
+            if (found := await locate(place, name)).url != place.url or not found.final:
+                place = next(one for one in (a, b) if one.url == found.url)
+                await locate(place, name, authoritative=True)
+            owners[name] = place.broker
+            await place.broker.known(name)
+        assert len(set(owners.values())) == 2
+        await settle()
+
+        async def unused(*names: TopicName) -> list[int]:
+            for name in names:
+                topic = await owners[name].topic(name, create=False)
+                await settle()  # they learn of what was noted before
+                await owners[name].inactivity.round(topic, come_back_s=0, unused_ms=MINUTE)
+            return (await a.broker.partitioned.read(whole)).record.inactive
+
+        first, *_, last = owners
+        assert await unused(*list(owners)[:3]) == [0, 1, 2]
+        await settle()
+        await owners[first].find(first)
+        assert await unused(last) == [1, 2, 3], "the first one is used again"
+        assert (await a.broker.partitioned.read(whole)).exists
+        assert await unused(first) == [0, 1, 2, 3]
+        await settle()
+        with pytest.raises(PartitionNotFound, match="being deleted"):
+            await owners[last].find(last)
+        await unused(*list(owners)[1:])
+        assert not await cluster.metadata.children("/topics/public/default/persistent")
+        assert not await cluster.metadata.children("/partitioned/public/default/persistent")
 
 
 @in_virtual_time

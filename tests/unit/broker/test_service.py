@@ -111,6 +111,7 @@ def test_the_table_of_operations() -> None:
         "BrokerService.unfinished_message": Operation("consume", CONSUMER),
         "BrokerService.lookup": Operation("lookup", TOPIC),
         "BrokerService.partitions": Operation("lookup", TOPIC),
+        "BrokerService.partitions_to_use": Operation("produce or consume", TOPIC),
         "BrokerService.watch_partitions": Operation("lookup", TOPIC),
         "BrokerService.list_topics": Operation("list_topics", "namespace"),
         "BrokerService.watch_topics": Operation("list_topics", "namespace"),
@@ -209,7 +210,8 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
             TOPIC: "persistent://public/default/other",
             "cluster": "",
         }
-        assert nobody.asked == [(OPERATIONS[name].permission, full_name.get(resource, "public/default"))]
+        permissions = OPERATIONS[name].permission.split(" or ")
+        assert nobody.asked == [(one, full_name.get(resource, "public/default")) for one in permissions]
         assert (await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)) == before
         assert opened.subscription.consumers == [opened.consumer]
 

@@ -11,20 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.log.records import FORCED
 from magnetar.broker.service.broker import BrokerService
+from magnetar.broker.tenancy.objects import NAMESPACE
+from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     MagnetarError,
+    NotAuthorized,
     NotEmpty,
     NotFound,
+    ServiceNotReady,
     SubscriptionNotFound,
+    TopicBusy,
     TopicNotFound,
 )
+from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 from support.broker_kit import FakeClient, running_broker
+from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
+from unit.broker.test_durability import FailingStore
 
 
 class Everyone:
@@ -200,6 +209,63 @@ async def test_policies_say_whether_a_consumer_makes_its_subscription() -> None:
         await client.consumer(2, "", durable=False)
         await client.ask(c.CreateSubscription, "orders", "billing")
         await client.consumer()
+
+
+async def test_while_policies_are_not_known_a_consumer_makes_no_subscription() -> None:
+    metadata = FailingStore()
+    async with running_broker(FakeLedgers(), metadata) as broker:
+        client = await with_policies(broker, auto_create_subscriptions=False)
+        await client.ask(c.CreateTopic, "orders")
+        await client.ask(c.CreateSubscription, "orders", "known")
+        metadata.failing = ("/namespaces/public/default",)
+        broker.namespaces.followed.drop("public/default")
+        await client.consumer(1, "known")
+        with pytest.raises(ServiceNotReady, match="policies are not known"):
+            await client.consumer(2, "billing")
+
+
+class Only:
+    """Has this permission."""
+
+    def __init__(self, permission: str) -> None:
+        self._permission = permission
+
+    def authorize(self, operation: str, resource: str) -> None:
+        """Refuses others."""
+        if operation != self._permission:
+            raise NotAuthorized(operation)
+
+
+async def test_who_may_only_look_a_topic_up_makes_none() -> None:
+    async with running_broker() as broker:
+        await with_policies(broker, auto_create_topics_type="partitioned", auto_create_topics_partitions=3)
+        service = BrokerService(broker)
+        with pytest.raises(NotAuthorized):
+            await service.partitions_to_use(Only("lookup"), "orders")
+        assert await service.partitions(Only("lookup"), "orders") == 0
+        for permission in ("produce", "consume"):
+            assert await service.partitions_to_use(Only(permission), permission) == 3
+
+
+async def test_the_namespace_of_further_topics_is_known_from_memory() -> None:
+    class Counting(MemoryMetadataStore):
+        reads = 0
+
+        async def get(self, path: str) -> Versioned | None:
+            """Counts those of namespaces."""
+            self.reads += path.startswith("/namespaces/")
+            return await super().get(path)
+
+    metadata = Counting()
+    async with running_broker(FakeLedgers(), metadata) as broker:
+        await broker.find(TopicName.parse("acme/one/first"))
+        before = metadata.reads
+        for number in range(20):
+            await broker.find(TopicName.parse(f"acme/one/t{number}"))
+        assert metadata.reads == before
+        await broker.objects.mark_deleted(NAMESPACE, "acme/one", FORCED)
+        with pytest.raises(TopicBusy, match="is being deleted"):
+            await broker.find(TopicName.parse("acme/one/late"))
 
 
 async def test_a_namespace_has_at_most_so_many_topics() -> None:

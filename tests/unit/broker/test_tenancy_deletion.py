@@ -175,6 +175,36 @@ async def test_whatever_write_a_crash_meets_the_next_broker_completes_the_deleti
     assert begun > 10
 
 
+@pytest.mark.parametrize("partitions", [0, 1])
+async def test_no_crash_leaves_the_permissions_of_a_topic_that_is_gone(partitions: int) -> None:
+    at, done = 0, False
+    while not done:
+        disk, ledgers = ModelKeyValue(), FakeLedgers()
+        store = CrashingStore(disk)
+        async with running_broker(ledgers, store) as broker:
+            service = BrokerService(broker)
+            await service.create_topic(ME, "orders", partitions=partitions)
+            await service.tenancy.grant_topic(ME, "orders", "dave", ["produce"])
+            if partitions:
+                await service.delete_topic(ME, "orders", force=True)
+                await service.delete_topic(ME, "orders-partition-0", force=True)
+            store.writes, store.at, store.after = 0, at, True
+            deleting = asyncio.ensure_future(service.delete_topic(ME, "orders", force=True))
+            while not deleting.done() and store.writes <= at:
+                await asyncio.sleep(0)
+            await settle()
+            done = store.writes <= at
+            deleting.cancel()
+            await asyncio.gather(deleting, return_exceptions=True)
+            store.at = -1
+        heir = MemoryMetadataStore(disk)
+        if not await everything(heir, "/topics/public/default/persistent", "/partitioned/public/default"):
+            async with running_broker(ledgers, heir) as broker:
+                assert not await BrokerService(broker).tenancy.topic_permissions(ME, "orders"), at
+        at += 1
+    assert at > 1 + partitions
+
+
 async def test_in_a_cluster_each_broker_deletes_what_it_owns() -> None:
     async with brokers("a", "b") as cluster:
         a, b = cluster.brokers.values()

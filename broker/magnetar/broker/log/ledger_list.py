@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Check, Create
+from magnetar.metadata.store import Check, Create, Operation
 from magnetar.proto.errors import (
     AlreadyExists,
     DataDirectoryError,
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 HEAD_LEDGERS = 100  # 5 KB
 SEGMENT_LEDGERS = 1_000  # 50 KB
-Allow = Callable[[TopicName], Awaitable[Check]]
+Make = Callable[[TopicName, Sequence[Operation]], Awaitable[None]]
 _id_of = attrgetter("ledger_id")
 _last_of = attrgetter("last")
 _last_append_of = attrgetter("last_append_ms")  # never falls along a topic
@@ -90,10 +90,10 @@ class LedgerList:
     memory alone (`ring`), there are none.
     """
 
-    def __init__(self, name: TopicName, metadata: MetadataStore, allow: Allow | None = None) -> None:
-        """`allow` is asked before the topic is made, for a check of that commit; without it anybody may."""
+    def __init__(self, name: TopicName, metadata: MetadataStore, make: Make | None = None) -> None:
+        """`make` commits what makes the topic, if it may be made; without it anybody may."""
         self.name = name
-        self._allow = allow
+        self._commit_new = make
         self.path = topic_path(name)
         self.record = TopicRecord.new(0)  # the head; `ledgers` is to be looked at for what the topic has
         self.archived_ledgers: list[LedgerInfo] = []
@@ -134,16 +134,18 @@ class LedgerList:
     async def _make(self, create_ms: int) -> bool:
         """Writes the list of a new topic; False: somebody else did. A name is partitioned or not, never both."""
         record = TopicRecord.new(create_ms)
-        checks = [Check(partitioned_path(self.name), None)]
-        if self._allow is not None:
-            checks.append(await self._allow(self.name))
+        nodes: list[Operation] = [
+            Check(partitioned_path(self.name), None),
+            Create(self.path, record.encode()),
+        ]
         try:
-            await self._metadata.commit([*checks, Create(self.path, record.encode())])
+            if self._commit_new is None:
+                await self._metadata.commit(nodes)
+            else:
+                await self._commit_new(self.name, nodes)
         except AlreadyExists:
             return False
-        except VersionConflict as conflict:
-            if conflict.details.get("index") == 1:  # what was allowed may not be any more
-                return False
+        except VersionConflict:
             raise AlreadyExists(
                 f"{self.name} is a partitioned topic: its partitions have names of their own, such as "
                 f"{self.name.partition_of(0)}"

@@ -6,20 +6,31 @@ the broker works with.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
-from magnetar.proto.errors import MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.metadata.store import Check, Create, Put
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    NotFoundInStore,
+    VersionConflict,
+)
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
 from ..cursors.core.acks import Position
 
 NO_POLICIES = Policies()
+ABSENT = -1  # version of what has no node
+_MAX_RECORD_BYTES = 512 * 1024  # the store takes twice as much
 TOPICS_ROOT = "/topics"
 NAMESPACES_ROOT = "/namespaces"
 PARTITIONED_ROOT = "/partitioned"
@@ -269,6 +280,11 @@ class NamespaceRecord(Record, omit_defaults=True):
     # The same by topic, where topics have their own.
     topic_permissions: dict[str, dict[str, list[str]]] = msgspec.field(default_factory=dict)
 
+    def with_permissions(self, topic: str, roles: dict[str, list[str]]) -> NamespaceRecord:
+        """The same, where these are all that the topic has of its own."""
+        others = {name: its for name, its in self.topic_permissions.items() if name != topic}
+        return msgspec.structs.replace(self, topic_permissions=others | ({topic: roles} if roles else {}))
+
 
 class PartitionedRecord(Record):
     """A partitioned topic: how many partitions it has, and what holds for all of them (`topics.partitions`)."""
@@ -279,11 +295,14 @@ class PartitionedRecord(Record):
     created_ms: int
     properties: dict[str, str]
     deleting: bool  # the topic does not exist any more; some of its partitions may
+    inactive: list[
+        int
+    ]  # partitions that, by their owners, nobody uses any more; all: see `tenancy.inactivity`
 
     @classmethod
     def new(cls, created_ms: int) -> PartitionedRecord:
         """The record of a topic that is being made."""
-        return cls(0, Policies(), 0, created_ms, {}, False)
+        return cls(0, Policies(), 0, created_ms, {}, False, [])
 
 
 class StagedRecord(Record):
@@ -292,6 +311,49 @@ class StagedRecord(Record):
     transaction: str
     created_ms: int
     ttl_ms: int
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Stored(NamedTuple, Generic[R]):
+    """A record as it was read."""
+
+    record: R
+    version: int  # of its node, or ABSENT
+
+    def check(self, path: str) -> Check:
+        """For a commit: nobody has changed it since."""
+        return Check(path, None if self.version == ABSENT else self.version)
+
+    def write(self, path: str, record: R) -> Create | Put:
+        """For a commit: this takes its place."""
+        value = record.encode()
+        if len(value) > _MAX_RECORD_BYTES:
+            raise InvalidArgument(
+                f"{path} would have {len(value):,} bytes, and at most {_MAX_RECORD_BYTES:,} are kept: remove properties or "
+                "permissions first"
+            )
+        return Create(path, value) if self.version == ABSENT else Put(path, value, self.version)
+
+
+async def change(
+    metadata: MetadataStore, path: str, read: Callable[[], Awaitable[Stored[R]]], edit: Callable[[R], R]
+) -> Stored[R]:
+    """What `edit` makes of the record takes its place, and is returned. Both may be called several times.
+
+    By compare-and-set until nobody else changes the record meanwhile, so that no change is lost.
+    """
+    while True:
+        found = await read()
+        record = edit(found.record)
+        if record == found.record:
+            return found
+        written = found.write(path, record)
+        with contextlib.suppress(AlreadyExists, VersionConflict):
+            if isinstance(written, Create):
+                return Stored(record, await metadata.create(path, written.value))
+            return Stored(record, await replace(metadata, path, written.value, found.version))
 
 
 async def replace(metadata: MetadataStore, path: str, value: bytes, version: int) -> int:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     InvalidArgument,
@@ -19,13 +21,12 @@ from magnetar.proto.ids import TopicName, check_ids
 
 from ..cursors.core.acks import AckState
 from ..log.positions import Start
-from ..log.records import PARTITIONED_ROOT, TOPICS_ROOT
+from ..log.records import ABSENT, PARTITIONED_ROOT, TOPICS_ROOT
 from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle
 from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import find_skip, unacknowledged_runs
 from ..topics.partitions import PartitionedTopic
-from ..topics.policies import ABSENT
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from .operations import on_namespace, on_stored_topic, on_topic
@@ -261,7 +262,9 @@ class AdminService:
         if sum(map(len, (*properties, *properties.values()))) > _MOST_PROPERTIES:
             raise InvalidArgument(f"the properties of {name} would have more than {_MOST_PROPERTIES} letters")
         if (await self._broker.partitioned.read(name)).partitions:
-            await self._broker.partitioned.change_properties(name, after)
+            await self._broker.partitioned.change(
+                name, lambda was: msgspec.structs.replace(was, properties=after(was.properties))
+            )
             return
         ledger = (await self._broker.known(name)).ledger
         await ledger.changes.edit(lambda: ledger.list.commit(properties=after(ledger.list.record.properties)))

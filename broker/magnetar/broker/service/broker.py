@@ -6,7 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from magnetar.proto.errors import AlreadyExists, InvalidArgument, MagnetarError
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    ServiceNotReady,
+    SubscriptionNotFound,
+)
 from magnetar.proto.ids import (
     NO_PARTITION,
     MessageId,
@@ -19,6 +25,7 @@ from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
 from ..log.positions import Start, check_start
+from ..log.records import ABSENT
 from ..log.topic_names import list_topics
 from ..ownership.core.bundles import Bundle, parse_bundle_or_topic
 from ..ownership.ownership import DrainState, Located
@@ -26,7 +33,7 @@ from ..settings import BrokerSettings
 from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
-from ..topics.policies import ABSENT, ALL_BROKERS, Resolved, check_possible
+from ..topics.policies import ALL_BROKERS, Resolved, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
 from ..topics.watches import TopicWatch
@@ -125,7 +132,7 @@ class BrokerService:
         if not asked.name:
             asked = asked._replace(name=self._broker.generate_name())
         if asked.durable and topic.name.persistent:
-            self._broker.creation.check_subscription(topic, asked.subscription)
+            _check_made_by_use(topic, asked.subscription)
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")
@@ -168,12 +175,14 @@ class BrokerService:
         return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
-    async def partitions(self, name: TopicName, *, create: bool = False) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made.
+    async def partitions(self, name: TopicName) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made."""
+        return await self._broker.partitioned.count(name)
 
-        `create`: it is about to be used, which makes it with partitions where there is none and policies say so.
-        """
-        return await self._broker.partitions(name, create=create)
+    @on_topic("produce", "consume")
+    async def partitions_to_use(self, name: TopicName) -> int:
+        """The same of a topic that is about to be used, which makes it where there is none and policies say so."""
+        return await self._broker.partitions(name)
 
     @on_topic("lookup")
     async def watch_partitions(
@@ -258,8 +267,6 @@ class BrokerService:
         if name.partition == NO_PARTITION and not dry:
             left = await self._broker.partitioned.delete(name)
             if left is not None:
-                if not left:
-                    await self._broker.objects.forget_topic(name)
                 return PartitionsLeft(left)
         elif not dry:
             await self._broker.partitioned.check_deletable(name)
@@ -291,8 +298,10 @@ class BrokerService:
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
         """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
         await self._broker.objects.get(NAMESPACE, namespace)
-        policies, version = await self._broker.namespaces.read(namespace)
-        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(namespace)).rows())
+        found = await self._broker.namespaces.read(namespace)
+        return PoliciesFound(
+            found.policies, found.version, (await self._broker.namespaces.in_force(namespace)).rows()
+        )
 
     @on_namespace("set_policies")
     async def change_namespace_policies(
@@ -312,8 +321,10 @@ class BrokerService:
     @on_cluster("get_policies")
     async def broker_policies(self) -> PoliciesFound:
         """Those that are set for all brokers, and what is in force for topics whose namespaces have none."""
-        policies, version = await self._broker.namespaces.read(ALL_BROKERS)
-        return PoliciesFound(policies, version, (await self._broker.namespaces.in_force(ALL_BROKERS)).rows())
+        found = await self._broker.namespaces.read(ALL_BROKERS)
+        return PoliciesFound(
+            found.policies, found.version, (await self._broker.namespaces.in_force(ALL_BROKERS)).rows()
+        )
 
     @on_cluster("set_policies")
     async def change_broker_policies(self, changes: Mapping[str, Any]) -> int:
@@ -497,3 +508,21 @@ class BrokerService:
     ) -> DrainState:
         """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises InvalidArgument."""
         return await self._broker.ownership.administration.drain(name, zone=zone, kind=kind, undo=undo)
+
+
+def _check_made_by_use(topic: Topic, subscription: str) -> None:
+    """Before a durable subscription is used: it is there, or by policy its use makes it. Raises SubscriptionNotFound."""
+    known = topic.subscriptions
+    if subscription in known or subscription in known.recovery.unavailable:
+        return
+    in_force = topic.policies.in_force()
+    if in_force is None:
+        raise ServiceNotReady(
+            f"topic {topic.name} has no subscription {subscription!r}, and while its policies are not known it is not known "
+            "whether its use makes it; try again"
+        )
+    if not in_force.value("auto_create_subscriptions")[0]:
+        raise SubscriptionNotFound(
+            f"Subscription does not exist: topic {topic.name} has no subscription {subscription!r}, and by its policy "
+            "auto_create_subscriptions none is made by its use; create it first"
+        )

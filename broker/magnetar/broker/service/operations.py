@@ -12,11 +12,12 @@ Under its name nobody reaches the method without that, and `OPERATIONS` lists al
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from functools import update_wrapper
 from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from magnetar.proto.errors import Unsupported
+from magnetar.proto.errors import NotAuthorized, Unsupported
 from magnetar.proto.ids import TopicName
 
 from .results import ConsumerOpened
@@ -38,7 +39,7 @@ class Caller(Protocol):
 class Operation(NamedTuple):
     """A row of `OPERATIONS`."""
 
-    permission: str
+    permission: str  # "produce or consume": one of them is enough
     resource: (
         str  # what the resource is: "topic", "topic of the consumer", "namespace", "tenant" or "cluster"
     )
@@ -56,7 +57,7 @@ class _On(Generic[A, G]):
         self._find = find
 
     def __call__(
-        self, permission: str
+        self, *permissions: str
     ) -> Callable[
         [Callable[Concatenate[S, G, P], Awaitable[T]]],
         Callable[Concatenate[S, Caller, A, P], Awaitable[T]],
@@ -66,17 +67,26 @@ class _On(Generic[A, G]):
         def decorate(
             method: Callable[Concatenate[S, G, P], Awaitable[T]],
         ) -> Callable[Concatenate[S, Caller, A, P], Awaitable[T]]:
-            OPERATIONS[method.__qualname__] = Operation(permission, self._resource)
+            OPERATIONS[method.__qualname__] = Operation(" or ".join(permissions), self._resource)
 
             async def operation(self: S, caller: Caller, asked: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
                 given, name = find(asked)
-                caller.authorize(permission, name)
+                _authorize(caller, permissions, name)
                 return await method(self, given, *args, **kwargs)
 
             update_wrapper(operation, method)
             return operation
 
         return decorate
+
+
+def _authorize(caller: Caller, permissions: Sequence[str], name: str) -> None:
+    """Raises NotAuthorized unless the caller has one of the permissions."""
+    for permission in permissions[:-1]:
+        with contextlib.suppress(NotAuthorized):
+            caller.authorize(permission, name)
+            return
+    caller.authorize(permissions[-1], name)
 
 
 def _parsed(topic: str) -> tuple[TopicName, str]:

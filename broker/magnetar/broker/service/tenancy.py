@@ -12,7 +12,7 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
 from ..log.records import ClusterRecord, NamespaceRecord, TenantRecord
-from ..tenancy.objects import CLUSTER, NAMESPACE, TENANT, without_topic
+from ..tenancy.objects import CLUSTER, NAMESPACE, TENANT
 from ..topics.registry import Broker
 from .diagnosis import busy_namespace
 from .operations import on_cluster, on_namespace, on_tenant, on_topic
@@ -190,8 +190,7 @@ class TenancyService:
 
         def edit(was: NamespaceRecord) -> NamespaceRecord:
             roles = _granted(was.topic_permissions.get(topic, {}), role, actions)
-            others = without_topic(was, topic).topic_permissions
-            return _replace(was, topic_permissions=others | ({topic: roles} if roles else {}))
+            return was.with_permissions(topic, roles)
 
         await self._change(name.full_namespace, edit)
 

@@ -7,10 +7,10 @@ being deleted. What a deletion lists afterwards is all that there is.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Check
+from magnetar.metadata.store import Check, Operation
 from magnetar.proto.errors import (
     AlreadyExists,
     DataDirectoryError,
@@ -18,18 +18,15 @@ from magnetar.proto.errors import (
     MagnetarError,
     NotFound,
     ServiceNotReady,
-    SubscriptionNotFound,
     TopicBusy,
+    VersionConflict,
 )
 from magnetar.proto.ids import DOMAINS, TopicName
 
-from ..log.records import TOPICS_ROOT, NamespaceRecord, namespace_path
+from ..log.records import ABSENT, TOPICS_ROOT, namespace_path
 from ..settings import BrokerSettings
-from ..topics.policies import NamespacePolicies
-from .objects import NAMESPACE, Objects, Stored
-
-if TYPE_CHECKING:
-    from ..topics.topic import Topic
+from ..topics.policies import NamespacePolicies, StoredPolicies
+from .objects import DEFAULT, NAMESPACE, Objects
 
 
 class Creation:
@@ -47,6 +44,17 @@ class Creation:
         self._metadata = metadata
         self._settings = settings
 
+    async def make(self, name: TopicName, nodes: Sequence[Operation], topics: int = 1) -> None:
+        """Commits that, which makes so many topics, as soon as `check` allows it. Raises as that, and as the commit."""
+        while True:
+            check = await self.check(name, topics)
+            try:
+                return await self._metadata.commit([*nodes, check])
+            except VersionConflict as conflict:
+                if conflict.details.get("index") != len(nodes):
+                    raise
+                self._policies.followed.drop(name.full_namespace)
+
     async def check(self, name: TopicName, topics: int = 1) -> Check:
         """Before so many topics are made in the topic's namespace, which is made if settings allow it.
 
@@ -61,7 +69,7 @@ class Creation:
             return Check(path, None if stored is None else stored.version)
         if found.record.deletion:
             raise TopicBusy(f"namespace {namespace} of topic {name} is being deleted")
-        in_force = await self._policies.below(found.record.policies)
+        in_force = await self._policies.below(found.policies)
         most: int = in_force.value("max_topics_per_namespace")[0]
         if most and await self.count(namespace, most) + topics > most:
             raise InvalidArgument(
@@ -70,16 +78,26 @@ class Creation:
             )
         return found.check(namespace_path(namespace))
 
-    async def existing(self, namespace: str) -> Stored[NamespaceRecord]:
-        """The namespace, which is made if settings allow it. Raises NotFound."""
-        while (found := await self._objects.find(NAMESPACE, namespace)) is None:
+    async def existing(self, namespace: str) -> StoredPolicies:
+        """The namespace, which is made if settings allow it; from memory while a topic of it is loaded. Raises NotFound."""
+        followed = self._policies.followed
+        while (found := await followed.get(namespace)).version == ABSENT and namespace != DEFAULT:
             if not self._settings.auto_create_namespaces:
                 raise NotFound(
                     f"Namespace not found: there is no {namespace}; create it, or set broker.auto_create_namespaces=true"
                 )
             with contextlib.suppress(AlreadyExists):
                 await self._objects.create_namespace(namespace, with_tenant=True)
+            followed.drop(namespace)
         return found
+
+    async def forget(self, name: TopicName) -> None:
+        """Before what is left of a deleted topic goes: who may use another one of the name is another matter."""
+        topic, namespace = str(name), name.full_namespace
+        found = await self._objects.find(NAMESPACE, namespace)
+        if found is not None and topic in found.record.topic_permissions:
+            with contextlib.suppress(NotFound):  # all of it goes
+                await self._objects.change(NAMESPACE, namespace, lambda was: was.with_permissions(topic, {}))
 
     async def count(self, namespace: str, most: int = 0) -> int:
         """How many topics and partitions a namespace has; above `most` (0: no limit) it is not counted on."""
@@ -107,15 +125,3 @@ class Creation:
         if in_force.value("auto_create_topics_type")[0] != "partitioned" or not name.persistent:
             return 0
         return int(in_force.value("auto_create_topics_partitions")[0])
-
-    def check_subscription(self, topic: Topic, subscription: str) -> None:
-        """Before a durable subscription is used. Raises SubscriptionNotFound where there is none, and its use makes none."""
-        known = topic.subscriptions
-        if subscription in known or subscription in known.recovery.unavailable:
-            return
-        in_force = topic.policies.in_force()
-        if in_force is not None and not in_force.value("auto_create_subscriptions")[0]:
-            raise SubscriptionNotFound(
-                f"Subscription does not exist: topic {topic.name} has no subscription {subscription!r}, and by its policy "
-                "auto_create_subscriptions none is made by its use; create it first"
-            )

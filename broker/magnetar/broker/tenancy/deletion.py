@@ -40,6 +40,7 @@ from ..log.records import (
     FORCED,
     IF_EMPTY,
     PARTITIONED_ROOT,
+    Stored,
     TopicRecord,
     deletion_path,
     namespace_path,
@@ -50,7 +51,7 @@ from ..log.topic_names import list_topics
 from ..ownership.ownership import Ownership
 from ..ownership.records import bounds_path, owners_path
 from ..topics.partitions import PartitionedTopics
-from .objects import DEFAULT, NAMESPACE, PUBLIC, TENANT, Kind, Objects, Stored
+from .objects import DEFAULT, NAMESPACE, PUBLIC, TENANT, Kind, Objects
 
 _log = logging.getLogger(__name__)
 

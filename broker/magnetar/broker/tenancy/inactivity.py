@@ -6,12 +6,17 @@ if something is due, for the rounds of all that are, and is unloaded again when 
 
 A topic is inactive while nobody is connected to it or asks for it, and, where it is not loaded, since its last message. When
 a subscription had consumers last is stored, with a precision of a tenth of its expiration time, and so outlives its broker.
-In a topic that was just loaded it waits for consumers that come back. A topic with partitions is never inactive.
+In a topic that was just loaded it waits for consumers that come back.
+
+A topic with partitions goes when all of them are inactive. Each owner notes that of its own in the topic's record, and takes
+it back before anybody uses the partition again; who notes the last one marks the topic as being deleted in the same commit.
+From then on nobody can use a partition, and each owner deletes its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -72,9 +77,13 @@ class Inactivity:
             for subscription in topic.subscriptions.values():
                 if subscription.consumers:
                     subscription.cursor.keep_active(self._clock.now_ms(), expiration_ms // 10)
-        return bool(self._expired(topic, in_force, _COME_BACK_S)) or self._is_inactive(
-            topic, _unused_ms(topic)
-        )
+        if self._expired(topic, in_force, _COME_BACK_S):
+            return True
+        if topic.name.partition != NO_PARTITION:
+            whole = self._partitioned.followed.known(str(topic.name.whole))
+            if whole is None or topic.name.partition in whole.record.inactive:
+                return whole is not None and whole.abandoned
+        return self._is_inactive(topic, _unused_ms(topic))
 
     async def round(
         self, topic: Topic, *, come_back_s: float = _COME_BACK_S, unused_ms: float | None = None
@@ -87,11 +96,24 @@ class Inactivity:
                 await topic.subscriptions.delete(name)
             except (ConsumerBusy, SubscriptionNotFound):
                 continue
-        if self._is_inactive(topic, unused_ms):
-            try:
+        if topic.name.partition != NO_PARTITION:
+            await self._partition(topic, unused_ms)
+        elif self._is_inactive(topic, unused_ms):
+            with contextlib.suppress(TopicInUse, TopicNotFound):
                 await self._delete(topic.name, lambda found: self._is_inactive(found, unused_ms))
-            except (TopicInUse, TopicNotFound):
-                return
+
+    async def _partition(self, topic: Topic, unused_ms: float) -> None:
+        whole, used_at = topic.name.whole, topic.used_at
+        with contextlib.suppress(TopicNotFound):
+            await self._partitioned.note(
+                topic.name,
+                inactive=True,
+                still=lambda: topic.used_at == used_at and self._is_inactive(topic, unused_ms),
+            )
+        if (await self._partitioned.read(whole)).abandoned:
+            with contextlib.suppress(TopicInUse, TopicNotFound):
+                await self._delete(topic.name, lambda _: True)
+            await self._partitioned.delete(whole)
 
     def _expired(self, topic: Topic, in_force: Resolved, come_back_s: float) -> list[str]:
         expiration_ms: int = in_force.value("subscription_expiration_ms")[0]
@@ -107,12 +129,7 @@ class Inactivity:
 
     def _is_inactive(self, topic: Topic, unused_ms: float) -> bool:
         in_force, known = topic.policies.in_force(), topic.subscriptions
-        if (
-            in_force is None
-            or topic.in_use
-            or topic.name.partition != NO_PARTITION
-            or known.recovery.unavailable
-        ):
+        if in_force is None or topic.in_use or known.recovery.unavailable:
             return False
         if (
             not in_force.value("delete_inactive_topics")[0]
@@ -147,15 +164,20 @@ class Inactivity:
         if head.deleting:
             return True
         levels: list[tuple[str, Any]] = [("topic", head.policies)]
+        noted = False
         if name.partition != NO_PARTITION:
-            levels.append(("whole topic", (await self._partitioned.followed.get(str(name.whole))).policies))
+            whole = await self._partitioned.followed.get(str(name.whole))
+            if whole.abandoned:
+                return True
+            noted = name.partition in whole.record.inactive
+            levels.append(("whole topic", whole.policies))
         if self._namespace[0] != name.full_namespace:  # topics come by namespace
             found = await self._policies.followed.get(name.full_namespace)
             self._namespace = (name.full_namespace, found.policies)
         levels.append(("namespace", self._namespace[1]))
         in_force = Resolved((*levels, *self._policies.of_brokers().levels))
         now_ms = self._clock.now_ms()
-        if in_force.value("delete_inactive_topics")[0] and name.partition == NO_PARTITION:
+        if in_force.value("delete_inactive_topics")[0] and not noted:
             if unused_ms >= in_force.value("inactive_topic_ms")[0] and (
                 in_force.value("inactive_topic_mode")[0] == _CAUGHT_UP
                 or not await self._metadata.children(cursors_path(name), limit=1)

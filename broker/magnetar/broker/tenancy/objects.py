@@ -27,7 +27,7 @@ import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
-from magnetar.metadata.store import Check, Create, Operation, Put
+from magnetar.metadata.store import Create, Operation
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -37,22 +37,24 @@ from magnetar.proto.errors import (
     NotFoundInStore,
     VersionConflict,
 )
-from magnetar.proto.ids import TopicName, check_name, check_namespace
+from magnetar.proto.ids import check_name, check_namespace
 from magnetar.proto.policies import Policies
 from magnetar.runtime.clock import Clock
 
 from ..log.records import (
+    ABSENT,
     CLUSTERS_ROOT,
     DELETIONS_ROOT,
     FORCED,
     NAMESPACES_ROOT,
     ClusterRecord,
     NamespaceRecord,
+    Stored,
     TenantRecord,
+    change,
     cluster_path,
     deletion_path,
     namespace_path,
-    replace,
     tenant_path,
 )
 from ..ownership.core.bundles import MAX_BUNDLES, Bounds
@@ -60,8 +62,6 @@ from ..ownership.records import BoundsRecord, bounds_path
 from ..settings import BrokerSettings
 
 PUBLIC, DEFAULT = "public", "public/default"
-ABSENT = -1  # version of what exists without a record
-_MAX_RECORD_BYTES = 512 * 1024  # the store takes twice as much
 R = TypeVar("R", bound=Record)
 
 
@@ -77,33 +77,6 @@ class Kind(NamedTuple, Generic[R]):
 CLUSTER = Kind("Cluster", ClusterRecord, cluster_path, partial(check_name, "cluster"))
 TENANT = Kind("Tenant", TenantRecord, tenant_path, partial(check_name, "tenant"))
 NAMESPACE = Kind("Namespace", NamespaceRecord, namespace_path, check_namespace)
-
-
-class Stored(NamedTuple, Generic[R]):
-    """A record as it was read."""
-
-    record: R
-    version: int  # of its node, or ABSENT
-
-    def check(self, path: str) -> Check:
-        """For a commit: nobody has changed it since."""
-        return Check(path, None if self.version == ABSENT else self.version)
-
-    def write(self, path: str, record: R) -> Operation:
-        """For a commit: this takes its place."""
-        value = record.encode()
-        if len(value) > _MAX_RECORD_BYTES:
-            raise InvalidArgument(
-                f"{path} would have {len(value):,} bytes, and at most {_MAX_RECORD_BYTES:,} are kept: remove properties or "
-                "permissions first"
-            )
-        return Create(path, value) if self.version == ABSENT else Put(path, value, self.version)
-
-
-def without_topic(record: NamespaceRecord, topic: str) -> NamespaceRecord:
-    """The same without the permissions of a topic."""
-    others = {name: roles for name, roles in record.topic_permissions.items() if name != topic}
-    return msgspec.structs.replace(record, topic_permissions=others)
 
 
 class Objects:
@@ -166,28 +139,7 @@ class Objects:
 
     async def change(self, kind: Kind[R], name: str, edit: Callable[[R], R]) -> R:
         """What `edit` makes of the record takes its place; it may be called several times. Raises NotFound."""
-        path = kind.path(name)
-        while True:
-            found = await self.get(kind, name)
-            record = edit(found.record)
-            if record == found.record:
-                return record
-            written = found.write(path, record)
-            try:
-                if isinstance(written, Put):
-                    await replace(self._metadata, path, written.value, found.version)
-                else:
-                    await self._metadata.commit([written])
-            except (AlreadyExists, VersionConflict):
-                continue
-            return record
-
-    async def forget_topic(self, name: TopicName) -> None:
-        """It is deleted, and who may use another one of the name is another matter."""
-        namespace = name.full_namespace
-        found = await self.find(NAMESPACE, namespace)
-        if found is not None and str(name) in found.record.topic_permissions:
-            await self.change(NAMESPACE, namespace, lambda was: without_topic(was, str(name)))
+        return (await change(self._metadata, kind.path(name), partial(self.get, kind, name), edit)).record
 
     async def create_cluster(self, name: str, data: Mapping[str, Any]) -> None:
         """Raises AlreadyExists."""

@@ -10,7 +10,6 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
-from ..log.ledger_list import Allow
 from ..log.reading import ArchiveReader
 from ..log.ring import Rings
 from ..log.shared_reads import SharedReads
@@ -20,6 +19,7 @@ from ..resources.budget import ByteBudget
 from ..resources.rates import Buckets
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
+from ..tenancy.creation import Creation
 from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
 
@@ -59,4 +59,4 @@ class Components(NamedTuple):
     rings: Rings
     publish_rates: Buckets  # of all topics together
     dispatch_rates: Buckets
-    allow_topic: Allow  # before a topic is made
+    creation: Creation

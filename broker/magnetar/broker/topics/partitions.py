@@ -4,6 +4,7 @@
     MAKING     --heads of all partitions, then the count by compare-and-set-->             SERVED
     SERVED     --grow: heads, with the durable subscriptions of partition 0, then the count--> SERVED
     any        --delete: the record is marked first-->                                     DELETING
+    SERVED     --nobody uses any partition any more (`tenancy.inactivity`)-->              DELETING
     DELETING   --each partition by its owner, then the record-->                           (nothing)
 
 A crash anywhere leaves one of these states, and the same call again goes on from there. Heads are written under a check of
@@ -18,14 +19,15 @@ its policies. "Partitioned or not" is decided by the store: each kind is made un
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.store import Check, Create, Delete
+from magnetar.metadata.store import Check, Create, Delete, Operation
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -45,27 +47,29 @@ from magnetar.runtime.quantities import counted
 from ..cursors.entries import encode_acks
 from ..cursors.pointer import NO_LEDGER, PointerRecord
 from ..log.records import (
+    ABSENT,
     TOPICS_ROOT,
     PartitionedRecord,
+    Stored,
     TopicRecord,
+    change,
     cursor_path,
     cursors_path,
     partitioned_path,
     replace,
     topic_path,
 )
+from ..tenancy.creation import Creation
 from .followed import Followed
-from .policies import ABSENT
 from .watches import TopicWatches
 
 _CREATED_AT_ONCE = 200  # nodes of one commit: 100 KB
 
 
-class PartitionedTopic(NamedTuple):
+class PartitionedTopic(Stored[PartitionedRecord]):
     """A record as it was read."""
 
-    record: PartitionedRecord
-    version: int  # of its node; ABSENT: there is none
+    __slots__ = ()
 
     @property
     def exists(self) -> bool:
@@ -76,6 +80,11 @@ class PartitionedTopic(NamedTuple):
     def partitions(self) -> int:
         """That users see; 0: it is no partitioned topic, or not yet, or not any more."""
         return self.record.partitions if self.exists else 0
+
+    @property
+    def abandoned(self) -> bool:
+        """True if it is being deleted because nobody used any of its partitions: their owners delete them."""
+        return self.record.deleting and 0 < self.record.partitions <= len(self.record.inactive)
 
     @property
     def policies(self) -> Policies:
@@ -91,10 +100,12 @@ class PartitionedTopics:
         metadata: MetadataStore,
         clock: Clock,
         watches: TopicWatches,
-        allow: Callable[[TopicName, int], Awaitable[Check]],
+        creation: Creation,
     ) -> None:
-        """`watches` are told of partitions that were made; `allow` is asked before, for a check of that commit."""
-        self._allow = allow
+        """`watches` are told of partitions that were made."""
+        self._creation = creation
+        self._noting = asyncio.Lock()
+        self._noted: TopicName | None = None  # just now, by who has the lock
         self._metadata = metadata
         self._clock = clock
         self._watches = watches
@@ -156,6 +167,8 @@ class PartitionedTopics:
         number, whole = name.partition, name.whole
         found = await self.followed.get(str(whole))
         if number < found.partitions:
+            if number in found.record.inactive or name == self._noted:
+                await self.note(name, inactive=False)
             return
         if found.version != ABSENT:  # which may be older than what others of the cluster have seen
             try:
@@ -173,6 +186,27 @@ class PartitionedTopics:
             reason = "it is being deleted" if found.record.deleting else "it is being made"
         raise PartitionNotFound(f"{whole} has no partition {number}: {reason}")
 
+    async def note(
+        self, name: TopicName, *, inactive: bool, still: Callable[[], bool] = lambda: True
+    ) -> None:
+        """By the owner of a partition, if it is so `still`: nobody uses it any more; or before somebody does again.
+
+        When nobody uses any of them the topic is `abandoned`. Raises TopicNotFound.
+        """
+
+        def edit(was: PartitionedRecord) -> PartitionedRecord:
+            noted = {*was.inactive, name.partition} if inactive else {*was.inactive} - {name.partition}
+            deleting = 0 < was.partitions <= len(noted)
+            return msgspec.structs.replace(was, inactive=sorted(noted), deleting=deleting)
+
+        async with self._noting:
+            self._noted = name
+            try:
+                if still():
+                    await self.change(name.whole, edit)
+            finally:
+                self._noted = None
+
     async def missing(self, name: TopicName) -> MagnetarError:
         """Why there is no topic of this name, which is no partition's."""
         found = await self.read(name)
@@ -188,14 +222,14 @@ class PartitionedTopics:
     async def create(self, name: TopicName, partitions: int) -> None:
         """Makes it, or finds it with so many partitions. Raises AlreadyExists, InvalidArgument, TopicBusy."""
         _check_partitions(name, partitions)
-        while (found := await self.read(name)).version == ABSENT:
+        while (found := await self.read(name)).version == ABSENT or (
+            found.abandoned and not await self.delete(name)  # whoever deleted it has not come to its end
+        ):
             record, path = PartitionedRecord.new(self._clock.now_ms()), partitioned_path(name)
-            checks = [Check(topic_path(name), None), await self._allow(name, partitions)]
+            nodes: list[Operation] = [Check(topic_path(name), None), Create(path, record.encode())]
             try:
-                await self._metadata.commit([*checks, Create(path, record.encode())])
-            except VersionConflict as conflict:
-                if conflict.details.get("index") == 1:  # what was allowed may not be any more
-                    continue
+                await self._creation.make(name, nodes, partitions)
+            except VersionConflict:
                 raise AlreadyExists(
                     f"topic {name} exists and is not partitioned; delete it first, or choose another name"
                 ) from None
@@ -310,6 +344,7 @@ class PartitionedTopics:
                 )
             left = await self._partitions_left(name)
             if not left:
+                await self._creation.forget(name)
                 await self._metadata.delete(partitioned_path(name), version=version)
         except VersionConflict as conflict:
             raise TopicBusy(f"{name} is being changed by somebody else; try again") from conflict
@@ -341,32 +376,30 @@ class PartitionedTopics:
         return sorted(found)
 
     async def change_policies(self, name: TopicName, changes: Mapping[str, Any]) -> int:
-        """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises TopicNotFound."""
-        while True:
-            found = await self.read(name)
-            if not found.exists:
-                raise await self.missing(name)
-            record, version = found.record, found.record.policies_version + 1
-            policies = record.policies.changed(changes)
-            if policies == record.policies:
-                return record.policies_version
-            changed = msgspec.structs.replace(record, policies=policies, policies_version=version)
-            with contextlib.suppress(VersionConflict):
-                await self._replace(name, changed, found.version)
-                return version
+        """As `Policies.changed`; the new version. Raises TopicNotFound, InvalidArgument."""
 
-    async def change_properties(
-        self, name: TopicName, change: Callable[[dict[str, str]], dict[str, str]]
-    ) -> None:
-        """Of what is stored when nobody else changes it. Raises TopicNotFound."""
-        while True:
+        def edit(was: PartitionedRecord) -> PartitionedRecord:
+            policies = was.policies.changed(changes)
+            version = was.policies_version + (policies != was.policies)
+            return msgspec.structs.replace(was, policies=policies, policies_version=version)
+
+        return (await self.change(name, edit)).policies_version
+
+    async def change(
+        self, name: TopicName, edit: Callable[[PartitionedRecord], PartitionedRecord]
+    ) -> PartitionedRecord:
+        """What `edit` makes of the record takes its place (`log.records.change`). Raises TopicNotFound."""
+
+        async def read() -> PartitionedTopic:
             found = await self.read(name)
             if not found.exists:
                 raise await self.missing(name)
-            changed = msgspec.structs.replace(found.record, properties=change(found.record.properties))
-            with contextlib.suppress(VersionConflict):
-                await self._replace(name, changed, found.version)
-                return
+            return found
+
+        try:
+            return (await change(self._metadata, partitioned_path(name), read, edit)).record
+        finally:
+            self.followed.drop(str(name))
 
     async def _replace(self, name: TopicName, record: PartitionedRecord, version: int) -> int:
         try:

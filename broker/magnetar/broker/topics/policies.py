@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
-    AlreadyExists,
     InvalidArgument,
     NotEnoughBookies,
     NotFound,
     ServiceNotReady,
-    VersionConflict,
 )
 from magnetar.proto.ids import NO_PARTITION, TopicName
 from magnetar.proto.policies import PlacementGroup, Policies, PolicyInForce
@@ -35,14 +33,13 @@ from magnetar.proto.policy_table import BY_POLICY
 from ..log.durability import Durability
 from ..log.ledger_list import LedgerList
 from ..log.list_changes import ListChanges
-from ..log.records import NamespaceRecord, namespace_path, replace
+from ..log.records import ABSENT, NamespaceRecord, Stored, change, namespace_path
 from ..resources.stores import Ledgers
 from ..settings import BrokerSettings
 from .followed import Followed
 
 T = TypeVar("T")
 
-ABSENT = -1  # version of a namespace's policies that were never set
 ALL_BROKERS = ""
 BROKER_POLICIES_PATH = "/policies"
 
@@ -117,14 +114,6 @@ def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
     return "broker", Policies(**values)
 
 
-class HasPolicies(Protocol):
-    """What stands in the metadata above a topic."""
-
-    @property
-    def policies(self) -> Policies:
-        """Those for all topics below it."""
-
-
 class TopicPolicies:
     """Of one topic."""
 
@@ -140,7 +129,7 @@ class TopicPolicies:
         self._own = "topic"
         self._ledgers = ledgers
         # The levels between the topic and the broker: what they are, and what is followed there, by which name.
-        self._above: list[tuple[str, Followed[HasPolicies], str]] = [
+        self._above: list[tuple[str, Followed[Any], str]] = [
             ("namespace", namespaces.followed, name.full_namespace),
             ("broker", namespaces.followed, ALL_BROKERS),
         ]
@@ -224,11 +213,15 @@ class TopicPolicies:
         return await list_changes.edit(change)
 
 
-class StoredPolicies(NamedTuple):
-    """Of a namespace or for all brokers, and their version."""
+class StoredPolicies(Stored[NamespaceRecord]):
+    """Of a namespace or for all brokers."""
 
-    policies: Policies
-    version: int
+    __slots__ = ()
+
+    @property
+    def policies(self) -> Policies:
+        """Of its record."""
+        return self.record.policies
 
 
 class NamespacePolicies:
@@ -237,7 +230,7 @@ class NamespacePolicies:
     def __init__(self, metadata: MetadataStore, settings: BrokerSettings) -> None:
         self._metadata = metadata
         self.settings = settings
-        self.followed: Followed[Any] = Followed(
+        self.followed: Followed[StoredPolicies] = Followed(
             metadata,
             policies_path,
             self.read,
@@ -264,38 +257,32 @@ class NamespacePolicies:
         return Resolved((*levels, of_broker(self.settings)))
 
     async def read(self, namespace: str) -> StoredPolicies:
-        """As they are stored, and their version. Raises DataDirectoryError, or what the store failed with."""
+        """As they are stored, in which record. Raises DataDirectoryError, or what the store failed with."""
         path = policies_path(namespace)
         stored = await self._metadata.get(path)
         if stored is None:
-            return StoredPolicies(Policies(), ABSENT)
-        return StoredPolicies(NamespaceRecord.decode(stored.value, path).policies, stored.version)
+            return StoredPolicies(NamespaceRecord(Policies()), ABSENT)
+        return StoredPolicies(NamespaceRecord.decode(stored.value, path), stored.version)
 
     async def change(self, namespace: str, changes: Mapping[str, Any], *, exists: bool = False) -> int:
         """As `Policies.changed`, of what is stored when nobody else changes it; the new version. Raises InvalidArgument.
 
         `exists`: it has a record, unless it is deleted meanwhile, which raises NotFound.
         """
-        path = policies_path(namespace)
-        while True:
-            stored = await self._metadata.get(path)
-            if stored is None and exists:
+
+        async def read() -> StoredPolicies:
+            found = await self.read(namespace)
+            if exists and found.version == ABSENT:
                 raise NotFound(f"Namespace does not exist: there is no {namespace}")
-            record = (
-                NamespaceRecord(Policies()) if stored is None else NamespaceRecord.decode(stored.value, path)
-            )
-            policies = record.policies.changed(changes)
-            if policies == record.policies:
-                return ABSENT if stored is None else stored.version
-            value = msgspec.structs.replace(record, policies=policies).encode()
-            try:
-                if stored is None:
-                    return await self._metadata.create(path, value)
-                return await replace(self._metadata, path, value, stored.version)
-            except (AlreadyExists, VersionConflict):
-                continue  # what somebody else has changed meanwhile stays
-            finally:
-                self.followed.drop(namespace)
+            return found
+
+        def edit(was: NamespaceRecord) -> NamespaceRecord:
+            return msgspec.structs.replace(was, policies=was.policies.changed(changes))
+
+        try:
+            return (await change(self._metadata, policies_path(namespace), read, edit)).version
+        finally:
+            self.followed.drop(namespace)
 
 
 def policies_path(namespace: str) -> str:

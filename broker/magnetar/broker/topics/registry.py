@@ -147,7 +147,7 @@ class Broker:
         self.namespaces = NamespacePolicies(metadata, settings)
         self.objects = Objects(metadata, settings, clock)
         self.creation = Creation(self.objects, metadata, settings, self.namespaces)
-        self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation.check)
+        self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation)
         self.deletions = Deletions(
             self.objects, metadata, self.partitioned, self.ownership, partial(self.delete_topic, force=True)
         )
@@ -159,8 +159,7 @@ class Broker:
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces,
             self.partitioned, bookies, asyncio.Semaphore(settings.max_compactions), self.ownership, self._rings,
-            Buckets(), Buckets(),
-            self.creation.check,
+            Buckets(), Buckets(), self.creation,
         )  # fmt: skip
         self._held: dict[str, HeldTopic] = {}
         self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
@@ -399,7 +398,6 @@ class Broker:
 
         async def delete() -> None:
             await topic.delete()
-            await self.objects.forget_topic(name)
             self.watches.changed(name, exists=False)
 
         # A task of its own: it goes on when the caller gives up.
@@ -415,13 +413,10 @@ class Broker:
                 return await self.topic(name, create=False)
         return await self.topic(name, create=await self.creation.by_use(name) is not None)
 
-    async def partitions(self, name: TopicName, *, create: bool) -> int:
-        """How many it has, 0 if it is not partitioned. Raises TopicBusy.
-
-        `create`: it is about to be used, and is made with partitions if there is none and policies say so.
-        """
+    async def partitions(self, name: TopicName) -> int:
+        """How many one has that is about to be used, and is made if there is none and policies say so. Raises TopicBusy."""
         count = await self.partitioned.count(name)
-        if count or not create or name.partition != NO_PARTITION or await self.exists(name):
+        if count or name.partition != NO_PARTITION or await self.exists(name):
             return count
         wanted = await self.creation.by_use(name)
         if wanted:

@@ -89,7 +89,7 @@ class Topic:
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self.cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self.readers = Readers(self.cache.drop_before)
-        ledgers = LedgerList(name, components.metadata, components.allow_topic)
+        ledgers = LedgerList(name, components.metadata, components.creation.make)
         self.policies = TopicPolicies(name, ledgers, components.namespaces, components.partitioned.followed)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
             ledgers, components.metadata, components.ledgers, components.archives, self.cache,
@@ -694,4 +694,5 @@ class Topic:
             await self.ledger.cursor(name).delete()
         await self.states.delete()
         await export.staging.delete_all()
+        await self._components.creation.forget(self.name)
         await self.ledger.changes.delete()

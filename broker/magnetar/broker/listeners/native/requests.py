@@ -49,6 +49,11 @@ def _call(
     return answer
 
 
+async def _partitions(service: BrokerService, caller: Caller, command: c.Partitions, _: bytes) -> Any:
+    count = service.partitions_to_use if command.create else service.partitions
+    return {"partitions": await count(caller, command.topic)}
+
+
 async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
     _check_level(command)
     if command.topic:
@@ -174,7 +179,7 @@ ADMINISTRATION: dict[tuple[str, str], Callable[..., Awaitable[Any]]] = {
 
 REQUESTS: dict[type[c.Command], _Answer] = {
     c.Lookup: _call(_B.lookup),
-    c.Partitions: _call(_B.partitions, "partitions"),
+    c.Partitions: _partitions,
     c.ListTopics: _call(_B.list_topics),
     c.TopicStats: _call(_B.topic_stats),
     c.CreateTopic: _call(_B.create_topic),
