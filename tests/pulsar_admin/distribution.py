@@ -37,8 +37,9 @@ def distribution(folder: Path) -> Path:
         copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={ARTIFACT}", f"-DoutputDirectory={folder}"]
         if subprocess.run(copy, check=False).returncode:
             raise Missing(f"Maven did not find {ARTIFACT}; its message says why")
-        archive = next(folder.glob("*.tar.gz"))
-        shutil.unpack_archive(archive, folder, filter="data")
+        archive, unpacked = next(folder.glob("*.tar.gz")), folder / "unpacked"
+        shutil.unpack_archive(archive, unpacked)
+        (unpacked / found.name).rename(found)  # whole, or not there
         archive.unlink()
     return found
 
