@@ -303,6 +303,7 @@ class _Receiving(_Closing[R_co]):
     topic: str = _reading(Receiving.topic)
     trimmed_gaps: int = _reading(Receiving.trimmed_gaps)
     unfinished_messages: int = _reading(Receiving.unfinished_messages)
+    ended: bool = _reading(Receiving.ended)
     reached_end: bool = _reading(Receiving.reached_end)
 
     def stop(self) -> None:

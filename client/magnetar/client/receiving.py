@@ -43,6 +43,11 @@ class Receiving(Member):
         return self._source.unfinished_messages
 
     @property
+    def ended(self) -> bool:
+        """True once nothing can be received any more: it was stopped or closed, or the service refused it for good."""
+        return self._source.ended
+
+    @property
     def reached_end(self) -> bool:
         """True when the topic, or each of several, is terminated and nothing is left to be received.
 

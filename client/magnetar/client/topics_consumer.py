@@ -136,6 +136,11 @@ class TopicsConsumer:
         return False
 
     @property
+    def ended(self) -> bool:
+        """See Receiving."""
+        return self.stopped or (self._last_failure is not None and not self.consumers)
+
+    @property
     def at_end(self) -> bool:
         """All of its topics are at their ends, and there will be no others."""
         endless = self._changing is not None and self._changing.endless

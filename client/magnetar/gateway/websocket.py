@@ -8,8 +8,9 @@
                {"type": "unsubscribe"}  {"type": "isEndOfTopic"}
     reader     as a consumer; an acknowledgement only makes room for another message
 
-At most receiverQueueSize messages are on their way and not acknowledged. What cannot be opened is refused with a status
-before the WebSocket is; a wrong frame is answered, and costs itself only.
+At most receiverQueueSize messages are on their way and not acknowledged, and no more than _MOST_HELD_BYTES. Of a producer at
+most maxPendingMessages are not answered, and about 16 MB; then nothing more is read of it. What cannot be opened is refused
+with a status before the WebSocket is; a wrong frame is answered, and costs itself only.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ from aiohttp import WSMsgType, web
 from magnetar.client import Consumer, Message, Reader
 from magnetar.client.options import DeadLetterPolicy
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame, TopicTerminated
-from magnetar.runtime.tasks import awaited
+from magnetar.runtime.tasks import awaited, end_all
 
 from .messages import Outgoing, decoded, from_base64, id_text, received, start_of
 
 if TYPE_CHECKING:
     from .gateway import Gateway, Names
 
-_HEARTBEAT_S = 30.0
-_MOST_FRAME_BYTES = 16 << 20
-_MOST_PENDING = 1_000  # messages of a producer that are not confirmed
+_MOST_PENDING = 1_000  # messages of a producer that are not answered
+_UNIT_BYTES = 16 << 10  # a larger one counts as several
+_MOST_HELD_BYTES = 64 << 20
+_MODES = {
+    "waitforexclusive": "wait_for_exclusive",
+    "exclusivewithfencing": "exclusive_with_fencing",
+}  # as Pulsar has them
 
 
 class _Query(msgspec.Struct, rename="camel"):
@@ -81,12 +86,6 @@ def _query(request: web.Request) -> _Query:
     return found
 
 
-async def _opened(request: web.Request) -> web.WebSocketResponse:
-    socket = web.WebSocketResponse(heartbeat=_HEARTBEAT_S, max_msg_size=_MOST_FRAME_BYTES)
-    await socket.prepare(request)
-    return socket
-
-
 async def _send(socket: web.WebSocketResponse, value: Mapping[str, Any]) -> None:
     with contextlib.suppress(ConnectionError):  # the other loop finds out
         await socket.send_str(msgspec.json.encode(value).decode())
@@ -105,14 +104,17 @@ async def producer(gateway: Gateway, request: web.Request, names: Names) -> web.
         "send_timeout": query.send_timeout_millis / 1000 or 30.0,
         "batching": query.batching_enabled,
         "compression": query.compression_type.lower(),
-        "access_mode": query.access_mode.lower(),
+        "access_mode": _MODES.get(query.access_mode.lower(), query.access_mode.lower()),
         "chunking": True,
     }
-    room = asyncio.Semaphore(min(query.max_pending_messages, _MOST_PENDING))
-    async with client.create_producer(topic_of(names), **options) as made:
-        socket = await _opened(request)
+    most = min(query.max_pending_messages, _MOST_PENDING)
+    room = asyncio.Semaphore(most)
+    async with (
+        client.create_producer(topic_of(names), **options) as made,
+        gateway.socket(request) as socket,
+    ):
 
-        async def send(text: str) -> None:
+        async def send(text: str, units: int) -> None:
             context = None
             try:
                 wanted = decoded(text, Outgoing)
@@ -122,15 +124,17 @@ async def producer(gateway: Gateway, request: web.Request, names: Names) -> web.
                 answer: dict[str, Any] = {"result": "ok", "messageId": id_text(found)}
             except MagnetarError as error:
                 answer = {"result": f"send-error:{error.code}", "errorMsg": error.message}
-            finally:
-                room.release()
             await _send(socket, answer if context is None else {**answer, "context": context})
+            for _ in range(units):
+                room.release()
 
         async with asyncio.TaskGroup() as sends:
             async for frame in socket:
-                if frame.type == WSMsgType.TEXT:
+                text = frame.data if frame.type == WSMsgType.TEXT else ""  # which is no JSON
+                units = min(1 + len(text) // _UNIT_BYTES, most)
+                for _ in range(units):
                     await room.acquire()
-                    sends.create_task(send(frame.data))
+                sends.create_task(send(text, units))
     return socket
 
 
@@ -156,7 +160,7 @@ async def consumer(gateway: Gateway, request: web.Request, names: Names) -> web.
             max_redeliver_count=query.max_redeliver_count or 16, topic=query.dead_letter_topic
         )
     async with client.subscribe(topic_of(names), names["subscription"], **options) as made:
-        return await _Session(made, query).run(request)
+        return await _Session(made, query).run(gateway, request)
 
 
 async def reader(gateway: Gateway, request: web.Request, names: Names) -> web.StreamResponse:
@@ -165,7 +169,7 @@ async def reader(gateway: Gateway, request: web.Request, names: Names) -> web.St
 
     query, client = _query(request), await gateway.client()
     async with client.create_reader(topic_of(names), start=start_of(query.message_id)) as made:
-        return await _Session(made, query).run(request)
+        return await _Session(made, query).run(gateway, request)
 
 
 class _Session:
@@ -173,26 +177,25 @@ class _Session:
 
     def __init__(self, source: Consumer | Reader, query: _Query) -> None:
         self._source = source
-        self._permits = 0 if query.pull_mode else query.receiver_queue_size
-        self._pull = query.pull_mode
-        self._room = asyncio.Event()  # set while permits are left
-        self._out: dict[str, Message] = {}  # sent and not acknowledged, by the text of its id
-        self._grant(0)
+        self._most = query.receiver_queue_size
+        self._permits = 0 if query.pull_mode else None  # None: whoever acknowledges gets more
+        self._room = asyncio.Event()  # set while a message may be sent
+        self._held: dict[str, Message] = {}  # sent and not acknowledged, by the text of its id
+        self._held_bytes = 0
+        self._note()
 
-    async def run(self, request: web.Request) -> web.StreamResponse:
-        socket = await _opened(request)
-        sending = awaited(self._send_all(socket), "messages of a WebSocket")
-        try:
-            async for frame in socket:
-                if frame.type == WSMsgType.TEXT:
+    async def run(self, gateway: Gateway, request: web.Request) -> web.StreamResponse:
+        async with gateway.socket(request) as socket:
+            sending = awaited(self._send_all(socket), "messages of a WebSocket")
+            try:
+                async for frame in socket:
+                    text = frame.data if frame.type == WSMsgType.TEXT else ""  # which is no JSON
                     try:
-                        await self._handle(decoded(frame.data, _Asked), socket)
+                        await self._handle(decoded(text, _Asked), socket)
                     except MagnetarError as error:
                         await _send(socket, {"errorCode": error.code, "errorMsg": error.message})
-        finally:
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, MagnetarError):
-                await sending
+            finally:
+                await end_all([sending])
         return socket
 
     async def _send_all(self, socket: web.WebSocketResponse) -> None:
@@ -201,21 +204,27 @@ class _Session:
                 await self._room.wait()
                 message = await self._source.receive()
                 row = received(message)
-                self._out[row["messageId"]] = message
-                self._grant(-1)
+                if self._permits is not None:
+                    self._permits -= 1
+                if row["messageId"] not in self._held:  # else it comes again, and takes no more room
+                    self._held_bytes += len(message.value or b"")
+                self._held[row["messageId"]] = message
+                self._note()
                 await _send(socket, row)
         except TopicTerminated:  # whoever asks isEndOfTopic is told
             pass
         except MagnetarError as error:
             await socket.close(code=1011, message=error.message.encode()[:120])
 
-    def _grant(self, more: int) -> None:
-        self._permits += more
-        self._room.set() if self._permits > 0 else self._room.clear()
+    def _note(self) -> None:
+        few = len(self._held) < self._most if self._permits is None else self._permits > 0
+        self._room.set() if few and self._held_bytes < _MOST_HELD_BYTES else self._room.clear()
 
     async def _handle(self, asked: _Asked, socket: web.WebSocketResponse) -> None:
         if asked.type == "permit":
-            self._grant(max(asked.permit_messages, 0) if self._pull else 0)
+            if self._permits is not None:
+                self._permits += max(asked.permit_messages, 0)
+                self._note()
         elif asked.type == "isEndOfTopic":
             await _send(socket, {"endOfTopic": str(self._source.reached_end).lower()})
         elif asked.type == "unsubscribe":
@@ -230,13 +239,13 @@ class _Session:
             )
 
     async def _done(self, asked: _Asked) -> None:
-        message = self._out.pop(asked.message_id, None)
+        message = self._held.pop(asked.message_id, None)
         if message is None:
             raise InvalidArgument(
                 f"message {asked.message_id[:60]!r} is not one that waits to be acknowledged here"
             )
-        if not self._pull:
-            self._grant(1)
+        self._held_bytes -= len(message.value or b"")
+        self._note()
         if isinstance(self._source, Consumer):
             if asked.type == "ack":
                 await self._source.ack(message)

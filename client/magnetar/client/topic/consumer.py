@@ -292,6 +292,11 @@ class TopicConsumer:
         return self._attachment.pool.clock.now_ms()
 
     @property
+    def ended(self) -> bool:
+        """See Receiving."""
+        return self.stopped or self._attachment.ended
+
+    @property
     def failure(self) -> MagnetarError | None:
         """Why nothing more will come."""
         return self._attachment.failure

@@ -112,6 +112,8 @@ class AdminServer:
             return _failed(Refused(400, "the path is not UTF-8"))
         except (MagnetarError, Refused) as error:
             return _failed(error)
+        except ConnectionError:  # who asked has left
+            raise
         except Exception as error:
             _log.exception("%s %.200s failed", request.method, request.raw_path)
             return _failed(Refused(500, f"{error!r}: a defect of this broker, whose log says more"))
