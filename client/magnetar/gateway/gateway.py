@@ -90,8 +90,8 @@ class Gateway:
         self._client: Client | None = None
         self._opening = asyncio.Lock()
         self._closed = False
-        self._waiting: set[asyncio.Task[Any]] = set()  # requests that may wait for messages for long
-        self._sockets: set[web.WebSocketResponse] = set()
+        self._waiting: dict[asyncio.Task[Any], None] = {}  # requests that may wait for messages for long
+        self._sockets: dict[web.WebSocketResponse, None] = {}
         self.producers: Kept[Producer] = Kept("producers of HTTP", idle_s, _MOST_KEPT)
         self.consumers: Kept[Consumer] = Kept("consumers of HTTP", idle_s, _MOST_KEPT)
 
@@ -109,22 +109,22 @@ class Gateway:
         """A request that is cancelled when this is closed."""
         task = asyncio.current_task()
         assert task is not None
-        self._waiting.add(task)
+        self._waiting[task] = None
         try:
             yield
         finally:
-            self._waiting.discard(task)
+            self._waiting.pop(task)
 
     @contextlib.asynccontextmanager
     async def socket(self, request: web.Request) -> AsyncIterator[web.WebSocketResponse]:
         """The WebSocket of a request, closed when this is."""
         socket = web.WebSocketResponse(timeout=_CLOSE_S, heartbeat=_PING_S, max_msg_size=_MOST_FRAME_BYTES)
         await socket.prepare(request)
-        self._sockets.add(socket)
+        self._sockets[socket] = None
         try:
             yield socket
         finally:
-            self._sockets.discard(socket)
+            self._sockets.pop(socket)
 
     async def client(self) -> Client:
         """Connected once. Raises ConnectionLost, ServiceNotReady."""
