@@ -16,6 +16,7 @@ from magnetar.proto.entry import Entry
 from support.broker_kit import TOPIC, FakeClient, running_broker
 from support.cluster_kit import brokers
 from support.served_broker import connect_to, serving
+from support.virtual_time import in_virtual_time
 
 SPACE = "public/default"
 RATE = 2_000
@@ -90,6 +91,7 @@ async def publish(client: FakeClient, count: int) -> None:
         ({"publish_rate_bytes": RATE * 65}, RATE),  # what a message of 7 bytes takes in an entry
     ],
 )
+@in_virtual_time
 async def test_producers_that_send_as_fast_as_they_can(policies: dict[str, int], rate: int) -> None:
     async with broker_with(policies) as client:
         await client.producer()
@@ -103,6 +105,7 @@ async def test_producers_that_send_as_fast_as_they_can(policies: dict[str, int],
 
 
 @pytest.mark.parametrize("type", ["exclusive", "shared", "key_shared"])
+@in_virtual_time
 async def test_consumers_that_take_as_much_as_there_is(type: str) -> None:
     """Two, where there may be two: the rate is that of both together."""
     async with broker_with(
@@ -119,6 +122,7 @@ async def test_consumers_that_take_as_much_as_there_is(type: str) -> None:
         check(await client.pace(), RATE)
 
 
+@in_virtual_time
 async def test_what_is_queued_behind_a_rate_is_stored_at_once_when_the_topic_moves() -> None:
     async with broker_with({"publish_rate_messages": 10}) as client:
         await client.producer()
@@ -130,6 +134,7 @@ async def test_what_is_queued_behind_a_rate_is_stored_at_once_when_the_topic_mov
         assert sum(row[1] for row in client.receipts) == 1_000
 
 
+@in_virtual_time
 async def test_nobody_else_waits_for_a_topic_whose_rate_is_reached() -> None:
     """On the same connection: another producer, a consumer, and its acknowledgements."""
     async with serving() as server, connect_to(server) as client:
@@ -158,6 +163,7 @@ async def test_nobody_else_waits_for_a_topic_whose_rate_is_reached() -> None:
     [{"publish_rate_messages": 200}, {"backlog_quota_bytes": 2_000, "backlog_quota_action": "hold"}],
     ids=["rate", "quota"],
 )
+@in_virtual_time
 async def test_a_producer_that_is_held_goes_on_where_its_topic_moves(policies: dict[str, Any]) -> None:
     """And is held there: each message is stored once, in order."""
     async with brokers("a", "b") as cluster, connect(cluster.brokers["a"].url, backoff_first=0.01) as client:
