@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from magnetar.broker import Broker
 from magnetar.broker.service.broker import BrokerService
 from magnetar.broker.service.diagnosis import Finding
+from magnetar.broker.service.topic_metrics import topic_metrics
 from magnetar.proto import commands as c
 from magnetar.proto.errors import EntryDamaged
 from magnetar.proto.ids import TopicName
@@ -118,6 +121,52 @@ async def test_a_message_that_one_consumer_holds_while_others_go_on_is_named() -
         (found,) = await findings(broker, fast)
         assert found.cause.startswith("slow at 127.0.0.1:50000 holds message ")
         assert "stored 120 s ago, while others have acknowledged what is behind it" in found.cause
+
+
+@pytest.mark.parametrize("action", ["hold", "refuse"])
+async def test_a_backlog_quota_that_keeps_producers_from_publishing_is_named(action: str) -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateSubscription, "orders", "billing", ("earliest", None))
+        await publish(client, 4)
+        topic = await broker.find(TopicName.parse("orders"))
+        await topic.change_policies({"backlog_quota_bytes": 100, "backlog_quota_action": action})
+        async with asyncio.timeout(20):
+            while not (found := await findings(broker, client)):
+                await asyncio.sleep(0.002)
+        (found_one,) = found
+        assert (found_one.severity, found_one.subject) == (
+            "critical",
+            "topic persistent://public/default/orders",
+        )
+        assert found_one.cause.startswith(
+            "subscription 'billing' of topic persistent://public/default/orders has not"
+        )
+        assert found_one.cause.endswith("(backlog_quota_bytes=100, a policy of the topic)")
+        assert ("send_timeout" in found_one.consequence) is (action == "hold")
+        assert "policies persistent://public/default/orders --backlog-quota SIZE" in found_one.cure
+        await topic.change_policies({"backlog_quota_bytes": None})
+        assert await findings(broker, client) == []
+
+
+async def test_producers_ahead_of_a_rate_are_named_and_counted() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        topic = await broker.find(TopicName.parse("orders"))
+        await topic.change_policies({"publish_rate_messages": 1})
+        client.publish(*[b"m"] * 5)
+        await settle()
+        (found,) = await findings(broker, client)
+        assert found.severity == "warning"
+        assert (
+            found.cause == "1 producer sends more than publish_rate_messages=1, a policy of the topic, allows"
+        )
+        stats = await client.ask(c.TopicStats, "orders")
+        assert stats["held_times"] == 1
+        assert (await topic_metrics(broker))["pulsar_publish_rate_limit_times"][0][1] == 1
+        await topic.change_policies({"publish_rate_messages": None})
+        assert await findings(broker, client) == []
 
 
 async def test_an_entry_that_cannot_be_read_is_named(damage: Damage) -> None:

@@ -19,6 +19,7 @@ from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor
 from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
+from ..resources.rates import Throttle
 from ..settings import BrokerSettings
 from .core.consumer import Consumer, Delivery
 from .core.dispatcher import Delays, DispatchCore
@@ -136,7 +137,7 @@ class Dispatcher:
                     except Exception:
                         self._delivery_failed(instruction.consumer)
                 elif instruction is None:
-                    if core.stop is not Stop.THROTTLED or not self._has_credit():
+                    if core.throttle is None or not self._has_credit(core.throttle):
                         break
                 elif type(instruction) is TurnOver:
                     self._turn_over = True
@@ -146,8 +147,6 @@ class Dispatcher:
                     self._carry_out(instruction)
             else:
                 self._run_at(self._loop.call_soon(self._run_again))
-            if core.throttle is not None and core.stop is not Stop.THROTTLED:
-                core.throttle.rest()
             if core.consumers:
                 self._readers.moved(self, core.read_position[:2])
                 if core.stop is Stop.NO_ENTRIES:
@@ -161,10 +160,12 @@ class Dispatcher:
         finally:
             self._running = False
 
-    def _has_credit(self) -> bool:
-        """False: what its rates let it deliver comes later, and then it goes on."""
-        assert self.core.throttle is not None
-        wait_s = self.core.throttle.ready(self._loop.time())
+    def _has_credit(self, throttle: Throttle) -> bool:
+        """False: it does not wait for its rates, or these let it deliver more later, and then it goes on."""
+        if self.core.stop is not Stop.THROTTLED:
+            throttle.rest()
+            return False
+        wait_s = throttle.ready(self._loop.time())
         if wait_s > 0:
             self._run_at(self._loop.call_later(wait_s, self._run_again))
         return wait_s == 0

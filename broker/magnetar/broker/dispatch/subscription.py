@@ -422,8 +422,7 @@ class Subscription:
     def count_rates(self, now: float) -> None:
         """Called every few seconds; `now` in seconds of the loop."""
         core = self._core
-        delivered = core.delivered_messages, core.delivered_bytes, core.redelivered_messages
-        self.rates.look(now, (*delivered, self.acked_messages))
+        self.rates.look(now, (*core.delivered, core.redelivered_messages, self.acked_messages))
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""

@@ -48,6 +48,11 @@ class TokenBucket:
         self._due_s = due + amount / self.rate
         return max(due - now_s, 0.0)
 
+    def begin_anew(self, rate: float) -> None:
+        """With another rate: what was reserved until some time was so by the old one."""
+        self.rate = rate
+        self._due_s = float("-inf")
+
     def give_back(self, amount: float) -> None:
         """The caller does not use so much of what it reserved."""
         self._due_s -= amount / self.rate
@@ -138,6 +143,7 @@ class Buckets:
             (self._of_bytes, size, True),
         ):
             if rate > 0:
-                bucket.rate = rate
+                if rate != bucket.rate:
+                    bucket.begin_anew(rate)
                 found.append(Limit(bucket, counts_bytes))
         return found

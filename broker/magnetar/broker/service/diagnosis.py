@@ -334,6 +334,33 @@ _CHECKS: Final[tuple[Callable[[_Seen], Finding | None], ...]] = (
 )  # fmt: skip
 
 
+def _limited(topic: Topic) -> Finding | None:
+    """A quota or a rate keeps its producers from publishing."""
+    limits, subject = topic.limits, f"topic {topic.name}"
+    policies = f"`magnetar topics policies {topic.name}"
+    if limits.refusal is not None or limits.held:
+        reason, consequence = (
+            limits.held,
+            "its producers wait, and what they send fails after their send_timeout",
+        )
+        if limits.refusal is not None:
+            reason, consequence = limits.refusal.message, "whatever its producers send fails"
+        cause, _, cure = reason.rpartition("; ")
+        command = policies + (
+            " --backlog-quota SIZE`" if "_bytes=" in cause else " --backlog-quota-age TIME`"
+        )
+        return Finding(CRITICAL, subject, cause, consequence, f"{cure} ({command})")
+    if limits.ahead:
+        return Finding(
+            WARNING, subject,
+            f"{counted(len(limits.ahead), 'producer sends', 'producers send')} more than {limits.publish_rates}, allows",
+            "they are held: what they send waits, and fails after their send_timeout",
+            f"let them send less, or raise that policy ({policies} --publish-rate N`, `magnetar brokers policies "
+            "--broker-publish-rate N`)",
+        )  # fmt: skip
+    return None
+
+
 def _of_topic(topic: Topic) -> Iterator[Finding]:
     for name, error in topic.subscriptions.recovery.unavailable.items():
         yield Finding(
@@ -347,6 +374,8 @@ def _of_topic(topic: Topic) -> Iterator[Finding]:
             WARNING, f"topic {topic.name}", f"its compaction failed: {compaction.error}",
             "readers of the compacted topic get old values as well", f"`magnetar topics compact {topic.name}` tries again",
         )  # fmt: skip
+    if (limited := _limited(topic)) is not None:
+        yield limited
     durable = [one for one in topic.subscriptions.values() if one.durable]
     if not durable:
         return
@@ -393,7 +422,7 @@ async def diagnose(broker: Broker, known: Mapping[str, str]) -> Diagnosis:
     findings = [
         _explained(subject, reason)
         for subject, reason in known.items()
-        if not subject.startswith("subscription ")  # these are looked at below
+        if not subject.startswith(("subscription ", "topic "))  # these are looked at below
     ]
     findings += _of_settings(settings, alone=broker.ownership.alone)
     topics = list(broker.topics.values())

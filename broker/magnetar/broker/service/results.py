@@ -201,6 +201,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     producers: list[ProducerStats]
     topic_epoch: int  # of the exclusive producer that was let in last; -1: none was
     waiting_producers: int  # for exclusive access
+    held_times: int  # that a producer was ahead of the publish rate, since it was loaded
     terminated: bool
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]

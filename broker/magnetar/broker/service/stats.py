@@ -83,6 +83,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         ],
         topic_epoch=ledger.record.topic_epoch,
         waiting_producers=topic.producers.waiting,
+        held_times=topic.limits.held_times,
         terminated=ledger.record.terminated,
         ledgers=[
             LedgerStats(
@@ -154,8 +155,8 @@ async def _subscription_stats(
         backlog_age_ms=offsets.age_ms(mark, dispatch.source.get(mark[:2])),
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
-        messages_out=dispatch.delivered_messages,
-        bytes_out=dispatch.delivered_bytes,
+        messages_out=dispatch.delivered[0],
+        bytes_out=dispatch.delivered[1],
         message_rate_out=rates[0],
         byte_rate_out=rates[1],
         redelivery_rate=rates[2],

@@ -21,6 +21,9 @@ from .stats import TopicOffsets
 _TOPIC: Final = ("topic",)
 _BOTH: Final = ("topic", "subscription")
 _AGE: Final = "subscription_oldest_unacknowledged_seconds"
+_QUOTA: Final = "quota"
+_QUOTA_AGE: Final = "quota_age"
+_LARGEST: Final = (_AGE, _QUOTA, _QUOTA_AGE)  # are not summed
 _SINCE = "since this broker loaded the topic"
 _TOPICS_PER_TURN = 50  # a millisecond or two of the loop
 
@@ -75,6 +78,15 @@ PULSAR_METRICS: Final[Mapping[str, PulsarMetric]] = {
     "pulsar_subscriptions_count": PulsarMetric("Subscriptions", _P_TOPIC, False, "subscriptions"),
     "pulsar_consumers_count": PulsarMetric("Connected consumers", _P_TOPIC, False, "consumers"),
     "pulsar_storage_size": PulsarMetric("Bytes the topic holds, one copy", _P_TOPIC, False, "stored_bytes"),
+    "pulsar_storage_backlog_quota_limit": PulsarMetric(
+        "Bytes that a subscription may have unacknowledged, -1: any number", _P_TOPIC, False, _QUOTA,
+    ),
+    "pulsar_storage_backlog_quota_limit_time": PulsarMetric(
+        "Seconds for which a message may be unacknowledged, -1: any time", _P_TOPIC, False, _QUOTA_AGE,
+    ),
+    "pulsar_publish_rate_limit_times": PulsarMetric(
+        "Times that a producer was held as it was ahead of the publish rate", _P_TOPIC, True, "held_times",
+    ),
     "pulsar_storage_logical_size": PulsarMetric("The same", _P_TOPIC, False, "stored_bytes"),
     "pulsar_subscription_back_log": PulsarMetric(
         "Messages behind the mark-delete position", _P_BOTH, False, "subscription_backlog_messages",
@@ -144,7 +156,7 @@ def _add(found: dict[str, Rows], labels: tuple[str, ...], figures: Mapping[str, 
     for name, number in figures.items():
         rows = found.setdefault(name, {})
         before = rows.get(labels, 0.0)
-        rows[labels] = max(before, number) if name == _AGE else before + number
+        rows[labels] = max(before, number) if name in _LARGEST and labels in rows else before + number
 
 
 def _of_topic(topic: Topic) -> Mapping[str, float]:
@@ -165,8 +177,16 @@ def _of_topic(topic: Topic) -> Mapping[str, float]:
         "producers": len(topic.producers),
         "subscriptions": len(topic.subscriptions.values()),
         "consumers": len(topic.subscriptions.consumers),
+        _QUOTA: _limit(topic, "backlog_quota_bytes", 1),
+        _QUOTA_AGE: _limit(topic, "backlog_quota_age_ms", 1000),
+        "held_times": topic.limits.held_times,
         "stored_bytes": sum(info.size for info in topic.ledger.list.ledgers),
     }
+
+
+def _limit(topic: Topic, policy: str, scale: int) -> float:
+    value: int = topic.limits.value(policy)
+    return value / scale if value > 0 else -1
 
 
 def _of_subscription(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Mapping[str, float]:
@@ -185,8 +205,8 @@ def _of_subscription(topic: Topic, subscription: Subscription, offsets: TopicOff
         "blocked": dispatch.tracker.blocked_on_unacked_messages,
         "delayed": topic.delays.messages_from(mark) if dispatch.tracker.individual_acks else 0,
         "connected": len(subscription.consumers),
-        "messages_out": dispatch.delivered_messages,
-        "bytes_out": dispatch.delivered_bytes,
+        "messages_out": dispatch.delivered[0],
+        "bytes_out": dispatch.delivered[1],
         "rate_out": rates[0],
         "throughput_out": rates[1],
         "rate_redeliver": rates[2],

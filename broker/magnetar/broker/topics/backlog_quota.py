@@ -16,6 +16,7 @@ entry at its mark is read once for each place where it stands. So a quota may be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from itertools import chain
@@ -86,7 +87,9 @@ class BacklogQuota:
         if not self._watched:
             return
         self._check_soon()
-        await self._jobs.wait(_CHECK)
+        with contextlib.suppress(TimeoutError):  # a disk may hang, and publishing does not need it
+            async with asyncio.timeout(CHECK_S):
+                await self._jobs.wait(_CHECK)
         self._next(CHECK_S)  # as soon as there are producers
         if self._limits.held:
             new_port(claim.epoch).send_delayed(BacklogQuotaExceeded(self._limits.held))
@@ -166,7 +169,7 @@ class BacklogQuota:
     def _act(self, exceeded: dict[str, str]) -> None:
         """By action, why."""
         refused = exceeded.get("refuse")
-        self._limits.refusal = None if refused is None else BacklogQuotaExceeded(refused)
+        self._limits.refuse(None if refused is None else BacklogQuotaExceeded(refused))
         self._limits.held = exceeded.get("hold", "")
         if self._limits.held:
             self._go_on.clear()

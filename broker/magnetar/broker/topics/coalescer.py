@@ -272,6 +272,10 @@ class Coalescer:
         """The oldest entry."""
         return self._entries[0]
 
+    def sessions(self) -> list[ProducerSession]:
+        """Whose groups are queued, each once."""
+        return list(dict.fromkeys(run.session for entry in self._entries for run in entry.runs))
+
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""
         return self._entries.pop(0)

@@ -5,6 +5,7 @@ paths of messages a comparison a run.
 
     publish rate    a run is queued; entries are cut to a quantum, and wait in front of the ledger until the throttle is open
                     HOLD_AT entries queued --> their producers are held; GO_ON_AT --> they go on
+                    one waits for HOLD_S   --> its producers are held;   nothing  --> they go on
     dispatch rates  a throttle for each subscription: its own rate, then that of the topic, then that of the broker
     maxima          looked at when somebody comes; who is there stays when a maximum is lowered
     subscribe rate  by subscription and by the name that the consumer chose; more often is refused for the moment
@@ -32,7 +33,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 
 from ..dispatch.subscription import Subscription
-from ..resources.rates import Limit, Throttle, limits_of
+from ..resources.rates import UNLIMITED_AMOUNT, Limit, Throttle, limits_of
 from .coalescer import Coalescer
 from .components import Components
 from .core.producers import Producers, ProducerSession
@@ -41,10 +42,13 @@ from .policies import Resolved
 # Of queued entries, which have a quantum of the rate at most: 200 ms, and half of that.
 HOLD_AT = 10
 GO_ON_AT = 5
+HOLD_S = 0.2  # an entry that waits for longer: a slow rate, or a large batch before it
 MAX_SUBSCRIBERS = 10_000  # whose subscribing is counted: of more, those that began first are forgotten
 MESSAGE_OVERHEAD_BYTES = 64  # of a batch, for each message: what is not its value
 
-
+PUBLISH_RATES = (
+    "publish_rate_messages", "publish_rate_bytes", "broker_publish_rate_messages", "broker_publish_rate_bytes",
+)  # fmt: skip
 # What one more meets, by policy.
 MAXIMA: dict[str, type[MagnetarError]] = {
     "max_producers": ProducerBusy,
@@ -59,7 +63,8 @@ class TopicLimits:
 
     __slots__ = (
         "_append_soon", "_coalescer", "_components", "_dispatch", "_in_force", "_loop", "_name", "_producers",
-        "_resolved", "_subscribed", "_timer", "ahead", "held", "max_message_bytes", "publish", "refusal",
+        "_resolved", "_slow", "_subscribed", "_timer", "ahead", "held", "held_times", "max_message_bytes", "publish",
+        "refusal", "unchecked_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -84,8 +89,10 @@ class TopicLimits:
         self.max_message_bytes = 0  # 0: what the broker takes
         # Set by the backlog quota: why all producers are held, and why what they send is refused.
         self.held = ""
-        self.refusal: MagnetarError | None = None
+        self.refuse(None)
         self.ahead: dict[ProducerSession, None] = {}  # held for being ahead of the publish rate
+        self.held_times = 0  # that a producer was ahead of it
+        self._slow = False  # whoever sends something is ahead
         self._timer: asyncio.TimerHandle | None = None
         self._dispatch: list[Limit] = []  # of the topic and of the broker
         self._subscribed: dict[tuple[str, str], tuple[float, int]] = {}  # since when, and how often
@@ -97,12 +104,8 @@ class TopicLimits:
             return False
         self._resolved = resolved
         of = self.value
-        publish = [
-            *limits_of(of("publish_rate_messages"), of("publish_rate_bytes")),
-            *self._components.publish_rates.limits(
-                of("broker_publish_rate_messages"), of("broker_publish_rate_bytes")
-            ),
-        ]
+        own, own_bytes, shared, shared_bytes = map(of, PUBLISH_RATES)
+        publish = [*limits_of(own, own_bytes), *self._components.publish_rates.limits(shared, shared_bytes)]
         if self.publish is not None:
             self.publish.rest()
         self.publish = Throttle(publish) if publish else None
@@ -114,6 +117,7 @@ class TopicLimits:
             ),
         )
         self._go_on()
+        self.stop()  # the wait was one of the old rate
         if self._coalescer:
             self._append_soon()
         self._dispatch = [
@@ -124,6 +128,7 @@ class TopicLimits:
         ]
         largest: int = of("max_message_bytes")
         self.max_message_bytes = largest if largest < self._components.settings.max_message_bytes else 0
+        self.refuse(self.refusal)
         for subscription in subscriptions:
             self.apply(subscription)
         return True
@@ -142,11 +147,19 @@ class TopicLimits:
 
     def queued(self, session: ProducerSession) -> None:
         """There is a publish rate, and something of a session was queued."""
-        if len(self._coalescer) >= HOLD_AT and session not in self.ahead:
+        if self._slow or len(self._coalescer) >= HOLD_AT:
+            self._hold(session)
+
+    def _hold(self, session: ProducerSession) -> None:
+        if session not in self.ahead:
             self.ahead[session] = None
-            session.hold(
-                f"topic {self._name} takes no more for now: its publish rate, or that of its broker, is reached"
-            )
+            self.held_times += 1
+            session.hold(f"topic {self._name} takes no more for now: {self.publish_rates} is reached")
+
+    @property
+    def publish_rates(self) -> str:
+        """There is one: what they are, for errors."""
+        return " or ".join(self.source(policy) for policy in PUBLISH_RATES if self.value(policy) > 0)
 
     def may_append(self) -> bool:
         """There is a publish rate: whether the next entry may be appended now; else `append_soon` is called when it may.
@@ -158,9 +171,13 @@ class TopicLimits:
         if self._producers.stopped is None and (wait_s := throttle.ready(self._loop.time())) > 0:
             if self._timer is None:
                 self._timer = self._loop.call_later(wait_s, self._wait_is_over)
+                if wait_s > HOLD_S:
+                    self._slow = True
+                    for session in coalescer.sessions():
+                        self._hold(session)
             return False
         throttle.spend(coalescer.first.messages, coalescer.first.size)
-        if len(coalescer) <= GO_ON_AT:
+        if len(coalescer) <= (1 if self._slow else GO_ON_AT):
             self._go_on()
         if len(coalescer) == 1:
             throttle.rest()
@@ -171,13 +188,24 @@ class TopicLimits:
         self._append_soon()
 
     def _go_on(self) -> None:
+        self._slow = False
         if self.ahead:
             ahead, self.ahead = self.ahead, {}
             for session in ahead:
                 session.hold(self.held)
 
-    def first_too_large(self, groups: AdmittedGroups) -> tuple[AdmittedGroups, int, MagnetarError] | None:
-        """There is a `max_message_bytes`: groups before the first that surely has a larger message, its id, and why."""
+    def refuse(self, reason: MagnetarError | None) -> None:
+        """Whatever is sent, or (None) not any more."""
+        self.refusal = reason
+        self.unchecked_bytes = -1 if reason is not None else self.max_message_bytes or UNLIMITED_AMOUNT
+
+    def first_refused(self, groups: AdmittedGroups) -> tuple[AdmittedGroups, int, MagnetarError] | None:
+        """Groups before the first that is refused or surely has too large a message, its id, and why.
+
+        Asked for groups of more than `unchecked_bytes` together.
+        """
+        if self.refusal is not None:
+            return groups.part(0, 0), groups.sequence_ids[0], self.refusal
         most = self.max_message_bytes + MESSAGE_OVERHEAD_BYTES
         for position, (batch, count) in enumerate(zip(groups.batches, groups.counts)):
             if len(batch) - BATCH_HEADER_BYTES > most * count:
@@ -244,3 +272,4 @@ class TopicLimits:
         """The topic ends."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None

@@ -344,11 +344,8 @@ class Topic:
         """
         if session.state is not SessionState.OPEN or not groups.batches:
             return
-        limits, totals = self.limits, measure(groups)
-        if limits.refusal is not None:
-            session.fail(groups.sequence_ids[0], limits.refusal)
-            return
-        if 0 < limits.max_message_bytes < totals.size and (found := limits.first_too_large(groups)):
+        totals = measure(groups)
+        if totals.size > self.limits.unchecked_bytes and (found := self.limits.first_refused(groups)):
             fitting, sequence_id, error = found
             self.publish(session, fitting.part(0, 0) if whole else fitting)
             session.fail(sequence_id if not whole else groups.sequence_ids[0], error)

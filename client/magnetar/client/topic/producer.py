@@ -138,7 +138,8 @@ class TopicProducer:
         )
         self._receipts_from: BrokerConnection | None = None  # of the current epoch, if they can come
         self._epoch = -1
-        self._held = ""  # why nothing is to be written in this epoch for now
+        self._hold = (-1, "")  # an epoch, and why nothing is to be written in it for now
+        self._held = ""  # the same of the current epoch
         self._send_header = self._receipt_header = b""
 
     @property
@@ -531,7 +532,6 @@ class TopicProducer:
             self._close_batch()
         self.last_sequence_id = max(stored, self.last_sequence_id)
         self._epoch = int(answer["epoch"])
-        self._held = ""
         self.max_message_bytes = min(
             self._pool.options.max_message_bytes, connection.connection.max_message_bytes
         )
@@ -548,6 +548,7 @@ class TopicProducer:
     def attached(self) -> None:
         """Sends what is not confirmed."""
         self._outbox.rewind()
+        self._heed()
         self._note_failed(self._outbox.fail_larger(self._max_group_bytes))
         self._write()
 
@@ -558,11 +559,17 @@ class TopicProducer:
                 self._send_failed(command)
             case SendDelayed() if self._attachment.connection is None:
                 self._attachment.waits_for(command.message)  # others have the topic
-            case HoldProducer() if command.epoch == self._epoch:
-                self._held = self._outbox.delay_reason = command.reason
+            case HoldProducer() if command.epoch >= self._epoch:
+                self._hold = command.epoch, command.reason
+                self._heed()
                 self._write()
             case SendDelayed() if command.epoch == self._epoch:
                 self._outbox.delay_reason = command.message  # why what was sent waits at the broker
+
+    def _heed(self) -> None:
+        """What the broker sent behind the answer to an opening may be here before it is known what epoch that began."""
+        epoch, reason = self._hold
+        self._held = self._outbox.delay_reason = reason if epoch == self._epoch else ""
 
     def detached(self, error: BaseException | None) -> None:
         """Nothing more is written. A frame that the broker refused as too large is not sent again.

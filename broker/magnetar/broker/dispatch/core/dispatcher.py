@@ -76,7 +76,8 @@ class DispatchCore:
         self._settings = settings
         self._counters = counters
         self._delays = delays
-        self.delivered_messages = self.delivered_bytes = self.redelivered_messages = 0
+        self.redelivered_messages = 0
+        self._delivered_before = 0, 0  # messages and bytes, to consumers that have left
         self._durable = durable
         self._out: list[Instruction] = []  # a few: decided, not yet polled
         self.consumers: list[Consumer] = []
@@ -183,6 +184,8 @@ class DispatchCore:
 
     def limit(self, throttle: Throttle | None, max_per_consumer: int, max_per_subscription: int) -> None:
         """What holds from now on: the rates, and the caps of the tracker."""
+        if self.throttle is not None:
+            self.throttle.rest()
         self.throttle = throttle
         self.tracker.set_caps(max_per_consumer, max_per_subscription, self.consumers)
         for consumer in self.consumers:
@@ -259,10 +262,21 @@ class DispatchCore:
         self._report_active(active)
         self._set_timer()
 
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Messages and bytes, to all consumers that there were."""
+        messages, size = self._delivered_before
+        return (
+            messages + sum(one.delivered_messages for one in self.consumers),
+            size + sum(one.delivered_bytes for one in self.consumers),
+        )
+
     def left(self, consumer: Consumer) -> None:
         """What it had not acknowledged is delivered again; what it had handed out counts."""
         assert self._selector is not None
         self.consumers.remove(consumer)
+        messages, size = self._delivered_before
+        self._delivered_before = messages + consumer.delivered_messages, size + consumer.delivered_bytes
         consumer.closed = True
         active = self.active
         rewind = self._selector.left(consumer)
@@ -734,8 +748,6 @@ class DispatchCore:
         consumer.byte_permits -= size
         consumer.delivered_messages += messages
         consumer.delivered_bytes += size
-        self.delivered_messages += messages
-        self.delivered_bytes += size
         if redeliveries:
             self.redelivered_messages += messages
         self._counters.delivered(messages, size)

@@ -30,10 +30,11 @@ _TOPIC: Final = {
     "msgThroughputOut": "byte_rate_out", "bytesInCounter": "bytes_in", "msgInCounter": "messages_in",
     "bytesOutCounter": "bytes_out", "msgOutCounter": "messages_out", "storageSize": "stored_bytes",
     "offloadedStorageSize": "archived_bytes", "waitingPublishers": "waiting_producers",
+    "publishRateLimitedTimes": "held_times",
 }  # fmt: skip
 _NOT_OF_TOPICS: Final = {
     **dict.fromkeys(
-        "systemTopicBytesInCounter bytesOutInternalCounter publishRateLimitedTimes earliestMsgPublishTimeInBacklogs "
+        "systemTopicBytesInCounter bytesOutInternalCounter earliestMsgPublishTimeInBacklogs "
         "lastOffloadLedgerId lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount "
         "committedTxnCount nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes".split(), 0
     ),
