@@ -124,6 +124,8 @@ def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"typer", "rich", "structlog", "aiohttp", "prometheus_client", "magnetar.client"}
+    # Of a cluster alone.
+    assert not loaded & {"magnetar.ledger.replication", "magnetar.broker.ownership.cluster_ownership"}
 
 
 async def test_rule_46_a_failed_import_is_answered_and_tried_again(

@@ -3,7 +3,8 @@
 Daemons (`starters`) and commands make the parts that they need, one from another; what is made later is closed earlier. On a
 stop the broker drains while its clients are still connected, so that receipts of what was stored reach them; the bookie goes
 last, since everything above writes to it. Settings and components come in, so that the simulation runs this very class on a
-simulated loop, disk and network.
+simulated loop, disk and network. What a standalone service does not use (replication) is imported by what does: a tenth of
+all imports of its start.
 
     DATA/LOCK       held by this process alone: a second one is refused at once (the bookie's own lock is shared with its
                     journal writer, and a successor waits for that)
@@ -17,7 +18,7 @@ import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.bookie import Bookie, BookieComponents, BookieSettings, open_bookie
 from magnetar.bookie.components import os_components
@@ -42,9 +43,6 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.ledger.identities import MOST_INTRODUCTIONS
-from magnetar.ledger.replication.auto_recovery import AutoRecovery
-from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
-from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
@@ -58,6 +56,10 @@ from magnetar.runtime.files import Files, OsFiles
 
 from .metadata import open_shared_metadata, system_rng
 from .settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from magnetar.ledger.replication.auto_recovery import AutoRecovery
+    from magnetar.ledger.replication.cluster_watch import ClusterWatch
 
 Address = tuple[str, int]
 Failure = Callable[[MagnetarError], None]
@@ -225,6 +227,8 @@ class Service:
                 cluster=cluster,
             )
             if in_cluster:
+                from magnetar.ledger.replication.leftovers import StoredAssignments
+
                 await refuse_emptied(self.components.files, self.settings.bookie, metadata, cluster)
                 timed = TimedStore(metadata, self.settings.ledger.metadata_timeout_s)
                 assignments = StoredAssignments(StoredLedgers(timed), "")  # named once the cookie is read
@@ -280,6 +284,8 @@ class Service:
         self, metadata: MetadataStore, name: str, watch: ClusterWatch | None = None
     ) -> Storage:
         """The bookies that registered in the metadata of a cluster; by the `watch` nothing new is put on drained ones."""
+        from magnetar.ledger.replication.cluster_watch import PlacedBookies
+
         registered = await RegisteredBookies.open(
             metadata, metadata_timeout_s=self.settings.ledger.metadata_timeout_s
         )
@@ -325,6 +331,8 @@ class Service:
 
     async def operator_ledgers(self, metadata: MetadataStore) -> LedgerClient:
         """The ledgers of a cluster, for a command: nothing new is placed on bookies that are drained."""
+        from magnetar.ledger.replication.cluster_watch import ClusterWatch
+
         watch = ClusterWatch(TimedStore(metadata, self.settings.ledger.metadata_timeout_s))
         await watch.read()
         return self.ledgers(await self.shared_storage(metadata, "operator", watch))
@@ -369,6 +377,8 @@ class Service:
 
     async def repairs(self, metadata: MetadataStore, owner: str) -> AutoRecovery:
         """Not started yet: what an operator asks for needs no start."""
+        from magnetar.ledger.replication.auto_recovery import AutoRecovery
+
         storage = await self.shared_storage(metadata, "autorecovery")
         repairs = AutoRecovery(
             metadata,

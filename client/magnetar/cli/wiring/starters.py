@@ -19,27 +19,26 @@ from typing import TYPE_CHECKING
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.status import bookie_info, bookie_problems
-from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
-from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
 from magnetar.broker.settings import UNNAMED
 from magnetar.ledger import StaticBookies
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
-from magnetar.ledger.replication.auto_recovery import AutoRecovery
-from magnetar.ledger.replication.cluster_watch import ClusterWatch
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.paths import known_broker_path
 from magnetar.metadata.registration import Registration
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 
-from .cluster_facts import ClusterHealth
 from .health import Started, autorecovery_reasons, bookie_reasons, broker_reasons
 from .service import Address, Service
 from .settings import ServiceSettings, format_host, parse_bookies
 
 if TYPE_CHECKING:
     from magnetar.broker import Broker
+    from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
+    from magnetar.ledger.replication.auto_recovery import AutoRecovery
     from magnetar.runtime.metrics import Metrics
+
+    from .cluster_facts import ClusterHealth
 
 
 async def start_standalone(service: Service) -> Started:
@@ -149,6 +148,8 @@ async def start_broker(service: Service) -> Started:
             lambda: broker_reasons(settings, len(listed.writable())),
             broker=broker,
         )
+    from magnetar.ledger.replication.cluster_watch import ClusterWatch
+
     service.lock_data()
     metadata = await service.shared_metadata()
     watch = ClusterWatch(TimedStore(metadata, settings.ledger.metadata_timeout_s))
@@ -184,6 +185,9 @@ def _named(settings: ServiceSettings) -> ServiceSettings:
 
 
 def _ownership(service: Service, metadata: MetadataStore) -> ClusterOwnership:
+    from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
+    from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
+
     settings, components = service.settings, service.components
     return ClusterOwnership(
         metadata,
@@ -246,6 +250,8 @@ def _metrics(
 
 
 def _cluster_health(service: Service, metadata: MetadataStore) -> ClusterHealth:
+    from .cluster_facts import ClusterHealth
+
     health = ClusterHealth(metadata)
     service.stops.push_async_callback(health.close)
     return health
