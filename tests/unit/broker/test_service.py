@@ -126,8 +126,6 @@ def test_the_table_of_operations() -> None:
         "BrokerService.change_topic_policies": Operation("set_policies", TOPIC),
         "BrokerService.namespace_policies": Operation("get_policies", "namespace"),
         "BrokerService.change_namespace_policies": Operation("set_policies", "namespace"),
-        "BrokerService.broker_policies": Operation("get_policies", "cluster"),
-        "BrokerService.change_broker_policies": Operation("set_policies", "cluster"),
         "BrokerService.create_subscription": Operation("create_subscription", TOPIC),
         "BrokerService.seek_subscription": Operation("seek_subscription", TOPIC),
         "BrokerService.skip_messages": Operation("skip_messages", TOPIC),

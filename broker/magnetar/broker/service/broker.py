@@ -296,42 +296,29 @@ class BrokerService:
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
-        """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
-        await self._broker.objects.get(NAMESPACE, namespace)
+        """Those of `tenant/namespace`, or ALL_BROKERS; and what is in force for its topics that have none of their own."""
+        if namespace != ALL_BROKERS:
+            await self._broker.objects.get(NAMESPACE, namespace)
         found = await self._broker.namespaces.read(namespace)
-        return PoliciesFound(
-            found.policies, found.version, (await self._broker.namespaces.in_force(namespace)).rows()
-        )
+        in_force = await self._broker.namespaces.in_force(namespace)
+        return PoliciesFound(found.policies, found.version, in_force.rows())
 
     @on_namespace("set_policies")
     async def change_namespace_policies(
         self, namespace: str, changes: Mapping[str, Any], *, make: bool = False
     ) -> int:
-        """As `Policies.changed`; the new version. Raises NotFound, InvalidArgument.
+        """As `Policies.changed`, of `tenant/namespace` or ALL_BROKERS; the new version. Raises NotFound, InvalidArgument.
 
         `make`: of a namespace that its first topic would make as well.
         """
-        if make:
-            await self._broker.creation.existing(namespace)
-        found = await self._broker.objects.get(NAMESPACE, namespace)
+        exists = False
+        if namespace != ALL_BROKERS:
+            if make:
+                await self._broker.creation.existing(namespace)
+            exists = (await self._broker.objects.get(NAMESPACE, namespace)).version != ABSENT
         before = await self._broker.namespaces.in_force(namespace)
-        await self._check_possible(before, changes, "namespace")
-        return await self._broker.namespaces.change(namespace, changes, exists=found.version != ABSENT)
-
-    @on_cluster("get_policies")
-    async def broker_policies(self) -> PoliciesFound:
-        """Those that are set for all brokers, and what is in force for topics whose namespaces have none."""
-        found = await self._broker.namespaces.read(ALL_BROKERS)
-        return PoliciesFound(
-            found.policies, found.version, (await self._broker.namespaces.in_force(ALL_BROKERS)).rows()
-        )
-
-    @on_cluster("set_policies")
-    async def change_broker_policies(self, changes: Mapping[str, Any]) -> int:
-        """As `Policies.changed`; the new version. Raises InvalidArgument."""
-        before = await self._broker.namespaces.in_force(ALL_BROKERS)
-        await self._check_possible(before, changes, "broker")
-        return await self._broker.namespaces.change(ALL_BROKERS, changes)
+        await self._check_possible(before, changes, before.levels[0][0])
+        return await self._broker.namespaces.change(namespace, changes, exists=exists)
 
     async def _policies_of(
         self, name: TopicName

@@ -7,12 +7,18 @@ from typing import Any
 
 import msgspec
 
-from magnetar.proto.errors import InvalidArgument, NotAllowed
+from magnetar.proto.errors import InvalidArgument, NodeNotEmpty, NotAllowed, NotEmpty, NotFound
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
-from ..log.records import ClusterRecord, NamespaceRecord, TenantRecord
-from ..tenancy.objects import CLUSTER, NAMESPACE, TENANT
+from ..log.records import (
+    NAMESPACES_ROOT,
+    ClusterRecord,
+    NamespaceRecord,
+    TenantRecord,
+    tenant_path,
+)
+from ..tenancy.objects import CLUSTER, DEFAULT, NAMESPACE, PUBLIC, TENANT
 from ..topics.registry import Broker
 from .diagnosis import busy_namespace
 from .operations import on_cluster, on_namespace, on_tenant, on_topic
@@ -43,7 +49,7 @@ class TenancyService:
     @on_cluster("change_clusters")
     async def create_cluster(self, name: str, data: Mapping[str, Any]) -> None:
         """Raises AlreadyExists."""
-        await self._objects.create_cluster(name, data)
+        await self._objects.create(CLUSTER, name, ClusterRecord(dict(data), []))
 
     @on_cluster("change_clusters")
     async def update_cluster(self, name: str, data: Mapping[str, Any]) -> None:
@@ -52,20 +58,27 @@ class TenancyService:
 
     @on_cluster("change_clusters")
     async def set_peer_clusters(self, name: str, peers: Sequence[str]) -> None:
-        """Raises NotFound, InvalidArgument."""
-        await self._objects.set_peers(name, peers)
+        """The clusters that Pulsar's users call its peers. Raises NotFound, InvalidArgument."""
+        for peer in peers:
+            if peer == name or await self._objects.find(CLUSTER, peer) is None:
+                raise InvalidArgument(f"Peer cluster {peer} does not exist, or is the cluster itself")
+        await self._objects.change(CLUSTER, name, lambda was: _replace(was, peers=list(peers)))
 
     @on_cluster("change_clusters")
     async def delete_cluster(self, name: str) -> None:
-        """Raises NotFound, InvalidArgument."""
-        await self._objects.delete_cluster(name)
+        """Raises NotFound, and InvalidArgument for the broker's own one."""
+        found = await self._objects.get(CLUSTER, name)
+        if name == self._broker.settings.cluster_name:
+            raise InvalidArgument(f"Cluster {name} is the one that answers (broker.cluster_name), and stays")
+        await self._objects.delete(CLUSTER, name, found.version)
 
     # --- tenants -----------------------------------------------------------------------------------------------------
 
     @on_cluster("list_tenants")
     async def tenants(self) -> list[str]:
         """By name."""
-        return await self._objects.tenants()
+        found = {PUBLIC, *await self._broker.metadata.children(NAMESPACES_ROOT)}
+        return sorted(found.difference(await self._objects.deletions()))
 
     @on_tenant("get_tenant")
     async def tenant(self, tenant: str) -> TenantRecord:
@@ -77,7 +90,8 @@ class TenancyService:
         self, tenant: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] | None = None
     ) -> None:
         """`allowed_clusters` None: all that there are. Raises AlreadyExists, InvalidArgument."""
-        await self._objects.create_tenant(tenant, admin_roles, allowed_clusters)
+        record = await self._objects.new_tenant(admin_roles, allowed_clusters)
+        await self._objects.create(TENANT, tenant, record)
 
     @on_tenant("change_tenants")
     async def update_tenant(
@@ -105,15 +119,30 @@ class TenancyService:
         if force:
             self._check_force("tenants")
             await self._broker.deletions.delete_tenant(tenant)
-        else:
-            await self._objects.delete_tenant(tenant)
+            return
+        found = await self._objects.find(TENANT, tenant)
+        if found is None:
+            raise NotFound(f"Tenant doesn't exist: there is no {tenant}")
+        try:
+            if tenant == PUBLIC:
+                raise NodeNotEmpty
+            await self._objects.delete(TENANT, tenant, found.version)
+        except NodeNotEmpty:
+            names = ", ".join(sorted(await self._broker.metadata.children(tenant_path(tenant)))) or "default"
+            raise NotEmpty(
+                f"The tenant still has active namespaces: {tenant} has {names:.500}; delete them first, or all with force"
+            ) from None
 
     # --- namespaces --------------------------------------------------------------------------------------------------
 
     @on_tenant("list_namespaces")
     async def namespaces(self, tenant: str) -> list[str]:
         """`tenant/namespace` of each, by name. Raises NotFound."""
-        return await self._objects.namespaces(tenant)
+        await self._objects.get(TENANT, tenant)
+        found = {f"{tenant}/{name}" for name in await self._broker.metadata.children(tenant_path(tenant))}
+        if tenant == PUBLIC:
+            found.add(DEFAULT)
+        return sorted(found.difference(await self._objects.deletions()))
 
     @on_namespace("get_policies")
     async def namespace(self, namespace: str) -> NamespaceRecord:
@@ -154,33 +183,35 @@ class TenancyService:
         self, namespace: str, properties: Mapping[str, str], *, only: bool = False
     ) -> None:
         """These, beside those there are, or `only` these. Raises NotFound."""
-        await self._change(
-            namespace,
-            lambda was: _replace(
-                was, properties={} | dict(properties) if only else was.properties | properties
-            ),
-        )
+
+        def edit(was: NamespaceRecord) -> NamespaceRecord:
+            return _replace(was, properties={**({} if only else was.properties), **properties})
+
+        await self._objects.change(NAMESPACE, namespace, edit)
 
     @on_namespace("set_policies")
     async def remove_property(self, namespace: str, key: str) -> str | None:
         """What it was; None: there was none. Raises NotFound."""
-        found: list[str | None] = [None]
+        found = None
 
         def edit(was: NamespaceRecord) -> NamespaceRecord:
+            nonlocal found
             left = dict(was.properties)
-            found[0] = left.pop(key, None)
+            found = left.pop(key, None)
             return _replace(was, properties=left)
 
-        await self._change(namespace, edit)
-        return found[0]
+        await self._objects.change(NAMESPACE, namespace, edit)
+        return found
 
     @on_namespace("grant_permissions")
     async def grant(self, namespace: str, role: str, actions: Sequence[str]) -> None:
         """The role may do this in the namespace, and nothing else; none: nothing any more. Raises NotFound."""
         _check(role, actions)
-        await self._change(
-            namespace, lambda was: _replace(was, permissions=_granted(was.permissions, role, actions))
-        )
+
+        def edit(was: NamespaceRecord) -> NamespaceRecord:
+            return _replace(was, permissions=_granted(was.permissions, role, actions))
+
+        await self._objects.change(NAMESPACE, namespace, edit)
 
     @on_topic("grant_permissions")
     async def grant_topic(self, name: TopicName, role: str, actions: Sequence[str]) -> None:
@@ -189,10 +220,9 @@ class TenancyService:
         topic = str(name)
 
         def edit(was: NamespaceRecord) -> NamespaceRecord:
-            roles = _granted(was.topic_permissions.get(topic, {}), role, actions)
-            return was.with_permissions(topic, roles)
+            return was.with_permissions(topic, _granted(was.topic_permissions.get(topic, {}), role, actions))
 
-        await self._change(name.full_namespace, edit)
+        await self._objects.change(NAMESPACE, name.full_namespace, edit)
 
     @on_topic("get_permissions")
     async def topic_permissions(self, name: TopicName) -> dict[str, list[str]]:
@@ -202,9 +232,6 @@ class TenancyService:
         for role, actions in record.topic_permissions.get(str(name), {}).items():
             found[role] = sorted({*found.get(role, []), *actions}, key=ACTIONS.index)
         return found
-
-    async def _change(self, namespace: str, edit: Any) -> None:
-        await self._objects.change(NAMESPACE, namespace, edit)
 
 
 def _granted(before: dict[str, list[str]], role: str, actions: Sequence[str]) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from magnetar.proto.errors import (
     TopicNotFound,
     VersionConflict,
 )
-from magnetar.proto.ids import DOMAINS, TopicName
+from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import Jobs, LongTask, on_change
 from magnetar.runtime.timeouts import TimeLimit
 
@@ -216,11 +217,8 @@ class Deletions:
         return found
 
     async def _partitioned_topics(self, namespace: str) -> list[TopicName]:
-        return [
-            TopicName.parse(f"{domain}://{namespace}/{name}")
-            for domain in DOMAINS
-            for name in await self._metadata.children(f"{PARTITIONED_ROOT}/{namespace}/{domain}")
-        ]
+        names = await list_topics(self._metadata, namespace, count=sys.maxsize, root=PARTITIONED_ROOT)
+        return [TopicName.parse(name) for name in names]
 
     async def _delete_topics(self, namespace: str) -> None:
         """Those that are this broker's; one that cannot be deleted now costs itself only (rule 48)."""

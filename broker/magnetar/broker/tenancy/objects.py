@@ -18,7 +18,7 @@ Texts begin as those of Pulsar, which its users know.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -31,8 +31,6 @@ from magnetar.metadata.store import Create, Operation
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
-    NodeNotEmpty,
-    NotEmpty,
     NotFound,
     NotFoundInStore,
     VersionConflict,
@@ -46,7 +44,6 @@ from ..log.records import (
     CLUSTERS_ROOT,
     DELETIONS_ROOT,
     FORCED,
-    NAMESPACES_ROOT,
     ClusterRecord,
     NamespaceRecord,
     Stored,
@@ -69,14 +66,17 @@ class Kind(NamedTuple, Generic[R]):
     """What the three have in common."""
 
     what: str
+    known: str  # there is one already
     record: type[R]
     path: Callable[[str], str]
     check: Callable[[str], str]  # of a name: raises InvalidArgument
 
 
-CLUSTER = Kind("Cluster", ClusterRecord, cluster_path, partial(check_name, "cluster"))
-TENANT = Kind("Tenant", TenantRecord, tenant_path, partial(check_name, "tenant"))
-NAMESPACE = Kind("Namespace", NamespaceRecord, namespace_path, check_namespace)
+CLUSTER = Kind(
+    "Cluster", "Cluster already exists", ClusterRecord, cluster_path, partial(check_name, "cluster")
+)
+TENANT = Kind("Tenant", "Tenant already exist", TenantRecord, tenant_path, partial(check_name, "tenant"))
+NAMESPACE = Kind("Namespace", "Namespace already exists", NamespaceRecord, namespace_path, check_namespace)
 
 
 class Objects:
@@ -118,19 +118,6 @@ class Objects:
         """By name."""
         return sorted({self._settings.cluster_name, *await self._metadata.children(CLUSTERS_ROOT)})
 
-    async def tenants(self) -> list[str]:
-        """By name."""
-        found = {PUBLIC, *await self._metadata.children(NAMESPACES_ROOT)}
-        return sorted(found.difference(await self.deletions()))
-
-    async def namespaces(self, tenant: str) -> list[str]:
-        """`tenant/namespace` of each, by name. Raises NotFound."""
-        await self.get(TENANT, tenant)
-        found = {f"{tenant}/{name}" for name in await self._metadata.children(tenant_path(tenant))}
-        if tenant == PUBLIC:
-            found.add(DEFAULT)
-        return sorted(found.difference(await self.deletions()))
-
     async def deletions(self) -> list[str]:
         """Tenants and namespaces that are being deleted."""
         return [unquote(name) for name in await self._metadata.children(DELETIONS_ROOT)]
@@ -141,42 +128,25 @@ class Objects:
         """What `edit` makes of the record takes its place; it may be called several times. Raises NotFound."""
         return (await change(self._metadata, kind.path(name), partial(self.get, kind, name), edit)).record
 
-    async def create_cluster(self, name: str, data: Mapping[str, Any]) -> None:
+    async def create(self, kind: Kind[R], name: str, record: R) -> None:
         """Raises AlreadyExists."""
-        if await self.find(CLUSTER, name) is None:
-            record = Stored(ClusterRecord({}, []), ABSENT).write(
-                cluster_path(name), ClusterRecord(dict(data), [])
-            )
-            try:
-                return await self._metadata.commit([record])
-            except AlreadyExists:
-                pass
-        raise AlreadyExists(f"Cluster already exists: {name}")
-
-    async def set_peers(self, name: str, peers: Sequence[str]) -> None:
-        """The clusters that Pulsar's users call its peers. Raises NotFound, InvalidArgument."""
-        for peer in peers:
-            if peer == name or await self.find(CLUSTER, peer) is None:
-                raise InvalidArgument(f"Peer cluster {peer} does not exist, or is the cluster itself")
-        await self.change(CLUSTER, name, lambda was: msgspec.structs.replace(was, peers=list(peers)))
-
-    async def delete_cluster(self, name: str) -> None:
-        """Raises NotFound, and InvalidArgument for the broker's own one."""
-        found = await self.get(CLUSTER, name)
-        if name == self._settings.cluster_name:
-            raise InvalidArgument(f"Cluster {name} is the one that answers (broker.cluster_name), and stays")
-        await self._delete(cluster_path(name), found.version)
-
-    async def create_tenant(self, name: str, roles: Sequence[str], clusters: Sequence[str] | None) -> None:
-        """`clusters` None: all that there are. Raises AlreadyExists, InvalidArgument."""
-        if await self.find(TENANT, name) is None:
-            record = TenantRecord(list(roles), await self.allowed(clusters), self._clock.now_ms())
-            try:
-                await self._metadata.create(tenant_path(name), record.encode())
+        if await self.find(kind, name) is None:
+            with contextlib.suppress(AlreadyExists):
+                await self._metadata.create(kind.path(name), record.encode())
                 return
-            except AlreadyExists:
-                pass
-        raise AlreadyExists(f"Tenant already exist: {name}")
+        raise AlreadyExists(f"{kind.known}: {name}")
+
+    async def delete(self, kind: Kind[R], name: str, version: int) -> None:
+        """Unless it has changed since. Raises VersionConflict, and NodeNotEmpty while something stands below it."""
+        path = kind.path(name)
+        try:
+            await self._metadata.delete(path, version=version)
+        except (NotFoundInStore, VersionConflict):
+            raise VersionConflict(f"{path} was changed by somebody else; look at it, and try again") from None
+
+    async def new_tenant(self, roles: Sequence[str], clusters: Sequence[str] | None) -> TenantRecord:
+        """`clusters` None: all that there are. Raises InvalidArgument."""
+        return TenantRecord(list(roles), await self.allowed(clusters), self._clock.now_ms())
 
     async def allowed(self, clusters: Sequence[str] | None) -> list[str]:
         """The clusters that a tenant may have. Raises InvalidArgument."""
@@ -190,21 +160,6 @@ class Objects:
                 f"Clusters do not exist: {', '.join(sorted(missing))}; there are {', '.join(known)}"
             )
         return list(clusters)
-
-    async def delete_tenant(self, name: str) -> None:
-        """Raises NotFound, and NotEmpty while it has namespaces."""
-        found = await self.find(TENANT, name)
-        if found is None:
-            raise NotFound(f"Tenant doesn't exist: there is no {name}")
-        try:
-            if name == PUBLIC:
-                raise NodeNotEmpty
-            await self._delete(tenant_path(name), found.version)
-        except NodeNotEmpty:
-            names = ", ".join(sorted(await self._metadata.children(tenant_path(name)))) or "default"
-            raise NotEmpty(
-                f"The tenant still has active namespaces: {name} has {names:.500}; delete them first, or all with force"
-            ) from None
 
     async def create_namespace(
         self, name: str, *, policies: Policies | None = None, bundles: int = 0, with_tenant: bool = False
@@ -221,7 +176,7 @@ class Objects:
         while name != DEFAULT or await self._metadata.get(path) is None:
             if with_tenant and await self.find(TENANT, tenant) is None:
                 with contextlib.suppress(AlreadyExists):
-                    await self.create_tenant(tenant, [], None)
+                    await self.create(TENANT, tenant, await self.new_tenant([], None))
             parent = await self.get(TENANT, tenant)
             nodes: list[Operation] = [parent.check(tenant_path(tenant)), Create(path, record.encode())]
             if bundles and await self._metadata.get(bounds_path(name)) is None:
@@ -235,7 +190,7 @@ class Objects:
                 if error.details.get("index") != 1:
                     continue
                 break
-        raise AlreadyExists(f"Namespace already exists: {name}")
+        raise AlreadyExists(f"{NAMESPACE.known}: {name}")
 
     async def mark_deleted(self, kind: Kind[Any], name: str, why: str) -> None:
         """From here on it does not exist, or not for long: see `NamespaceRecord.deletion`. Raises NotFound."""
@@ -251,9 +206,3 @@ class Objects:
             with contextlib.suppress(AlreadyExists, NotFoundInStore, VersionConflict):
                 await self._metadata.commit([found.write(path, changed), *marker])
                 return
-
-    async def _delete(self, path: str, version: int) -> None:
-        try:
-            await self._metadata.delete(path, version=version)
-        except (NotFoundInStore, VersionConflict):
-            raise VersionConflict(f"{path} was changed by somebody else; look at it, and try again") from None

@@ -21,6 +21,7 @@ from magnetar.proto.policy_table import DESCRIBED
 from ...ownership.ownership import BrokerRow
 from ...ownership.records import READY
 from ...service.broker import BrokerService
+from ...topics.policies import ALL_BROKERS
 from .routes import Asked, Route, text
 from .statuses import Refused
 
@@ -87,7 +88,7 @@ async def dynamic_names(asked: Asked) -> list[str]:
 
 async def dynamic(asked: Asked) -> dict[str, str]:
     """What is set for all brokers, as texts."""
-    policies = (await asked.service.broker_policies(asked)).policies
+    policies = (await asked.service.namespace_policies(asked, ALL_BROKERS)).policies
     values = {name: policies.value(policy) for name, policy in _DYNAMIC.items()}
     return {
         name: _text(show_one(_DYNAMIC[name], value)) for name, value in values.items() if value is not None
@@ -112,12 +113,12 @@ async def set_dynamic(asked: Asked, name: str, value: str) -> None:
         given = [one.strip() for one in value.split(",") if one.strip()]
     elif value.lstrip("-").isdigit() or value in ("true", "false"):
         given = msgspec.json.decode(value)
-    await asked.service.change_broker_policies(asked, {policy: read_one(policy, given)})
+    await asked.service.change_namespace_policies(asked, ALL_BROKERS, {policy: read_one(policy, given)})
 
 
 async def unset_dynamic(asked: Asked, name: str) -> None:
     """The setting of each broker counts again."""
-    await asked.service.change_broker_policies(asked, {_policy(name, "delete"): None})
+    await asked.service.change_namespace_policies(asked, ALL_BROKERS, {_policy(name, "delete"): None})
 
 
 def _policy(name: str, what: str) -> str:

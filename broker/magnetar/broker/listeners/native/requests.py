@@ -58,9 +58,7 @@ async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPo
     _check_level(command)
     if command.topic:
         return await service.topic_policies(caller, command.topic)
-    if command.namespace:
-        return await service.namespace_policies(caller, command.namespace)
-    return await service.broker_policies(caller)
+    return await service.namespace_policies(caller, command.namespace)
 
 
 async def _change_policies(
@@ -70,10 +68,8 @@ async def _change_policies(
     changes = decode_changes(payload)
     if command.topic:
         version = await service.change_topic_policies(caller, command.topic, changes)
-    elif command.namespace:
-        version = await service.change_namespace_policies(caller, command.namespace, changes, make=True)
     else:
-        version = await service.change_broker_policies(caller, changes)
+        version = await service.change_namespace_policies(caller, command.namespace, changes, make=True)
     return {"version": version}
 
 
