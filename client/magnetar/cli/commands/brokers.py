@@ -70,7 +70,7 @@ async def bundles_list(
     return Answer(found, [Table("", ("bundle", "broker", "goes to"), rows)])
 
 
-@command(bundles_app, "unload", json=None)
+@command(bundles_app, "unload")
 async def bundles_unload(
     client: Client,
     bundle: Bundle,
@@ -81,10 +81,10 @@ async def bundles_unload(
 ) -> Answer:
     """Move a bundle to another broker. Producers and consumers go on there."""
     await client.admin.unload_bundle(bundle, to=to)
-    return Answer(None, [f"{bundle} has moved{f' to {to}' if to else ''}"])
+    return Answer({"bundle": bundle, "to": to}, [f"{bundle} has moved{f' to {to}' if to else ''}"])
 
 
-@command(bundles_app, "split", json=None)
+@command(bundles_app, "split")
 async def bundles_split(client: Client, bundle: Bundle) -> Answer:
     """Divide a bundle in two, so that its parts can be moved apart. Producers and consumers do not notice."""
     parts = await client.admin.split_bundle(bundle)

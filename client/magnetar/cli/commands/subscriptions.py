@@ -157,15 +157,14 @@ async def subscriptions_peek(
     sys.stdout.buffer.flush()
 
 
-@command(
-    subscriptions_app, "delete", json=None, question="Delete the subscription {subscription} of {topic}?"
-)
+@command(subscriptions_app, "delete", question="Delete the subscription {subscription} of {topic}?")
 async def subscriptions_delete(
     client: Client, topic: Topic, subscription: Subscription, force: Force = False
 ) -> Answer:
     """Delete a subscription and what it remembers."""
     await client.admin.delete_subscription(topic, subscription, force=force)
-    return Answer(None, [f"deleted subscription {subscription} of {topic}"])
+    deleted = {"topic": topic, "subscription": subscription}
+    return Answer(deleted, [f"deleted subscription {subscription} of {topic}"])
 
 
 def _age(text: str) -> str:

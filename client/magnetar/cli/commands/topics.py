@@ -171,8 +171,8 @@ async def topics_terminate(client: Client, topic: Topic) -> Answer:
     return Answer({name: end and str(end) for name, end in ends.items()}, lines)
 
 
-@command(topics_app, "delete", json=None, question="Delete {topic} with all its messages?")
+@command(topics_app, "delete", question="Delete {topic} with all its messages?")
 async def topics_delete(client: Client, topic: Topic, force: Force = False) -> Answer:
     """Delete a topic with all its messages and subscriptions."""
     await client.admin.delete_topic(topic, force=force)
-    return Answer(None, [f"deleted topic {topic}"])
+    return Answer({"topic": topic}, [f"deleted topic {topic}"])
