@@ -7,7 +7,7 @@ of the policies at their level (`proto.policy_table`), under Pulsar's names; it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from magnetar.proto.policy_table import DESCRIBED
 from ...ownership.ownership import BrokerRow
 from ...ownership.records import READY
 from ...service.broker import BrokerService
+from ...service.results import BookiesFound
 from ...topics.policies import ALL_BROKERS
 from .routes import Asked, Route, text
 from .statuses import Refused
@@ -96,13 +97,9 @@ async def dynamic(asked: Asked) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return (
-        ",".join(value)
-        if isinstance(value, list)
-        else value
-        if isinstance(value, str)
-        else str(value).lower()
-    )
+    if isinstance(value, list):
+        return ",".join(value)
+    return value if isinstance(value, str) else str(value).lower()
 
 
 async def set_dynamic(asked: Asked, name: str, value: str) -> None:
@@ -145,12 +142,6 @@ async def about(asked: Asked) -> str:
     return version("magnetar")
 
 
-async def load(asked: Asked) -> dict[str, Any]:
-    """How busy each broker is, by name: rates a second, and its share of a core."""
-    found = await asked.service.list_brokers(asked)
-    return {one.name: msgspec.to_builtins(one.load) for one in found.brokers}
-
-
 async def topics(asked: Asked) -> dict[str, Any]:
     """The topics that this broker serves with their rates, by namespace, bundle and domain."""
     found: dict[str, Any] = {}
@@ -163,25 +154,21 @@ async def topics(asked: Asked) -> dict[str, Any]:
     return found
 
 
-async def figures(asked: Asked) -> list[dict[str, Any]]:
-    """The counters and gauges of this broker; /metrics has them with those of topics."""
-    return [
-        {"metrics": await asked.service.broker_figures(asked), "dimensions": {"metric": "magnetar_broker"}}
-    ]
+def _figures(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"metrics": found, "dimensions": {"metric": "magnetar_broker"}}]
 
 
 # --- bookies -----------------------------------------------------------------------------------------------------------
 
 
-async def bookies(asked: Asked) -> dict[str, Any]:
-    """All bookies that this broker knows."""
-    return {"bookies": [{"bookieId": one.name} for one in (await asked.service.list_bookies(asked)).bookies]}
+def _bookies(known: BookiesFound) -> dict[str, Any]:
+    return {"bookies": [{"bookieId": one.name} for one in known.bookies]}
 
 
-async def racks(asked: Asked) -> dict[str, Any]:
-    """The racks that bookies say they are in, by group."""
+def _racks(known: BookiesFound) -> dict[str, Any]:
+    """By group."""
     found: dict[str, Any] = {}
-    for one in (await asked.service.list_bookies(asked)).bookies:
+    for one in known.bookies:
         if one.rack:
             rack = {"rack": one.rack, "hostname": one.address.rpartition(":")[0]}
             found.setdefault(one.group or "default", {})[one.name] = rack
@@ -190,7 +177,7 @@ async def racks(asked: Asked) -> dict[str, Any]:
 
 async def rack(asked: Asked, bookie: str) -> dict[str, str]:
     """The rack of a bookie."""
-    for group in (await racks(asked)).values():
+    for group in _racks(await asked.service.list_bookies(asked)).values():
         if bookie in group:
             return dict(group[bookie])
     raise Refused(404, f"Bookie rack placement configuration not found: {bookie[:200]}")
@@ -214,10 +201,6 @@ _NEVER: Final = (
     ("GET", "/admin/v2/broker-stats/mbeans", "there is no Java virtual machine here; see /metrics"),
     ("GET", "/admin/v2/broker-stats/allocator-stats/{allocator}", "there are no allocators of Netty here; see /metrics"),
     ("POST", f"{_BROKERS}/shutdown", "a broker is stopped by a signal to its process (SIGTERM), which drains it first"),
-    ("GET", "/admin/v3/transactions/{kind}", "there are no transactions"),
-    ("GET POST PUT DELETE", "/admin/v3/functions/{tenant}", "there are no functions; Spark reads and writes topics"),
-    ("GET POST PUT DELETE", "/admin/v3/sources/{tenant}", "there are no connectors; Spark reads and writes topics"),
-    ("GET POST PUT DELETE", "/admin/v3/sinks/{tenant}", "there are no connectors; Spark reads and writes topics"),
 )  # fmt: skip
 
 
@@ -237,12 +220,7 @@ async def none(asked: Asked) -> list[str]:
     return []
 
 
-def _never() -> Iterator[Route]:
-    for methods, path, reason in _NEVER:
-        for method in methods.split():
-            yield Route(method, path, never, given={"reason": reason})
-
-
+_B: Final = BrokerService
 CLUSTER_ROUTES: Final = (
     Route("GET", _BROKERS, brokers),
     Route("GET", f"{_BROKERS}/leaderBroker", leader),
@@ -256,17 +234,23 @@ CLUSTER_ROUTES: Final = (
     Route("GET", f"{_BROKERS}/internal-configuration", settings),
     Route("POST", f"{_BROKERS}/configuration/{{name}}/{{value}}", set_dynamic),
     Route("DELETE", f"{_BROKERS}/configuration/{{name}}", unset_dynamic),
-    Route("GET", "/admin/v2/broker-stats/load-report", load),
-    Route("GET", "/admin/v2/broker-stats/metrics", figures),
+    Route(
+        "GET", "/admin/v2/broker-stats/load-report", _B.list_brokers,
+        answer=lambda found: {one.name: one.load for one in found.brokers},
+    ),
+    Route("GET", "/admin/v2/broker-stats/metrics", _B.broker_figures, answer=_figures),
     Route("GET", "/admin/v2/broker-stats/topics", topics),
-    Route("GET", "/admin/v2/bookies/all", bookies),
-    Route("GET", "/admin/v2/bookies/racks-info", racks),
+    Route("GET", "/admin/v2/bookies/all", _B.list_bookies, answer=_bookies),
+    Route("GET", "/admin/v2/bookies/racks-info", _B.list_bookies, answer=_racks),
     Route("GET", "/admin/v2/bookies/racks-info/{bookie}", rack),
     Route("GET", f"{_CLUSTER}/namespaceIsolationPolicies", no_isolation),
     Route("GET", "/admin/v2/resourcegroups", none),
-    Route("GET", "/magnetar/v1/problems", BrokerService.diagnose),
-    Route("GET", "/magnetar/v1/busiest", BrokerService.list_busiest),
-    Route("GET", "/magnetar/v1/bookies", BrokerService.list_bookies),
-    Route("GET", "/magnetar/v1/brokers", BrokerService.list_brokers),
-    *_never(),
-)
+    Route("GET", "/magnetar/v1/problems", _B.diagnose),
+    Route("GET", "/magnetar/v1/busiest", _B.list_busiest),
+    Route("GET", "/magnetar/v1/bookies", _B.list_bookies),
+    Route("GET", "/magnetar/v1/brokers", _B.list_brokers),
+    *(
+        Route(method, path, never, given={"reason": reason})
+        for methods, path, reason in _NEVER for method in methods.split()
+    ),
+)  # fmt: skip
