@@ -12,6 +12,8 @@ from magnetar.broker.service.broker import BrokerService
 from magnetar.broker.service.diagnosis import Finding
 from magnetar.broker.service.topic_metrics import topic_metrics
 from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
 from magnetar.proto.errors import EntryDamaged
 from magnetar.proto.ids import TopicName
 from support.broker_kit import FakeClient, FakeClock, running_broker, settle
@@ -27,10 +29,10 @@ async def findings(broker: Broker, client: FakeClient) -> list[Finding]:
 
 
 def pass_time(broker: Broker, *after_s: float) -> None:
-    """Rates are of two looks that are ten seconds apart."""
+    """It is looked every ten seconds; over a minute unless `after_s` says when."""
     for topic in broker.topics.values():
         now = asyncio.get_running_loop().time()
-        for after in after_s or (0, 10):
+        for after in after_s or range(0, 80, 10):
             for subscription in topic.subscriptions.values():
                 subscription.count_rates(now + after)
 
@@ -101,6 +103,8 @@ async def test_what_nobody_consumes_is_named_with_its_age() -> None:
         await settle()
         assert await findings(broker, client) == []
         clock.now += 3_600_000
+        assert await findings(broker, client) == [], "the topic was just loaded"
+        pass_time(broker)
         (found,) = await findings(broker, client)
         assert found.severity == "warning"
         assert found.cause == "no consumer is connected, and 4 messages wait, the first for 60 min"
@@ -118,6 +122,8 @@ async def test_a_message_that_one_consumer_holds_while_others_go_on_is_named() -
         await fast.received(3)
         await fast.ack(*[message.row() for message in fast.messages])
         clock.now += 120_000
+        assert await findings(broker, fast) == [], "it may have got an old message just now"
+        pass_time(broker)
         (found,) = await findings(broker, fast)
         assert found.cause.startswith("slow at 127.0.0.1:50000 holds message ")
         assert "stored 120 s ago, while others have acknowledged what is behind it" in found.cause
@@ -218,3 +224,85 @@ async def test_the_busiest_come_first_and_the_sums_are_of_all() -> None:
         first, second = found.largest_backlogs
         assert (first.topic.rpartition("/")[2], first.backlog_messages) == ("t2", 2)
         assert second.backlog_messages == 0
+
+
+async def test_what_is_slow_idle_or_not_due_is_not_named() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", permits=2)
+        pass_time(broker, *range(0, 600, 10))
+        clock.now += 600_000
+        await publish(client, 5)
+        await client.received(2)
+        assert await findings(broker, client) == [], "nothing came for long, and this just now"
+        pass_time(broker, 600)
+        for number in range(5):  # a message every 40 s, out of a full queue
+            await client.ack(client.messages[number].row())
+            client.frame(c.Flow(0, 1, 1))
+            clock.now += 40_000
+            pass_time(broker, *range(610 + 40 * number, 650 + 40 * number, 10))
+            assert await findings(broker, client) == []
+
+
+async def test_who_takes_old_messages_in_turn_holds_nothing_back() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        slow, fast = FakeClient(broker), FakeClient(broker)
+        await publish(fast, 8)
+        clock.now += 3_600_000  # a backlog of an hour is worked off
+        await slow.consumer(type="shared", permits=1)
+        await fast.consumer(type="shared", permits=3)
+        await slow.received(1)
+        await fast.received(3)
+        await fast.ack(*[message.row() for message in fast.messages])
+        pass_time(broker, 0, 10, 20)
+        assert await findings(broker, fast) == []
+
+
+async def test_a_failover_consumer_that_waits_and_a_reader_are_not_named() -> None:
+    async with running_broker() as broker:
+        active, waits, reader = FakeClient(broker), FakeClient(broker), FakeClient(broker)
+        await active.consumer(type="failover", name="a")
+        await waits.consumer(type="failover", name="b", permits=0)
+        await reader.consumer(subscription="reading", durable=False, permits=0)
+        await publish(active, 3)
+        await active.received(3)
+        await active.ack(*[message.row() for message in active.messages])
+        pass_time(broker)
+        assert await findings(broker, active) == []
+
+
+async def test_messages_that_are_not_due_are_not_forsaken() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock) as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateSubscription, "orders", "billing", ("earliest", None))
+        await client.producer(1, "orders")
+        batch = encode_batch(
+            [b"later"], sequence_id=0, publish_time_ms=0, extensions={EXT_DELIVER_AT_MS: clock.now + 10**8}
+        )
+        client.frame(c.Send(0, 1, 0), batch)
+        await client.confirmed(1)
+        clock.now += 3_600_000
+        pass_time(broker)
+        assert await findings(broker, client) == []
+
+
+async def test_a_consumer_that_keeps_keys_of_others_is_named() -> None:
+    async with running_broker() as broker:
+        first, second = FakeClient(broker), FakeClient(broker)
+        await first.consumer(type="key_shared", name="first")
+        await first.producer(1, "orders")
+        keys = [b"%d" % number for number in range(40)]
+        for number, key in enumerate(keys):
+            batch = encode_batch([key], sequence_id=number, publish_time_ms=0, keys=[key])
+            first.frame(c.Send(0, 1, 0), batch)
+        await first.received(40)
+        await second.consumer(type="key_shared", name="second")
+        pass_time(broker, 0, 10)
+        assert await findings(broker, first) == [], "it has them since a moment ago"
+        pass_time(broker, *range(20, 90, 10))
+        (found,) = await findings(broker, first)
+        assert found.cause.startswith("first (")
+        assert "kept keys that belong to others now" in found.cause

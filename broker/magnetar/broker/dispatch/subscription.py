@@ -158,6 +158,7 @@ class Subscription:
         self._closed: MagnetarError | None = None
         self.acked_messages = 0
         self.rates = MovingRates(4)  # messages and bytes out, redelivered, acknowledged
+        self._marks = MovingRates(3)
         self.dropped_messages = 0  # of a non-persistent topic: they left before they were delivered
 
     @property
@@ -421,8 +422,21 @@ class Subscription:
 
     def count_rates(self, now: float) -> None:
         """Called every few seconds; `now` in seconds of the loop."""
-        core = self._core
-        self.rates.look(now, (*core.delivered, core.redelivered_messages, self.acked_messages))
+        self.rates.look(now, self._counters())
+        self._marks.look(now, self.cursor.state.mark_delete)
+
+    def _counters(self) -> tuple[int, ...]:
+        return *self._core.delivered, self._core.redelivered_messages, self.acked_messages
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long nothing was delivered and nothing acknowledged, as far as it was looked."""
+        return self.rates.quiet_s(self._counters())
+
+    @property
+    def mark_quiet_s(self) -> float:
+        """For how long the mark-delete position has not moved, as far as it was looked."""
+        return self._marks.quiet_s(self.cursor.state.mark_delete)
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""

@@ -15,29 +15,26 @@ class MovingRates:
     (5.0, 700.0)
     """
 
-    __slots__ = ("_at", "_before", "_looks", "per_second", "quiet_s")
+    __slots__ = ("_at", "_before", "_quiet_s", "per_second")
 
     def __init__(self, counters: int) -> None:
         self.per_second: tuple[float, ...] = (0.0,) * counters
-        self.quiet_s = 0.0  # for how long no counter had risen when it was looked last
+        self._quiet_s = 0.0  # for how long no counter had risen when it was looked last
         self._before: tuple[int, ...] = ()
         self._at = -WINDOW_S
-        self._looks = 0
 
-    @property
-    def known(self) -> bool:
-        """False until it was looked long enough."""
-        return self._looks > 1
+    def quiet_s(self, counters: tuple[int, ...]) -> float:
+        """For how long no counter had risen when it was looked last, nor has since."""
+        return self._quiet_s if counters == self._before else 0.0
 
     def look(self, now: float, counters: tuple[int, ...]) -> None:
         """Called every few seconds; `now` in seconds of a clock that never goes back."""
         passed = now - self._at
         if passed < WINDOW_S:
             return
-        self._looks += 1
         if self._before:
             self.per_second = tuple(
                 round((new - old) / passed, 3) for new, old in zip(counters, self._before, strict=True)
             )
-        self.quiet_s = self.quiet_s + passed if counters == self._before else 0.0
+        self._quiet_s = self._quiet_s + passed if counters == self._before else 0.0
         self._before, self._at = counters, now

@@ -30,10 +30,10 @@ from .stats import TopicOffsets
 
 CRITICAL: Final = "critical"  # messages do not get on, or copies of them are missing
 WARNING: Final = "warning"  # it works, and will not, or not as it should
-_TOPICS_PER_TURN = 50
+_TOPICS_PER_TURN = 10  # 1 to 3 ms
 _MOST_FINDINGS = 1_000  # of topics
 _FORSAKEN_MS = 10 * 60_000  # nobody has consumed what waits for so long
-_HELD_BACK_MS = 60_000
+_STILL_S = 60.0  # who is slower is named
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -199,6 +199,11 @@ class _Seen(NamedTuple):
     age_ms: int  # of the oldest message that is not acknowledged, estimated
 
     @property
+    def due(self) -> int:
+        """The backlog without what waits for its delivery time."""
+        return max(self.backlog - self.topic.delays.messages_from(self.mark), 0)
+
+    @property
     def named(self) -> str:
         """As the command line takes it."""
         return f"{self.topic.name} {self.subscription.name}"
@@ -227,7 +232,7 @@ def _troubled(seen: _Seen) -> Finding | None:
             f"{seen.named} --count N` goes on behind it",
         )  # fmt: skip
     if "delivery time" in trouble:
-        return seen.finding(WARNING, trouble, "delivery waits for that", "wait; it is read from the bookies")
+        return None  # they are being read, after the topic was loaded
     return seen.finding(
         WARNING, trouble, "it costs its consumers work again and again, and what is behind it may wait",
         f"look at it: `magnetar subscriptions peek {seen.named}`; give the consumers a dead letter topic",
@@ -235,12 +240,13 @@ def _troubled(seen: _Seen) -> Finding | None:
 
 
 def _forsaken(seen: _Seen) -> Finding | None:
-    """Nobody consumes what waits."""
-    if seen.subscription.consumers or not seen.backlog or seen.age_ms < _FORSAKEN_MS:
+    """Nobody consumes what waits; not of a topic that was just loaded, whose consumers may be on their way."""
+    subscription, due = seen.subscription, seen.due
+    if subscription.consumers or not due or seen.age_ms < _FORSAKEN_MS or subscription.quiet_s < _STILL_S:
         return None
     return seen.finding(
         WARNING,
-        f"no consumer is connected, and {counted(seen.backlog, 'message waits', 'messages wait')}, the first for "
+        f"no consumer is connected, and {counted(due, 'message waits', 'messages wait')}, the first for "
         f"{about(seen.age_ms / 1000)}",
         "they are kept, whatever the retention is, and use the disks of the bookies",
         f"start its consumers; if nobody needs it: `magnetar subscriptions delete {seen.named}`",
@@ -268,11 +274,10 @@ def _why_idle(consumer: Consumer) -> str:
 
 
 def _stuck(seen: _Seen) -> Finding | None:
-    """There is something to deliver, and for ten seconds nothing was delivered or acknowledged."""
+    """There is something to deliver, and for a minute nothing was delivered or acknowledged."""
     subscription, core = seen.subscription, seen.subscription.dispatcher.core
-    rates = subscription.rates.per_second
     active = [one for one in subscription.consumers if core.active in (None, one)]
-    if not active or not seen.backlog or not subscription.rates.known or rates[0] or rates[3]:
+    if not active or not seen.due or subscription.quiet_s < _STILL_S:
         return None
     tracker = core.tracker
     if tracker.blocked_on_unacked_messages:
@@ -292,7 +297,7 @@ def _stuck(seen: _Seen) -> Finding | None:
 def _held_back(seen: _Seen) -> Finding | None:
     """One consumer holds the oldest message while others go on behind it."""
     subscription, core = seen.subscription, seen.subscription.dispatcher.core
-    if not core.tracker.individual_acks or seen.age_ms < _HELD_BACK_MS:
+    if not core.tracker.individual_acks or subscription.mark_quiet_s < _STILL_S:
         return None
     waiting = core.draining_slots
     if waiting:
@@ -317,9 +322,9 @@ def _held_back(seen: _Seen) -> Finding | None:
 
 def _still(seen: _Seen) -> Finding | None:
     """Consumers hold messages, would take more, and have acknowledged nothing for a minute."""
-    quiet_s = seen.subscription.rates.quiet_s
+    quiet_s = seen.subscription.quiet_s
     holders = [one for one in seen.subscription.consumers if one.unacked_messages]
-    if not holders or not seen.backlog or 1000 * quiet_s < _HELD_BACK_MS:
+    if not holders or not seen.due or quiet_s < _STILL_S:
         return None
     held = ", ".join(f"{_who(one)} holds {one.unacked_messages:,}" for one in holders[:3])
     return seen.finding(
@@ -425,27 +430,32 @@ async def diagnose(broker: Broker, known: Mapping[str, str]) -> Diagnosis:
         if not subject.startswith(("subscription ", "topic "))  # these are looked at below
     ]
     findings += _of_settings(settings, alone=broker.ownership.alone)
-    topics = list(broker.topics.values())
-    for number, topic in enumerate(topics, 1):
+    count = 0
+    async for topic in _loaded(broker):
+        count += 1
         if topic.not_served is None and len(findings) < _MOST_FINDINGS:
             findings += _of_topic(topic)
-        if number % _TOPICS_PER_TURN == 0:
-            await asyncio.sleep(0)
     return Diagnosis(
         broker=settings.name,
         now_ms=broker.clock.now_ms(),
-        topics=len(topics),
+        topics=count,
         settings={name: getattr(settings, name) for name in _ALIKE},
         findings=findings,
     )
 
 
-async def busy_topics(broker: Broker) -> AsyncIterator[BusyTopic]:
-    """All that are loaded, in turns of the loop."""
+async def _loaded(broker: Broker) -> AsyncIterator[Topic]:
+    """All topics that are loaded, in turns of the loop."""
     for number, topic in enumerate(list(broker.topics.values()), 1):
-        yield _busy_topic(topic)
+        yield topic
         if number % _TOPICS_PER_TURN == 0:
             await asyncio.sleep(0)
+
+
+async def busy_topics(broker: Broker) -> AsyncIterator[BusyTopic]:
+    """All that are loaded, in turns of the loop."""
+    async for topic in _loaded(broker):
+        yield _busy_topic(topic)
 
 
 async def busiest(broker: Broker, count: int) -> Busiest:
@@ -482,13 +492,11 @@ async def busy_namespace(broker: Broker, namespace: str) -> dict[str, float]:
 
 async def _look(broker: Broker, namespace: str = "") -> AsyncIterator[tuple[Topic, list[_Seen]]]:
     """What is loaded, in turns of the loop, with the durable subscriptions."""
-    for number, topic in enumerate(list(broker.topics.values()), 1):
+    async for topic in _loaded(broker):
         if namespace in ("", topic.name.full_namespace):
             durable = [one for one in topic.subscriptions.values() if one.durable]
             offsets = TopicOffsets(topic) if durable else None
             yield topic, [_see(topic, one, offsets) for one in durable if offsets is not None]
-        if number % _TOPICS_PER_TURN == 0:
-            await asyncio.sleep(0)
 
 
 def _sums(topics: list[BusyTopic]) -> dict[str, Any]:
