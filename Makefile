@@ -120,11 +120,12 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) --failed-once $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster of brokers and bookies"
 	@PYTHONPATH=tests $(PY) -m sim.runner cluster --seeds $(SEEDS) --failed-once $(ARGS)
-	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster, in the standalone service, while ledgers are repaired, and with delivery times"
+	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with deduplication, in that cluster, in the standalone service, while ledgers are repaired, with delivery times, and while policies change"
 	@PYTHONPATH=tests $(PY) -m sim.runner once --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_repaired --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_delayed --seeds $(SEEDS) --failed-once $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner once_policies --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the control run: the same storm stores some messages twice without deduplication"
 	@PYTHONPATH=tests $(PY) -m sim.runner once_control --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of delayed messages in the standalone service"
@@ -141,6 +142,7 @@ teeth: $(STAMP) ## plant each known defect in the simulations; a table of the se
 	@PYTHONPATH=tests $(PY) -m sim.runner repair --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner cluster --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner once_policies --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner once_standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner delayed --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --defect all --seeds $(SEEDS) --catches 3 $(ARGS)

@@ -15,6 +15,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     deduplication,
     delayed,
     exclusive,
+    policies,
     recovery,
     repair,
     terminated,

@@ -14,6 +14,7 @@ ONCE_DEFECTS: Defects = {}  # of the scenarios once and once_standalone
 EXCLUSIVE_DEFECTS: Defects = {}  # of the scenario exclusive
 DELAYED_DEFECTS: Defects = {}  # of the scenario delayed
 TERMINATED_DEFECTS: Defects = {}  # of the scenario terminated
+POLICIES_DEFECTS: Defects = {}  # of the scenario once_policies
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
@@ -23,6 +24,7 @@ _OF_SCENARIO = {
     "exclusive": EXCLUSIVE_DEFECTS,
     "delayed": DELAYED_DEFECTS,
     "terminated": TERMINATED_DEFECTS,
+    "once_policies": POLICIES_DEFECTS,
 }
 
 
@@ -44,6 +46,7 @@ once_defect = _registering(ONCE_DEFECTS)
 exclusive_defect = _registering(EXCLUSIVE_DEFECTS)
 delayed_defect = _registering(DELAYED_DEFECTS)
 terminated_defect = _registering(TERMINATED_DEFECTS)
+policies_defect = _registering(POLICIES_DEFECTS)
 
 
 def defects_of(scenario: str) -> list[str]:
