@@ -214,10 +214,8 @@ class _Seen(NamedTuple):
 
 
 def _see(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> _Seen:
-    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
-    entry = topic.log.cached(mark[:2]) or subscription.dispatcher.core.source.get(mark[:2])
-    backlog = max(offsets.end.messages - offsets.estimate(mark, entry).messages, 0)
-    return _Seen(topic, subscription, mark, backlog, offsets.age_ms(mark, entry))
+    mark, before, age_ms = offsets.of_mark(subscription)
+    return _Seen(topic, subscription, mark, max(offsets.end.messages - before.messages, 0), age_ms)
 
 
 def _troubled(seen: _Seen) -> Finding | None:

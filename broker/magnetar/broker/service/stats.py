@@ -242,6 +242,12 @@ class TopicOffsets:
         size = decode_ledger_entry_header(entry.data).length - payload
         return Offset(info.first_index + entry.first_index + index, before + size)
 
+    def of_mark(self, subscription: Subscription) -> tuple[Position, Offset, int]:
+        """The mark-delete position, where it lies, and how long ago the message there was stored; estimated."""
+        mark = self._topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+        entry = self._topic.log.cached(mark[:2]) or subscription.dispatcher.core.source.get(mark[:2])
+        return mark, self.estimate(mark, entry), self.age_ms(mark, entry)
+
     def age_ms(self, position: Position, entry: Entry | None) -> int:
         """How long ago the message at a position was stored, estimated as in `estimate`; 0 at the end of the topic."""
         ledger_id, entry_id, _ = position

@@ -190,15 +190,13 @@ def _limit(topic: Topic, policy: str, scale: int) -> float:
 
 
 def _of_subscription(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Mapping[str, float]:
-    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+    mark, before, age_ms = offsets.of_mark(subscription)
     dispatch = subscription.dispatcher.core
-    entry = topic.log.cached(mark[:2]) or dispatch.source.get(mark[:2])
-    before = offsets.estimate(mark, entry)
     rates = subscription.rates.per_second
     return {
         "subscription_backlog_messages": max(offsets.end.messages - before.messages, 0),
         "subscription_backlog_bytes": max(offsets.end.size - before.size, 0),
-        _AGE: offsets.age_ms(mark, entry) / 1000,
+        _AGE: age_ms / 1000,
         "subscription_unacked_messages": dispatch.tracker.unacked_messages,
         "subscription_dropped_messages": subscription.dropped_messages,
         "subscription_redelivered_messages": dispatch.redelivered_messages,

@@ -51,13 +51,8 @@ async def context_add(
     known.contexts[name] = Context(url)
     known.current = name if use else known.current
     known.save()
-    return Answer(
-        None,
-        [
-            f"context {name} is {url}"
-            + ("" if known.current == name else f"; use it: magnetar context use {name}")
-        ],
-    )
+    hint = "" if known.current == name else f"; use it: magnetar context use {name}"
+    return Answer(None, [f"context {name} is {url}{hint}"])
 
 
 @command(context_app, "use", json=None)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,7 +17,7 @@ from magnetar.runtime.quantities import about, about_bytes, counted
 
 from ..terminal.command import Answer, command
 from ..terminal.session import connected, print_json
-from ..terminal.tables import Table, rich_table, show
+from ..terminal.tables import Table, rich_table, show, text
 
 if TYPE_CHECKING:
     from magnetar.client import Client
@@ -147,7 +146,10 @@ async def top(
     async def look() -> dict[str, Any]:
         found, failed = await of_each(client, lambda there: there.admin.busiest(count))
         return {
-            "brokers": [{**one["totals"], "broker": name, **_counts(one)} for name, one in found.items()],
+            "brokers": [
+                {**one["totals"], "broker": name, "topics": one["topics"], "connections": one["connections"]}
+                for name, one in found.items()
+            ],
             "failed": failed,
             "topics": _first(count, found, "busiest_topics", ("message_rate_in", "message_rate_out")),
             "subscriptions": _first(count, found, "largest_backlogs", ("backlog_messages",)),
@@ -169,10 +171,6 @@ async def top(
             live.update(_page(await look()), refresh=True)
 
 
-def _counts(one: dict[str, Any]) -> dict[str, int]:
-    return {name: one[name] for name in ("topics", "connections")}
-
-
 def _first(
     count: int, found: dict[str, dict[str, Any]], what: str, by: tuple[str, ...]
 ) -> list[dict[str, Any]]:
@@ -188,62 +186,53 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
+def _of(field: str, form: Callable[[Any], str] = text) -> Callable[[dict[str, Any]], str]:
+    return lambda row: form(row[field]) if field in row else ""
+
+
 BOOKIE_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "bookie": itemgetter("name"),
-    "address": itemgetter("address"),
+    "bookie": _of("name"),
+    "address": _of("address"),
     "state": lambda row: "writable" if row["writable"] else row["reason"].partition(" (")[0],
     "free": lambda row: about_bytes(row["free_bytes"]) if row["free_bytes"] else "",
-    "zone": itemgetter("zone"),
+    "zone": _of("zone"),
 }
+_FLOW: Final = {
+    "in/s": _of("message_rate_in", _rate), "out/s": _of("message_rate_out", _rate),
+    "bytes in/s": _of("byte_rate_in", about_bytes), "bytes out/s": _of("byte_rate_out", about_bytes),
+}  # fmt: skip
+# Title, which rows, what stands in each column, which columns are aligned to the right.
+_TABLES: Final = (
+    ("brokers", "brokers", {
+        "broker": _of("broker"), **_FLOW, "topics": _of("topics"), "connections": _of("connections"),
+        "trouble": _of("trouble"),
+    }, (1, 2, 3, 4, 5, 6)),
+    ("busiest topics", "topics", {
+        "topic": _of("topic", _short), **_FLOW, "stored": _of("stored_bytes", about_bytes), "producers": _of("producers"),
+        "consumers": _of("consumers"),
+    }, (1, 2, 3, 4, 5, 6, 7)),
+    ("largest backlogs", "subscriptions", {
+        "subscription": _of("subscription"), "topic": _of("topic", _short), "backlog": _of("backlog_messages"),
+        "oldest": lambda row: about(row["oldest_ms"] / 1000) if row["backlog_messages"] else "",
+        "out/s": _of("message_rate_out", _rate), "acked/s": _of("acknowledge_rate", _rate),
+        "holds most unacknowledged":
+            lambda row: f"{row['slowest_consumer']} ({row['unacked_messages']:,})" if row["slowest_consumer"] else "",
+    }, (2, 3, 4, 5)),
+    ("bookies", "bookies", BOOKIE_COLUMNS, (3,)),
+)  # fmt: skip
 
 
 def _tables(seen: dict[str, Any]) -> list[Table]:
-    rates = ("message_rate_in", "message_rate_out")
-    sizes = ("byte_rate_in", "byte_rate_out")
-
-    def busy(row: dict[str, Any]) -> tuple[str, ...]:
-        return (*(_rate(row[name]) for name in rates), *(about_bytes(row[name]) for name in sizes))
-
-    brokers = [
-        (one["broker"], *busy(one), f"{one['topics']:,}", f"{one['connections']:,}", "")
-        for one in seen["brokers"]
-    ]
-    brokers += [(name, "", "", "", "", "", "", reason) for name, reason in seen["failed"].items()]
-    flow = ("in/s", "out/s", "bytes in/s", "bytes out/s")
-    topics = [
-        (
-            _short(row["topic"]),
-            *busy(row),
-            about_bytes(row["stored_bytes"]),
-            f"{row['producers']:,}",
-            f"{row['consumers']:,}",
-        )
-        for row in seen["topics"]
-    ]
-    subscriptions = [
-        (
-            row["subscription"],
-            _short(row["topic"]),
-            f"{row['backlog_messages']:,}",
-            about(row["oldest_ms"] / 1000) if row["backlog_messages"] else "",
-            _rate(row["message_rate_out"]),
-            _rate(row["acknowledge_rate"]),
-            f"{row['slowest_consumer']} ({row['unacked_messages']:,})" if row["slowest_consumer"] else "",
-        )
-        for row in seen["subscriptions"]
-    ]
-    bookies = [[cell(one) for cell in BOOKIE_COLUMNS.values()] for one in seen["bookies"]]
-    right = (1, 2, 3, 4, 5, 6)
+    silent = [{"broker": name, "trouble": reason} for name, reason in seen["failed"].items()]
+    seen = {**seen, "brokers": [*seen["brokers"], *silent]}
     return [
-        Table("brokers", ("broker", *flow, "topics", "connections", "trouble"), brokers, right),
-        Table("busiest topics", ("topic", *flow, "stored", "producers", "consumers"), topics, (*right, 7)),
         Table(
-            "largest backlogs",
-            ("subscription", "topic", "backlog", "oldest", "out/s", "acked/s", "holds most unacknowledged"),
-            subscriptions,
-            (2, 3, 4, 5),
-        ),
-        Table("bookies", tuple(BOOKIE_COLUMNS), bookies, (3,)),
+            title,
+            tuple(columns),
+            [tuple(cell(row) for cell in columns.values()) for row in seen[what]],
+            right,
+        )
+        for title, what, columns, right in _TABLES
     ]
 
 
