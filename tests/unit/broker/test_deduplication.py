@@ -670,6 +670,7 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
         await set_policy(client, True, "public/default")
         client.publish(b"0")
         await client.confirmed(1)
+        await FakeClient(broker).consumer(topic="orders")
     get, away = stage.metadata.get, [True]
 
     async def failing(path: str) -> Any:
