@@ -23,7 +23,7 @@ async def test_the_dynamic_configuration_is_that_of_policies_for_all_brokers() -
             "brokerDeleteInactiveTopicsEnabled": "true",
         }
         found = await admin("GET", "/admin/v2/namespaces/public/default/maxTopicsPerNamespace")
-        assert found.body is None, "it is not set at the namespace"
+        assert found.body == 0, "it is not set at the namespace"
         assert (await admin("DELETE", f"{path}/maxTopicsPerNamespace")).status == 204
         assert "maxTopicsPerNamespace" not in (await admin("GET", f"{path}/values")).body
         refused = await admin("POST", f"{path}/maxTopicsPerNamespace/many")

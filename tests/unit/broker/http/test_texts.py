@@ -49,3 +49,20 @@ async def test_subscriptions_have_no_roles_of_their_own() -> None:
         ):
             refused = await admin(method, f"{NAMESPACE}/{path}", ["dave"])
             assert (refused.status, "permissions are of namespaces" in refused.reason) == (501, True), path
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("replication", ["standalone"]),
+        ("maxTopicsPerNamespace", 0),
+        ("dispatcherPauseOnAckStatePersistent", False),
+        ("schemaCompatibilityStrategy", "UNDEFINED"),
+        ("isAllowAutoUpdateSchema", True),
+        ("offloadThreshold", -1),
+        ("messageTTL", None),
+    ],
+)
+async def test_where_nothing_is_set_the_tool_gets_what_it_can_print(path: str, wanted: object) -> None:
+    async with administered() as admin:
+        assert (await admin("GET", f"{NAMESPACE}/{path}")).body == wanted

@@ -25,6 +25,10 @@ from .statuses import Refused
 _STORAGE: Final = "destination_storage"
 _PLAIN: Final = [shape for shape in SHAPES.values() if not shape.variant]
 _TEXTS: Final = ("antiAffinity",)  # whose body and answer are texts as they are
+_NOT_NULL: Final = {
+    "maxTopicsPerNamespace": 0,
+    "dispatcherPauseOnAckStatePersistent": False,
+}  # where none is set
 _CHANGED_BY_200: Final = ("replication", "offloadThresholdInSeconds")  # which is how Pulsar answers
 
 
@@ -81,9 +85,19 @@ async def remove_quota(asked: Asked, *, backlog_quota_type: str = _STORAGE) -> N
     await _change(asked, _shape_of(backlog_quota_type), None)
 
 
+def _unset(shape: Shape, asked: Asked) -> Any:
+    """Where nothing is set: of none Pulsar's tools print an exception if they want a number or a list."""
+    if asked.route.of_topic:
+        return False if shape.segment == "schemaValidationEnforced" else None
+    if shape.segment == "replication":
+        return [asked.service.settings.cluster_name]
+    return _NOT_NULL.get(shape.segment, shape.particular.unset)
+
+
 def _rows(shape: Shape, path: str) -> Iterator[Route]:
     async def show(asked: Asked, *, applied: bool = False) -> Any:
         shown = shape.show(_values(await _read(asked), applied))
+        shown = _unset(shape, asked) if shown is None and not applied else shown
         return text(shown) if shape.segment in _TEXTS else shown
 
     async def put(asked: Asked, value: Any = None) -> None:
