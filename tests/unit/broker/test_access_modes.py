@@ -66,12 +66,9 @@ async def test_an_exclusive_producer_is_alone_and_its_epoch_rises() -> None:
         with pytest.raises(ProducerFenced, match="in use by producer 'leader'"):
             await opening(second, "exclusive")
         stats = await first.ask(c.TopicStats, "orders")
-        assert stats["producers"] == [
-            {
-                "name": "leader", "epoch": 0, "access_mode": "exclusive", "topic_epoch": 0,
-                "address": "127.0.0.1:50000",
-            }
-        ]  # fmt: skip
+        (producer,) = stats["producers"]
+        shown = {"name": "leader", "epoch": 0, "access_mode": "exclusive", "topic_epoch": 0}
+        assert producer.items() >= shown.items()
         await first.ask(c.CloseProducer, 1)
         assert (await second.producer())["topic_epoch"] == -1
         await second.ask(c.CloseProducer, 1)
