@@ -60,6 +60,7 @@ _MOST_KEPT = 1_000
 _MOST_MESSAGES = 1_000  # of one request
 _MOST_BYTES = 16 << 20  # of one answer, but for its last message
 _MOST_FRAME_BYTES = 16 << 20  # of a WebSocket
+_MOST_QUEUED_BYTES = 32 << 20  # of all consumers, whoever does not read
 _MOST_WAIT_MS = 60_000
 _MOST_PLACES = 200  # a header has at most 8 KiB
 _HEARTBEAT_S = 15.0
@@ -132,7 +133,7 @@ class Gateway:
             if self._closed:
                 raise ServiceNotReady("this broker stops; try again")
             if self._client is None:
-                self._client = await connect(self._url)
+                self._client = await connect(self._url, max_queued_bytes=_MOST_QUEUED_BYTES)
             return self._client
 
     async def close(self) -> None:
