@@ -33,7 +33,7 @@ _OF_THE_RUN = (
 )
 # Fields of answers whose values are.
 _VALUES_OF_THE_RUN = re.compile(
-    r"Throughput|Counter|Timestamp|Time\b|Id\b|Date\b|InBytes|Position|Ledger|ledgers|address|producerName|consumerName|[sS]ize|lastConfirmedEntry|connectedSince|clientVersion|ownerBroker|version|avgMessages|messageAckRate|averageMsgSize|msgRate"
+    r"Throughput|Counter|AgeSeconds|Timestamp|Time\b|Id\b|Date\b|InBytes|Position|Ledger|ledgers|address|producerName|consumerName|[sS]ize|lastConfirmedEntry|connectedSince|clientVersion|ownerBroker|version|avgMessages|messageAckRate|averageMsgSize|msgRate"
 )
 
 

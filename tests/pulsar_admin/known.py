@@ -84,7 +84,7 @@ KNOWN = (
         "^status: 404, not 20|^printed is", "it is not made by looking at it, and is said not to be there",
     ),
     Known(
-        "non-persistent topics", "^topics stats non-persistent:", r"(msgDropRate|deduplicationStatus|AgeSeconds) is",
+        "non-persistent topics", "^topics stats non-persistent:", r"(msgDropRate|deduplicationStatus) is",
         "dropped messages are counted by subscription",
     ),
     Known(
