@@ -274,7 +274,7 @@ def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Termin
 
 
 def test_every_page_with_commands_is_followed_by_a_test() -> None:
-    tests = "".join(path.read_text() for path in (REPOSITORY / "tests" / "integration").rglob("test_*.py"))
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
     assert [
         page.name
         for page in DOCS.glob("*.md")
