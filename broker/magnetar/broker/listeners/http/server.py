@@ -79,6 +79,14 @@ _NEVER: Final = {
     "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
     "shadowTopics": "a topic has no shadows: read it by one more subscription",
     "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
+    "schemas": "schemas are not kept yet; their policies are, for when they are",
+    **dict.fromkeys(
+        ("offloadPolicies", "maxOffloadThreads"),
+        "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
+    ),
+    "allowedClusters": "a namespace is of one cluster; which clusters a tenant may use stands at the tenant",
+    "entryFilters": "messages are not filtered by the broker; consumers pass over what they do not want",
+    "schemaAutoUpdateCompatibilityStrategy": "it is schemaCompatibilityStrategy since Pulsar 2.4",
 }
 _ASKED_AT_ONCE = 32
 _JOINED_AT_ONCE = 100  # in a turn of the loop, a few ms; more in a thread
