@@ -165,7 +165,6 @@ async def test_a_topic_that_stores_nothing_has_figures_and_no_ledgers() -> None:
         (f"{TOPIC}/subscription/s/replicatedSubscriptionStatus", "not replicated"),
         ("/admin/v2/namespaces/public/default/allowedClusters", "of one cluster"),
         (f"{TOPIC}/offloadPolicies", "nothing is offloaded"),
-        ("/admin/v2/schemas/public/default/orders/schema", "not kept yet"),
     ],
 )
 async def test_what_will_never_be_there_says_so(path: str, reason: str) -> None:

@@ -79,7 +79,6 @@ _NEVER: Final = {
     "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
     "shadowTopics": "a topic has no shadows: read it by one more subscription",
     "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
-    "schemas": "schemas are not kept yet; their policies are, for when they are",
     **dict.fromkeys(
         ("offloadPolicies", "maxOffloadThreads"),
         "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
