@@ -53,7 +53,19 @@ from magnetar.runtime.tasks import end_all
 
 from . import websocket
 from .kept import Kept
-from .messages import Outgoing, Published, decoded, failed, id_of, id_text, received, start_of, stored
+from .messages import (
+    Names,
+    Outgoing,
+    Published,
+    decoded,
+    failed,
+    id_of,
+    id_text,
+    received,
+    start_of,
+    stored,
+    topic_of,
+)
 
 IDLE_S: Final = 60.0
 _MOST_KEPT = 1_000
@@ -73,7 +85,6 @@ _TOPIC: Final = (
 )
 _SUBSCRIPTION: Final = rf"{_TOPIC}/subscription/(?P<subscription>[^/]+)"
 
-Names = Mapping[str, str]
 Answer = Callable[["Gateway", web.Request, Names], Awaitable[web.StreamResponse]]
 
 
@@ -180,11 +191,6 @@ class Gateway:
             )
 
         return self.consumers.use((topic, subscription), opened)
-
-
-def topic_of(names: Names) -> str:
-    """The full name."""
-    return "{domain}://{tenant}/{namespace}/{topic}".format_map(names)
 
 
 def number(request: web.Request, name: str, default: int, most: int) -> int:

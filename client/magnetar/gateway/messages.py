@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
@@ -16,6 +17,7 @@ from magnetar.proto.commands import ACK_ROW, AckRow, decode_rows, encode_rows
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame
 
 T = TypeVar("T")
+Names = Mapping[str, str]  # what a path says
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _ID_BYTES: Final = 24
 _LAST_DAY_MS: Final = 253_402_300_799_999  # of the year 9999: what a date can be
@@ -59,6 +61,11 @@ class Published(msgspec.Struct, rename="camel"):
 
     messages: list[Outgoing]
     producer_name: str | None = None  # by which what is sent again is recognized, with sequence ids
+
+
+def topic_of(names: Names) -> str:
+    """The full name."""
+    return "{domain}://{tenant}/{namespace}/{topic}".format_map(names)
 
 
 def decoded(body: bytes | str, type: type[T]) -> T:

@@ -24,14 +24,14 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from magnetar.client import Consumer, Message, Reader
-from magnetar.client.options import DeadLetterPolicy
+from magnetar.client.options import DEFAULT_MAX_REDELIVER_COUNT, DeadLetterPolicy
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame, TopicTerminated
 from magnetar.runtime.tasks import awaited, end_all
 
-from .messages import Outgoing, decoded, from_base64, id_text, received, start_of
+from .messages import Names, Outgoing, decoded, from_base64, id_text, received, start_of, topic_of
 
 if TYPE_CHECKING:
-    from .gateway import Gateway, Names
+    from .gateway import Gateway
 
 _MOST_PENDING = 1_000  # messages of a producer that are not answered
 _UNIT_BYTES = 16 << 10  # a larger one counts as several
@@ -96,8 +96,6 @@ async def _send(socket: web.WebSocketResponse, value: Mapping[str, Any]) -> None
 
 async def producer(gateway: Gateway, request: web.Request, names: Names) -> web.StreamResponse:
     """Answers come as the messages are stored."""
-    from .gateway import topic_of
-
     query, client = _query(request), await gateway.client()
     options: dict[str, Any] = {
         "name": query.producer_name,
@@ -143,8 +141,6 @@ async def producer(gateway: Gateway, request: web.Request, names: Names) -> web.
 
 async def consumer(gateway: Gateway, request: web.Request, names: Names) -> web.StreamResponse:
     """Messages come as long as there is room for them."""
-    from .gateway import topic_of
-
     query, client = _query(request), await gateway.client()
     options: dict[str, Any] = {
         "type": query.subscription_type.lower(),
@@ -157,7 +153,8 @@ async def consumer(gateway: Gateway, request: web.Request, names: Names) -> web.
     }
     if query.max_redeliver_count or query.dead_letter_topic:
         options["dead_letter"] = DeadLetterPolicy(
-            max_redeliver_count=query.max_redeliver_count or 16, topic=query.dead_letter_topic
+            max_redeliver_count=query.max_redeliver_count or DEFAULT_MAX_REDELIVER_COUNT,
+            topic=query.dead_letter_topic,
         )
     async with client.subscribe(topic_of(names), names["subscription"], **options) as made:
         return await _Session(made, query).run(gateway, request)
@@ -165,8 +162,6 @@ async def consumer(gateway: Gateway, request: web.Request, names: Names) -> web.
 
 async def reader(gateway: Gateway, request: web.Request, names: Names) -> web.StreamResponse:
     """As a consumer, from `messageId` on."""
-    from .gateway import topic_of
-
     query, client = _query(request), await gateway.client()
     async with client.create_reader(topic_of(names), start=start_of(query.message_id)) as made:
         return await _Session(made, query).run(gateway, request)

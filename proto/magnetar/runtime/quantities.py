@@ -58,9 +58,8 @@ def format_duration(ms: int) -> str:
 
 def about(seconds: float) -> str:
     """A duration for people: `about(5400)` is "90 min", `about(200_000)` is "2.3 days"."""
-    for size, unit in ((172_800, "days"), (10_800, "h"), (180, "min")):
-        if seconds >= size:
-            one = {"days": 86_400, "h": 3_600, "min": 60}[unit]
+    for least, one, unit in ((172_800, 86_400, "days"), (10_800, 3_600, "h"), (180, 60, "min")):
+        if seconds >= least:
             return f"{seconds / one:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.0f} s"
 

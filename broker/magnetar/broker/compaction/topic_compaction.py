@@ -178,7 +178,7 @@ class TopicCompaction:
         """Bytes from the horizon on; within the ledger of the horizon they are estimated by the number of entries."""
         ledgers, pointer = self._ledger.list, self._pointer
         if pointer is None:
-            return sum(info.size for info in ledgers.ledgers)
+            return ledgers.size
         ledger, entry, _ = pointer.horizon
         rest = sum(info.size for info in ledgers.after(ledger, len(ledgers.ledgers)))
         info = ledgers.info(ledger)

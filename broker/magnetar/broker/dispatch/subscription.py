@@ -422,7 +422,8 @@ class Subscription:
 
     def count_rates(self, now: float) -> None:
         """Called every few seconds; `now` in seconds of the loop."""
-        self.rates.look(now, self._counters())
+        if self.rates.due(now):
+            self.rates.look(now, self._counters())
         self._marks.look(now, self.cursor.state.mark_delete)
 
     def _counters(self) -> tuple[int, ...]:

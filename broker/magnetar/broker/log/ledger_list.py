@@ -342,6 +342,11 @@ class LedgerList:
         info = self.ledgers[-1]
         return info.first_index + info.messages
 
+    @property
+    def size(self) -> int:
+        """Bytes that its ledgers have."""
+        return sum(info.size for info in self.ledgers)
+
     def info(self, ledger_id: int) -> LedgerInfo | None:
         """The ledger at this position, if it belongs to the topic."""
         return self._by_id.get(ledger_id)

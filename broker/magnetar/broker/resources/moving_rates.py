@@ -27,11 +27,15 @@ class MovingRates:
         """For how long no counter had risen when it was looked last, nor has since."""
         return self._quiet_s if counters == self._before else 0.0
 
+    def due(self, now: float) -> bool:
+        """Whether `look` would do anything."""
+        return now - self._at >= WINDOW_S
+
     def look(self, now: float, counters: tuple[int, ...]) -> None:
         """Called every few seconds; `now` in seconds of a clock that never goes back."""
-        passed = now - self._at
-        if passed < WINDOW_S:
+        if not self.due(now):
             return
+        passed = now - self._at
         if self._before:
             self.per_second = tuple(
                 round((new - old) / passed, 3) for new, old in zip(counters, self._before, strict=True)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from magnetar.proto.errors import BookieUnavailable
+from magnetar.runtime.connection.addresses import format_address
 from magnetar.runtime.quantities import about, counted
 
 from ..cursors.core.acks import Position
@@ -213,9 +214,17 @@ class _Seen(NamedTuple):
         return Finding(severity, subject, cause, consequence, cure)
 
 
-def _see(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> _Seen:
-    mark, before, age_ms = offsets.of_mark(subscription)
-    return _Seen(topic, subscription, mark, max(offsets.end.messages - before.messages, 0), age_ms)
+def _seen(topic: Topic) -> list[_Seen]:
+    """Its durable subscriptions."""
+    durable = [one for one in topic.subscriptions.values() if one.durable]
+    if not durable:
+        return []
+    offsets, found = TopicOffsets(topic), []
+    for subscription in durable:
+        mark, before, age_ms = offsets.of_mark(subscription)
+        backlog = max(offsets.end.messages - before.messages, 0)
+        found.append(_Seen(topic, subscription, mark, backlog, age_ms))
+    return found
 
 
 def _troubled(seen: _Seen) -> Finding | None:
@@ -379,12 +388,7 @@ def _of_topic(topic: Topic) -> Iterator[Finding]:
         )  # fmt: skip
     if (limited := _limited(topic)) is not None:
         yield limited
-    durable = [one for one in topic.subscriptions.values() if one.durable]
-    if not durable:
-        return
-    offsets = TopicOffsets(topic)
-    for subscription in durable:
-        seen = _see(topic, subscription, offsets)
+    for seen in _seen(topic):
         if (found := next(filter(None, (check(seen) for check in _CHECKS)), None)) is not None:
             yield found
 
@@ -492,9 +496,7 @@ async def _look(broker: Broker, namespace: str = "") -> AsyncIterator[tuple[Topi
     """What is loaded, in turns of the loop, with the durable subscriptions."""
     async for topic in _loaded(broker):
         if namespace in ("", topic.name.full_namespace):
-            durable = [one for one in topic.subscriptions.values() if one.durable]
-            offsets = TopicOffsets(topic) if durable else None
-            yield topic, [_see(topic, one, offsets) for one in durable if offsets is not None]
+            yield topic, _seen(topic)
 
 
 def _sums(topics: list[BusyTopic]) -> dict[str, Any]:
@@ -509,7 +511,7 @@ def _busy_topic(topic: Topic) -> BusyTopic:
         byte_in,
         message_out,
         byte_out,
-        sum(info.size for info in topic.ledger.list.ledgers),
+        topic.ledger.list.size,
         len(topic.producers),
         len(topic.subscriptions.consumers),
     )
@@ -543,6 +545,5 @@ def bookie_rows(bookies: Bookies | None) -> list[BookieRow]:
 def _bookie_row(bookies: Bookies, name: str, reason: str) -> BookieRow:
     address = ""
     with contextlib.suppress(BookieUnavailable):
-        host, port = bookies.address(name)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = format_address(bookies.address(name))
     return BookieRow(name, address, not reason, reason, bookies.free_bytes(name), *bookies.labels(name))

@@ -54,7 +54,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         duplicate_messages=topic.deduplication.duplicates,
         dropped_messages=topic.dispatched.dropped_messages,
         stored_messages=total - (ledgers[0].first_index if ledgers else total),
-        stored_bytes=sum(info.size for info in ledgers),
+        stored_bytes=ledger.size,
         next_index=total,
         archived_ledgers=len(archived),
         archived_messages=sum(info.messages for info in archived),

@@ -180,7 +180,7 @@ def _of_topic(topic: Topic) -> Mapping[str, float]:
         _QUOTA: _limit(topic, "backlog_quota_bytes", 1),
         _QUOTA_AGE: _limit(topic, "backlog_quota_age_ms", 1000),
         "held_times": topic.limits.held_times,
-        "stored_bytes": sum(info.size for info in topic.ledger.list.ledgers),
+        "stored_bytes": topic.ledger.list.size,
     }
 
 

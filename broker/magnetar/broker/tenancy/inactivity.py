@@ -120,7 +120,7 @@ class Inactivity:
         loaded_s = asyncio.get_running_loop().time() - topic.loaded_at
         if not expiration_ms or loaded_s < min(expiration_ms / 1000, come_back_s):
             return []
-        before_ms = self._clock.now_ms() - expiration_ms - expiration_ms // 10
+        before_ms = self._clock.now_ms() - _expired_ms(expiration_ms)
         return [
             name
             for name, one in topic.subscriptions.items()
@@ -189,10 +189,7 @@ class Inactivity:
                 path = cursor_path(name, subscription)
                 if (stored := await self._metadata.get(path)) is not None:
                     pointer = PointerRecord.decode(stored.value, path)
-                    if (
-                        max(pointer.active_ms, pointer.created_ms)
-                        <= now_ms - expiration_ms - expiration_ms // 10
-                    ):
+                    if max(pointer.active_ms, pointer.created_ms) <= now_ms - _expired_ms(expiration_ms):
                         return True
         return self._has_old_data(name, head, in_force, now_ms)
 
@@ -213,6 +210,11 @@ class Inactivity:
             self._looked.clear()
         self._looked[name] = first.ledger_id
         return True
+
+
+def _expired_ms(expiration_ms: int) -> int:
+    """With the precision that it is stored with."""
+    return expiration_ms + expiration_ms // 10
 
 
 def _unused_ms(topic: Topic) -> float:

@@ -549,7 +549,8 @@ class Topic:
     def count_rates(self) -> None:
         """Called every few seconds."""
         now, out = self._loop.time(), self.dispatched
-        self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
+        if self.rates.due(now):
+            self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
         for session in self.producers:
             session.rates.look(now, (session.messages_in, session.bytes_in))
         for subscription in self.subscriptions.values():

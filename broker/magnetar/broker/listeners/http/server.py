@@ -74,15 +74,14 @@ _NO_FUNCTIONS = (
 _NEVER: Final = {
     **dict.fromkeys(("functions", "sinks", "sources", "worker", "worker-stats", "packages"), _NO_FUNCTIONS),
     "transactions": "there are no transactions here; deduplication stores what is sent again once",
-    "offload": "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
+    **dict.fromkeys(
+        ("offload", "offloadPolicies"),
+        "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
+    ),
     "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
     "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
     "shadowTopics": "a topic has no shadows: read it by one more subscription",
     "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
-    **dict.fromkeys(
-        ("offloadPolicies", "maxOffloadThreads"),
-        "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
-    ),
     "allowedClusters": "a namespace is of one cluster; which clusters a tenant may use stands at the tenant",
     "entryFilters": "messages are not filtered by the broker; consumers pass over what they do not want",
     "schemaAutoUpdateCompatibilityStrategy": "it is schemaCompatibilityStrategy since Pulsar 2.4",
@@ -191,9 +190,8 @@ class AdminServer:
                     found[asked.topic] = await self._wherever(asked)
                 except (MagnetarError, Refused) as error:
                     failed.append(error)
-                await asyncio.sleep(
-                    0
-                )  # what is in memory takes a turn of the loop for _ASKED_AT_ONCE of them
+                # What is in memory takes a turn of the loop for _ASKED_AT_ONCE of them.
+                await asyncio.sleep(0)
 
         async with asyncio.TaskGroup() as workers:
             for _ in range(_ASKED_AT_ONCE):
