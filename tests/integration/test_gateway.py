@@ -15,11 +15,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from magnetar.client import connect
 from magnetar.gateway.gateway import Gateway
 from magnetar.gateway.kept import Kept
+from magnetar.gateway.messages import failed
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.tasks import awaited, end_all
 from support.service import Service
@@ -187,6 +188,24 @@ async def test_a_websocket_that_cannot_be_opened_is_refused_before_it_is(
 
 async def test_the_health_check_lets_a_message_through(session: aiohttp.ClientSession) -> None:
     assert await ask(session, "GET", "/admin/v2/brokers/health") == "ok"
+
+
+async def test_a_health_check_whose_message_is_not_stored_is_no_fault_of_who_asks(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was answered with 400, as a wrong request is; whoever balances load wants 503."""
+    from magnetar.gateway.gateway import Gateway
+    from magnetar.proto.errors import QuorumLost, ServiceNotReady
+
+    async def refused(*_: Any) -> list[dict[str, Any]]:
+        return [failed(QuorumLost("too few bookies"))]
+
+    monkeypatch.setattr(Gateway, "produce", refused)
+    gateway = Gateway(service.url, "standalone", 1 << 20)
+    request = make_mocked_request("GET", "/admin/v2/brokers/health")
+    with pytest.raises(ServiceNotReady, match="too few bookies"):
+        await gateway.handle(request)
+    await gateway.close()
 
 
 async def test_what_nobody_comes_for_is_closed_and_at_most_so_many_are_kept(

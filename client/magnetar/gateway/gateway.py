@@ -42,7 +42,6 @@ from magnetar.client.options import behind
 from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
-    MalformedFrame,
     MessageTooLarge,
     ServiceNotReady,
     TopicTerminated,
@@ -339,7 +338,7 @@ async def _health(gateway: Gateway, request: web.Request, names: Names) -> web.R
     async with client.create_reader(topic) as reader:
         (sent,) = await gateway.produce(topic, Published([Outgoing(payload="well?")]))
         if sent["errorCode"]:
-            raise MalformedFrame(sent["errorMsg"])
+            raise ServiceNotReady(f"a message for the health check was not stored: {sent['errorMsg']}")
         while id_text((await reader.receive(timeout=10.0)).id) != sent["messageId"]:
             pass
     return web.Response(text="ok")
