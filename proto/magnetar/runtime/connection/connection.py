@@ -83,6 +83,7 @@ class Connection:
         self.resume_reading = transport.resume_reading
         self.wait_closed = transport.wait_closed
         self.abort = transport.abort
+        self.probe = transport.probe
         # Resolved with None when the handshake is done, or with the error; awaited by open_connection.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._options = options
@@ -96,8 +97,6 @@ class Connection:
             self._parser = FrameParser(options.max_frame_bytes)
         self._runs = 0
         self._requests = PendingRequests(options.max_pending_requests, transport.describe)
-        # Resolved by the next Pong, or the end of the connection.
-        self._probe: asyncio.Future[None] | None = None
 
     # --- what the owner calls -----------------------------------------------------------------------------------------
 
@@ -180,16 +179,6 @@ class Connection:
     def address(self) -> str:
         """`host:port` of the peer."""
         return self.transport.address
-
-    def probe(self) -> asyncio.Future[None]:
-        """Asks whether the peer is there. Resolved when it answers, or when the handler knows that the connection is closed.
-
-        So it is after PROBE_S of silence. It may be shared: not to be cancelled.
-        """
-        if self._probe is None:
-            self._probe = asyncio.get_running_loop().create_future()
-            self.transport.probe()
-        return self._probe
 
     def close(self, error: MagnetarError | None = None) -> None:
         """Sends what is queued, then Failed if `error` is given, and closes. May be called twice.
@@ -279,8 +268,6 @@ class Connection:
         elif not self.ready.done():
             self.ready.set_exception(self.transport.lost())
             self.ready.exception()  # nobody waits on the accepting side, and that is fine
-        if not (probe := self.probe()).done():
-            probe.set_result(None)
 
     # --- receiving ------------------------------------------------------------------------------------------------------
 
@@ -310,9 +297,6 @@ class Connection:
             return True
         elif isinstance(command, Pong):
             self.transport.answered()
-            if self._probe is not None:
-                self._probe.set_result(None)
-                self._probe = None
         else:
             raise MalformedFrame(f"{type(command).__name__} after the end of the handshake")
         return False

@@ -127,7 +127,8 @@ class Transport(asyncio.Protocol):
         self._pauses: dict[str, None] = {}
         self._reads = self._discarded_bytes = 0
         self._liveness: Liveness  # from `opened` on
-        self._probing = False  # the peer has not answered the last `probe` yet
+        # Resolved when the peer answers the last `probe`, or with the end of the connection.
+        self._probe: asyncio.Future[None] | None = None
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
         self._timer: asyncio.TimerHandle | None = None
         self.protocol = make_protocol(self)
@@ -168,17 +169,23 @@ class Transport(asyncio.Protocol):
         self.writable = True
         self._watch(self._options.ping_interval_s)
 
-    def probe(self) -> None:
-        """Pings the peer. Unless it answers (`answered`), it is cut once it was silent for PROBE_S, as Pulsar does."""
-        if self.state is _OPEN and not self._probing:
-            self._probing = True
-            self.protocol.ping()
-            self._watch(min(PROBE_S / 2, self._options.ping_interval_s))
+    def probe(self) -> asyncio.Future[None]:
+        """Asks whether the peer is there. Resolved when it answers (`answered`), or when its loss was reported.
+
+        So it is after PROBE_S of silence, as with Pulsar. It may be shared: not to be cancelled.
+        """
+        if self._probe is None:
+            self._probe = self._loop.create_future()
+            if self.state is _OPEN:
+                self.protocol.ping()
+                self._watch(min(PROBE_S / 2, self._options.ping_interval_s))
+        return self._probe
 
     def answered(self) -> None:
         """The peer has answered a ping."""
-        if self._probing and not self.closing:
-            self._probing = False
+        if self._probe is not None and not self.closing:
+            self._probe.set_result(None)
+            self._probe = None
             self._watch(self._options.ping_interval_s)
 
     def write(self, pieces: Sequence[Piece], size: int) -> None:
@@ -424,6 +431,8 @@ class Transport(asyncio.Protocol):
                 self.protocol.connection_lost(self.error)
             except Exception:
                 _log.exception("connection_lost of %s failed", self.describe())
+            self._probe = self._probe or self._loop.create_future()
+            self._probe.set_result(None)
 
 
 def _join_small(pieces: Sequence[Piece]) -> list[Piece]:

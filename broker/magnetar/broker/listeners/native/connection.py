@@ -5,15 +5,13 @@ constant per producer and epoch), its run of payloads is verified and published 
 fields before untouched entry bytes. Everything else is a request: a task per request, so that a slow one (loading a topic,
 rule 33's wait) holds up nobody, bounded per connection, cancelled with it.
 
-Backpressure: a publish that fills its topic's or the broker's budget stops reading from this connection; the budget's
-waker starts it again. Delivery stops while the connection is not writable; `writing_resumed` starts it again.
+Backpressure, in and out: see `listeners.backpressure`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from magnetar.proto import commands as c
@@ -22,29 +20,23 @@ from magnetar.proto.errors import (
     MagnetarError,
     MalformedFrame,
     ProducerFenced,
-    ServiceNotReady,
-    TooManyRequests,
-    TopicNotServed,
     UnknownCommand,
 )
 from magnetar.proto.frames import Run
 from magnetar.proto.ids import TopicName
-from magnetar.runtime.tasks import TaskSet
 
 from ...dispatch.subscription import SubscribeRequest
-from ...resources.budget import ByteBudget
 from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
+from ..backpressure import Backpressure
 from ..openings import Openings
-from .ports import ConsumerPort, Link, Producer, first_sequence_id, for_client
+from ..requests import Requests, for_client
+from .ports import ConsumerPort, Link, Producer, first_sequence_id
 from .requests import CONSUMER_REQUESTS, REQUESTS, started, to_wire
 from .watches import Watches
 
 _log = logging.getLogger(__name__)
-
-
-_PUBLISH_REASON = "publish"
 
 
 class ClientConnection:
@@ -52,8 +44,9 @@ class ClientConnection:
 
     def __init__(self, service: BrokerService) -> None:
         self._service = service
-        self._settings = service.settings
         self._link: Link  # from `connection_ready` on
+        self._backpressure: Backpressure
+        self._requests = Requests(service)
         # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
         self._senders: dict[bytes, Producer] = {}
         self._producers = Openings(
@@ -62,7 +55,7 @@ class ClientConnection:
             accept=self._producer_opened,
             refuse=self._refuse,
             release=self._release_producer,
-            spawn=self._spawn,
+            spawn=self._requests.begin,
         )
         self._consumers = Openings(
             "consumer",
@@ -70,13 +63,9 @@ class ClientConnection:
             accept=self._consumer_opened,
             refuse=self._refuse,
             release=self._release_consumer,
-            spawn=self._spawn,
+            spawn=self._requests.begin,
         )
         self._watches = Watches(service)
-        self._tasks = TaskSet("request of a client")
-        self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
-        # Of the consumers in their order: whose turn it is when the connection is writable again.
-        self._resume_at = 0
         self._closed = False
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
@@ -84,6 +73,7 @@ class ClientConnection:
     def connection_ready(self, connection: Link) -> None:
         """The handshake is done."""
         self._link = connection
+        self._backpressure = Backpressure(connection)
         self._service.connections[self] = None
 
     def runs_received(self, runs: list[Run]) -> None:
@@ -100,23 +90,17 @@ class ClientConnection:
         """Producers and consumers of this connection go with it."""
         self._closed = True
         self._service.connections.pop(self, None)
-        for budget in self._budgets.values():
-            budget.forget((self, budget))
-        self._budgets.clear()
-        self._tasks.cancel()
+        self._backpressure.close()
+        self._requests.cancel()
         self._producers.lose_all()
         self._consumers.lose_all()
         self._watches.close()
 
     def writing_resumed(self) -> None:
-        """Delivery goes on with the consumer that the last call did not come to, so that each has its share."""
-        consumers = list(self._consumers)
-        first = self._resume_at % max(len(consumers), 1)
-        for number, consumer in enumerate(consumers[first:] + consumers[:first], first + 1):
-            consumer.subscription.writable(consumer.consumer)
-            if not self._link.writable:
-                self._resume_at = number
-                break
+        """Consumers and watches go on."""
+        self._backpressure.writing_resumed(
+            list(self._consumers), lambda one: one.subscription.writable(one.consumer)
+        )
         self._watches.writing_resumed()
 
     # --- frames ------------------------------------------------------------------------------------------------------
@@ -179,10 +163,10 @@ class ClientConnection:
                 taken_back=command.taken_back,
             )
         elif isinstance(command, c.CreateProducer):
-            self._check_busy()
+            self._requests.check_busy()
             self._producers.open(command.producer_id, command)
         elif isinstance(command, c.Subscribe):
-            self._check_busy()
+            self._requests.check_busy()
             self._consumers.open(command.consumer_id, command)
         elif isinstance(command, c.Unsubscribe):
             opened = self._consumer(command.consumer_id)
@@ -216,18 +200,11 @@ class ClientConnection:
     def _ack(self, command: c.Ack, payload: bytes) -> None:
         consumer = self._consumer(command.consumer_id)
         rows: list[Any] = list(c.decode_rows(c.ACK_ROW, payload))
-        done: Callable[[MagnetarError | None], None] | None = None
-        if command.request_id:
-            request_id, link, service = command.request_id, self._link, self._service
-
-            def done(error: MagnetarError | None) -> None:
-                if error is None and not service.valid:  # rule 31, as in _run
-                    error = _not_owner()
-                if error is None:
-                    link.answer(request_id)
-                else:
-                    link.answer_error(request_id, for_client(error))
-
+        request_id, link, done = command.request_id, self._link, None
+        if request_id:
+            done = self._requests.confirmed(
+                lambda: link.answer(request_id), lambda error: link.answer_error(request_id, error)
+            )
         consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
 
     def _consumer(self, consumer_id: int) -> ConsumerOpened:
@@ -236,47 +213,13 @@ class ClientConnection:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
         return consumer
 
-    def _check_busy(self) -> None:
-        if len(self._tasks) >= self._settings.max_requests_per_connection:
-            raise TooManyRequests(
-                f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
-            )
-
     def _ask(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
-        self._check_busy()
-        self._spawn(self._run(request_id, work))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.begin(work)
-
-    async def _run(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
-        try:
-            result = await work()
-            if not self._service.valid:  # it may have been done, and is not confirmed: rule 31
-                raise _not_owner()
-            self._link.answer(request_id, to_wire(result))
-        except MagnetarError as error:
-            self._link.answer_error(request_id, for_client(error))
-        except Exception as error:
-            _log.exception("a request failed")
-            self._link.answer_error(request_id, ServiceNotReady(f"the request failed here: {error!r}"))
-
-    # --- backpressure ------------------------------------------------------------------------------------------------
-
-    def wait_for(self, budget: ByteBudget) -> None:
-        """Stops reading until `budget` has room; its waker is `_has_room`."""
-        if not self._closed and id(budget) not in self._budgets:
-            self._budgets[id(budget)] = budget
-            self._link.pause_reading(_PUBLISH_REASON)
-            # One key a budget: two topics of this connection may both have to wait for the broker's.
-            budget.wait((self, budget), lambda: self._has_room(budget))
-
-    def _has_room(self, budget: ByteBudget) -> None:
-        del self._budgets[id(budget)]
-        if budget.full:  # its parent, or again
-            self.wait_for(budget)
-        elif not self._budgets:
-            self._link.resume_reading(_PUBLISH_REASON)
+        link = self._link
+        self._requests.ask(
+            work,
+            lambda result: link.answer(request_id, to_wire(result)),
+            lambda error: link.answer_error(request_id, error),
+        )
 
     # --- producers and consumers -------------------------------------------------------------------------------------
 
@@ -285,7 +228,7 @@ class ClientConnection:
             self._link,
             command.topic,
             new_port=lambda epoch: Producer(
-                self._link, command.producer_id, epoch, self.wait_for, self._producer_closed
+                self._link, command.producer_id, epoch, self._backpressure.wait_for, self._producer_closed
             ),
             producer_name=command.name,
             epoch=command.epoch,
@@ -352,10 +295,6 @@ class ClientConnection:
     async def _unsubscribe(self, consumer_id: int, opened: ConsumerOpened) -> None:
         await self._service.unsubscribe(self._link, opened)
         self._consumers.ended(consumer_id, opened)
-
-
-def _not_owner() -> TopicNotServed:
-    return TopicNotServed("this broker may not be the owner of its topics any more; look the topic up")
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:

@@ -9,12 +9,9 @@ from typing import Any, Protocol
 from magnetar.proto import commands as c
 from magnetar.proto.admission import AdmittedGroups, admit_groups
 from magnetar.proto.errors import (
-    DiskFull,
     FrameTooLarge,
     MagnetarError,
     MessageTooLarge,
-    ServiceNotReady,
-    StorageFailed,
 )
 from magnetar.proto.ids import NO_PARTITION
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -25,6 +22,7 @@ from ...resources.budget import ByteBudget
 from ...service.operations import Caller
 from ...topics.core.producers import ProducerSession, ReceiptFields, SessionState
 from ...topics.topic import Topic
+from ..requests import for_client
 
 _log = logging.getLogger(__name__)
 
@@ -250,13 +248,3 @@ class ConsumerPort:
 def first_sequence_id(payload: bytes) -> int:
     """Of the first batch of a group; 0 if it is too damaged to tell."""
     return int.from_bytes(payload[24:32], "big") if len(payload) >= 32 else 0
-
-
-def for_client(error: MagnetarError) -> MagnetarError:
-    """The error for a client: a broken disk is final for this process, which stops, and not for whoever asks again.
-
-    Otherwise a consumer that subscribes anew in just that moment would be closed for good.
-    """
-    if isinstance(error, StorageFailed) and not isinstance(error, DiskFull):
-        return ServiceNotReady(f"the service is stopping because its storage failed: {error.message}")
-    return error
