@@ -1,6 +1,6 @@
 """Found by the simulation (standalone, seed 53): a failing disk must not close the consumers of a service that restarts."""
 
-from magnetar.broker.listeners.native.ports import for_client
+from magnetar.broker.listeners.requests import for_client
 from magnetar.proto.errors import ConsumerBusy, ServiceNotReady, StorageFailed
 
 
