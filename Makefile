@@ -28,7 +28,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -88,6 +88,11 @@ near: $(STAMP) ## run the tests that were changed since BASE (default HEAD), or 
 stutter: WORKERS = 2
 stutter: $(STAMP) ## run the tests of single modules while the workers are stopped for 0.15 to 0.5 s, some times a second: what fails has a limit on the wall clock
 	@$(call timed,PYTHONPATH=tests $(PY) -m support.stutter -q --no-header -n $(WORKERS) tests/unit $(ARGS))
+
+# This compiler is the last whose code runs with protobuf 4 to 7 alike: later ones have it refuse runtimes older than themselves. Python 3.11 or 3.12.
+pulsar-proto: ## compile proto/magnetar/proto/pulsar/wire.proto, with a protobuf compiler in an environment of its own
+	@test -x build/protoc/bin/python || { python3.11 -m venv build/protoc && build/protoc/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<81'; }
+	@cd proto && ../build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. magnetar/proto/pulsar/wire.proto
 
 # Pulsar's distribution comes from Maven, 245 MB once, into build/pulsar; it needs Java 17. Skipped with a sentence where they are missing.
 test-pulsar-admin: $(STAMP) ## type 400 commands into the real pulsar-admin and pulsar-shell, and compare what a service does with what Pulsar did

@@ -8,7 +8,19 @@ import pytest
 
 @pytest.mark.parametrize(
     "name",
-    ["ids", "frames", "batch", "entry", "commands", "policies", "policy_table", "policy_shapes", "ranges"],
+    [
+        "ids",
+        "frames",
+        "batch",
+        "entry",
+        "commands",
+        "policies",
+        "policy_table",
+        "policy_shapes",
+        "ranges",
+        "pulsar.frames",
+        "pulsar.commands",
+    ],
 )
 def test_worked_cases(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"magnetar.proto.{name}"))
