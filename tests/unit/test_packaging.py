@@ -117,7 +117,7 @@ def test_core_dependencies_stay_few() -> None:
     names = {
         requirement.split(">")[0].split("=")[0] for requirement in pyproject()["project"]["dependencies"]
     }
-    assert names == {"msgpack", "msgspec", "xxhash", "lz4", "zstandard", "cramjam", "uvloop"}
+    assert names == {"msgpack", "msgspec", "xxhash", "mmh3", "lz4", "zstandard", "cramjam", "uvloop"}
 
 
 @pytest.mark.real

@@ -229,7 +229,7 @@ class Client:
         "wait_for_exclusive" waits, without a timeout, until they have left, and "exclusive_with_fencing" ends them. Whose
         place was taken raises ProducerFenced from every call.
 
-        routing, of a partitioned topic: messages with a key go by its routing_hash ("xxh3"; "murmur3" and "java" as Pulsar's
+        routing, of a partitioned topic: messages with a key go by its routing_hash ("murmur3" or "java", as Pulsar's
         clients), the others to one partition after the other ("round_robin", a batch to each) or to one that is chosen by
         chance ("single"). A function of an OutgoingMessage and the number of partitions says it for each message.
         """

@@ -171,7 +171,7 @@ class ProducerOptions:
     )  # only while something is in flight; else the end of the loop turn
     batching_by_key: bool = False  # a batch for each key, which key_shared consumers receive whole
     routing: Routing = "round_robin"  # of a partitioned topic
-    routing_hash: RoutingHash = "xxh3"  # of keys
+    routing_hash: RoutingHash = "murmur3"  # of keys
     chunking: bool = False  # True: what is larger than max_message_bytes is sent in chunks
     compression: CompressionName = "none"
     send_timeout: Seconds = 30.0 * SECONDS

@@ -159,7 +159,7 @@ class WriteOptions:
     repeated_batch: str = "compare"
     staged_ttl_s: float = 0.0  # 0: the broker's
     key_batches: bool = False
-    routing_hash: RoutingHash = "xxh3"
+    routing_hash: RoutingHash = "murmur3"
 
     def kept_s(self, *, partitioned: bool = False) -> float:
         """For how long what was staged is kept after the last task that wrote to its topic; 0: as the broker's settings say.
@@ -188,7 +188,7 @@ class WriteOptions:
             key_batches=_flag("key_batches", given.get("key_batches", "false")),
             routing_hash=cast(
                 RoutingHash,
-                _one_of("routing_hash", given.get("routing_hash", "xxh3"), get_args(RoutingHash)),
+                _one_of("routing_hash", given.get("routing_hash", "murmur3"), get_args(RoutingHash)),
             ),
             staged_ttl_s=_size("staged_ttl_s", given.get("staged_ttl_s", "0"), 0),
         )

@@ -26,7 +26,8 @@ from operator import add, ne
 from typing import Any, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from mmh3 import mmh3_32_uintdigest
+from xxhash import xxh3_64_digest
 
 from .batch_extensions import (
     BATCH_HEADER_BYTES,
@@ -176,19 +177,17 @@ FORMATS = {FORMAT_NATIVE: BatchFormat(_encode_native, _decode_native)}
 
 # --- encoding --------------------------------------------------------------------------------------------------------
 
-# What the checksum covers, down to the extensions. Of a single message in parts: constant, key hash, sequence id, and
-# publish time with the lengths of the columns.
+# What the checksum covers, down to the extensions. Of a single message: constant, key hash, sequence id, publish time, and
+# the length of its key; zeros stand for what it has none of.
 _REST = struct.Struct(">BBHIIQQII")
-_PLAIN_REST = struct.Struct(">12sQ16s")
-_KEYED_REST = struct.Struct(">8s4sQ16s")
-_SINGLE_END = struct.Struct(">QII")
+_PLAIN_REST = struct.Struct(">8s4xQ8s8x")
+_KEYED_REST = struct.Struct(">8sIQ8sI4x")
 SINGLE_MARK, TEXT_KEY_MARK, DELAYED_MARK, DELAYED_TEXT_KEY_MARK = (
     struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE | flags, header_bytes, 1)
     for header_bytes in (BATCH_HEADER_BYTES, DELAYED_HEADER_BYTES)
     for flags in (0, FLAG_KEYED)
 )
 DELAYED_MARKS = (DELAYED_MARK, DELAYED_TEXT_KEY_MARK)
-_NO_HASH = bytes(4)
 
 
 def _as_bytes(key: str | bytes) -> bytes:
@@ -196,8 +195,8 @@ def _as_bytes(key: str | bytes) -> bytes:
 
 
 def key_hash_of(key: str | bytes) -> int:
-    """The hash of a key in the header: the upper half of its xxh3-64; a text counts as UTF-8."""
-    return int(xxh3_64_intdigest(_as_bytes(key)) >> 32)
+    """The hash of a key in the header: MurmurHash3_x86_32, seed 0, as Pulsar has it; a text counts as UTF-8."""
+    return mmh3_32_uintdigest(_as_bytes(key))
 
 
 class EncodedBatches:
@@ -371,9 +370,8 @@ def encode_singles(
 def _plain_rests(
     values: Sequence[bytes], ids: Iterable[int], publish_time_ms: int, times: Sequence[int] | None
 ) -> list[bytes]:
-    end = _SINGLE_END.pack(publish_time_ms, 0, 0)
     mark = SINGLE_MARK if times is None else DELAYED_MARK
-    heads = map(_PLAIN_REST.pack, repeat(mark + _NO_HASH), ids, repeat(end))
+    heads = map(_PLAIN_REST.pack, repeat(mark), ids, repeat(publish_time_ms.to_bytes(8)))
     return list(map(add, _with_times(heads, times), values))
 
 
@@ -384,14 +382,13 @@ def _keyed_rests(
     publish_time_ms: int,
     times: Sequence[int] | None,
 ) -> list[bytes]:
-    sizes = list(map(len, keys))
-    ends = {size: _SINGLE_END.pack(publish_time_ms, size, 0) for size in dict.fromkeys(sizes)}
     heads = map(
         _KEYED_REST.pack,
         repeat(TEXT_KEY_MARK if times is None else DELAYED_TEXT_KEY_MARK),
-        map(xxh3_64_digest, keys),  # packing one as "4s" takes its first four bytes: the hash
+        map(mmh3_32_uintdigest, keys),
         ids,
-        map(ends.__getitem__, sizes),
+        repeat(publish_time_ms.to_bytes(8)),
+        map(len, keys),
     )
     return list(map(b"".join, zip(_with_times(heads, times), values, keys)))
 

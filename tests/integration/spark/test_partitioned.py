@@ -96,7 +96,7 @@ def test_a_stream_follows_a_topic_that_grows_and_writes_as_the_client_routes(
     run()
     found = of_partitions(topics, "grows-copy", 3)
     assert Counter(int(value or b"") for values in found for value in values) == Counter(range(100))
-    router = Router("single", "xxh3", 3, lambda _: 0)
+    router = Router("single", "murmur3", 3, lambda _: 0)
     for number, values in enumerate(found):
         assert all(router.of_key[f"k{int(value or b'')}"] == number for value in values)
     for number in range(4):

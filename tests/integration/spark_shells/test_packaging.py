@@ -177,7 +177,7 @@ def test_packages_as_an_archive(submit: Callable[..., None], worker: Path) -> No
 @pytest.mark.real
 @long_form
 def test_py_files(submit: Callable[..., None], worker: Path, programs: Path) -> None:
-    names = "msgpack msgspec xxhash lz4 zstandard cramjam uvloop pyarrow"
+    names = "msgpack msgspec xxhash mmh3 lz4 zstandard cramjam uvloop pyarrow"
     assert names in section("`--py-files`")
     packages = next((worker / "lib").glob("python*")) / "site-packages"
     subprocess.run([programs / "pip", "install", "--target", packages, *names.split()], check=True)

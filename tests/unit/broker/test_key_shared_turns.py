@@ -91,6 +91,12 @@ async def test_an_entry_of_many_keys_takes_several_turns() -> None:
         assert max(turns) <= MAX_COST_PER_TURN // COST_OF_A_SHARE + MAX_SHARED_OUT
 
 
+def test_a_key_has_the_slot_that_pulsar_gives_it() -> None:
+    """Computed by `Murmur3_32Hash` of Pulsar's client 4.0.6 and the rule of its broker: modulo 65,536, 1 in place of 0."""
+    slots = {"": 1, "a": 27058, "k1": 24618, "order-4711": 59864, "ключ": 8258, "key-30884": 1}
+    assert EntrySlots(entry_of(list(slots), [1] * len(slots))).slots == list(slots.values())
+
+
 def test_an_entry_is_grouped_by_owner_and_cut_where_runs_end() -> None:
     owners = Owners()
     for name in ("a", "b", "c"):

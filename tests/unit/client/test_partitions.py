@@ -94,7 +94,7 @@ async def test_a_batch_that_a_turn_of_the_loop_ends_stays_together(
 
 @pytest.mark.parametrize("routing", ["round_robin", "single"])
 async def test_a_message_with_a_key_goes_by_its_key(broker: FakeBroker, client: Client, routing: Any) -> None:
-    producer = await client.create_producer("t", routing=routing, routing_hash="murmur3")
+    producer = await client.create_producer("t", routing=routing)
     expected = Router("single", "murmur3", 8, lambda count: 0)
     keys: list[str | bytes] = [f"k{number}" for number in range(50)] + [
         b"\xff%d" % number for number in range(50)
@@ -325,7 +325,7 @@ async def test_a_partition_without_a_broker_holds_up_nobody_else() -> None:
             ids = [await producer.send(b"%d" % number) for number in range(30)]
             assert {message_id.partition for message_id in ids} == {0, 1, 3}, "passed over"
             assert Counter(message_id.partition for message_id in ids) == {0: 10, 1: 10, 3: 10}
-            keys = {Router("single", "xxh3", 4, lambda _: 0).of_key[f"k{n}"]: f"k{n}" for n in range(40)}
+            keys = {Router("single", "murmur3", 4, lambda _: 0).of_key[f"k{n}"]: f"k{n}" for n in range(40)}
             await asyncio.gather(*[producer.send(b"v", keys[number]) for number in (0, 1, 3)])
             with pytest.raises(SendTimeout):
                 await producer.send(b"v", keys[2])

@@ -173,7 +173,7 @@ async def test_a_topic_is_partitioned_or_not_and_partitions_that_are_not_there_a
 async def test_readers_and_table_views_see_all_partitions() -> None:
     async with serving() as server, connect_to(server) as client:
         await create(client, "t", 3)
-        producer = await client.create_producer("t", routing_hash="murmur3")
+        producer = await client.create_producer("t")
         await producer.send_many(
             [b"%d" % number for number in range(60)], keys=[f"k{n % 20}" for n in range(60)]
         )

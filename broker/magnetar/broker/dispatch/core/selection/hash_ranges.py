@@ -1,4 +1,5 @@
-"""Which consumer of a Key_Shared subscription owns which key hashes: 65,536 slots, from the upper half of a key's hash.
+"""Which consumer of a Key_Shared subscription owns which key hashes: 65,536 slots, the lower half of a key's hash, and 1
+for 0, as Pulsar has it (`StickyKeyConsumerSelector`).
 
 *auto-split*: consistent hashing. Every consumer stands at POINTS places of the ring of slots and owns those up to the next
 place, so one that comes or goes changes the owner of its own share only. *sticky*: a consumer names the ranges that it owns;
@@ -19,7 +20,6 @@ from magnetar.proto.ranges import Range
 from ..consumer import Consumer
 
 SLOTS = 65_536
-SLOT_SHIFT = 16  # of a key hash of 32 bits
 POINTS = 100
 _PLACE_SHIFT = 48  # a place is a slot, and 48 bits that tell those in the same slot apart
 _ARCS = 256
@@ -119,7 +119,7 @@ def _parts(consumer: Consumer, label: str) -> dict[int, Range]:
     if consumer.hash_ranges:
         return {part[0] << _PLACE_SHIFT: part for part in consumer.hash_ranges}
     points = [xxh3_64_intdigest(f"{label}\n{point}".encode()) for point in range(POINTS)]
-    return {point % SLOTS << _PLACE_SHIFT | point >> SLOT_SHIFT: (0, SLOTS - 1) for point in points}
+    return {point % SLOTS << _PLACE_SHIFT | point >> 64 - _PLACE_SHIFT: (0, SLOTS - 1) for point in points}
 
 
 def check_hash_ranges(ranges: Sequence[Range], consumers: Sequence[Consumer]) -> None:
