@@ -115,10 +115,11 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
                 elif header_length == DELAYED_HEADER_BYTES:
                     if (found_bytes := payload[BATCH_HEADER_BYTES:header_length]) != known:
                         of_known = _extensions(payload, header_length, count, has_ids=False)
-                        known = found_bytes if of_known == (of_known.deliver_at_ms, None, None) else b""
+                        known = found_bytes if of_known == BatchExtensions(of_known.deliver_at_ms) else b""
                     extensions[len(batches)] = of_known
                 elif header_length != BATCH_HEADER_BYTES:
-                    extensions[len(batches)] = _extensions(payload, header_length, count, has_ids=False)
+                    has_ids = payload[12] != FORMAT_NATIVE  # it knows them in a way of its own
+                    extensions[len(batches)] = _extensions(payload, header_length, count, has_ids=has_ids)
                 batches.append(payload)
                 counts.append(count)
                 sequence_ids.append(sequence_id)

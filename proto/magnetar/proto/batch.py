@@ -23,7 +23,7 @@ from itertools import compress as select
 from itertools import count as count_from
 from itertools import pairwise, repeat
 from operator import add, ne
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from mmh3 import mmh3_32_uintdigest
@@ -34,6 +34,7 @@ from .batch_extensions import (
     DELAYED_HEADER_BYTES,
     DELIVER_AT,
     DELIVER_AT_MARK,
+    EXT_CHUNK,
     EXT_DELIVER_AT_MS,
     EXT_LAST_SEQUENCE_ID,
     UNDECODABLE,
@@ -43,6 +44,9 @@ from .errors import ChecksumMismatch, MalformedFrame
 from .frames import frame_prefix
 from .ids import MAX_MESSAGES_PER_ENTRY
 from .message_rules import check_message_count
+
+if TYPE_CHECKING:
+    from .pulsar.columns import PulsarColumns
 
 _HEADER = struct.Struct(">I8sBBHIIQQII")
 _LENGTH = struct.Struct(">I")
@@ -54,6 +58,7 @@ CHECKSUM_END = 12
 GROUP_OVERHEAD_BYTES = 16 * 1024
 
 FORMAT_NATIVE = 1
+FORMAT_PULSAR = 2  # what a producer of Pulsar's protocol sent, in place of the columns: see `pulsar.batch`
 
 FLAG_SINGLE = 0x01  # one message; its value and its key, if any, stand as they are in place of their columns
 FLAG_KEYED = 0x02  # all messages have the same key, whose hash is in the header
@@ -127,21 +132,7 @@ class BatchHeader(NamedTuple):
         return bool(self.flags & FLAG_MIXED_KEYS)
 
 
-# --- formats ---------------------------------------------------------------------------------------------------------
-
-
-VALUES, KEYS, METADATA = range(3)
-
-
-class BatchFormat(NamedTuple):
-    """How columns are written. The header names the format; storing and forwarding batches takes no format.
-
-    encode: flags (FLAG_SINGLE, compression), then values, keys and metadata as bytes; what is absent is empty.
-    decode: one of the three. The caller checks that what comes back is a list (metadata: a map of them) of the right length.
-    """
-
-    encode: Callable[[Columns, Compression], tuple[int, bytes, bytes, bytes]]
-    decode: Callable[[BatchHeader, int, memoryview], Any]
+# --- encoding --------------------------------------------------------------------------------------------------------
 
 
 def _encode_native(columns: Columns, compression: Compression) -> tuple[int, bytes, bytes, bytes]:
@@ -162,20 +153,6 @@ def _encode_native(columns: Columns, compression: Compression) -> tuple[int, byt
     }
     return flags, values_column, keys_column, compress(compression, _pack(present)) if present else b""
 
-
-def _decode_native(header: BatchHeader, which: int, column: memoryview) -> Any:
-    if header.flags & FLAG_SINGLE and which != METADATA:
-        return [
-            str(column, "utf-8") if which == KEYS and not header.flags & FLAG_BINARY_KEY else bytes(column)
-        ]
-    codec = header.flags >> FLAG_COMPRESSION_SHIFT
-    return _unpack(column if codec == Compression.NONE else decompress(codec, column))
-
-
-FORMATS = {FORMAT_NATIVE: BatchFormat(_encode_native, _decode_native)}
-
-
-# --- encoding --------------------------------------------------------------------------------------------------------
 
 # What the checksum covers, down to the extensions. Of a single message: constant, key hash, sequence id, publish time, and
 # the length of its key; zeros stand for what it has none of.
@@ -259,7 +236,7 @@ def encode_columns(
     if columns.sequence_ids or columns.deliver_at_ms:
         columns, own = _with_extensions(columns)
         extensions = {**own, **(extensions or {})}
-    flags, values_column, keys_column, metadata_column = FORMATS[FORMAT_NATIVE].encode(columns, compression)
+    flags, values_column, keys_column, metadata_column = _encode_native(columns, compression)
     key_flags, key_hash = _of_keys(columns.keys)
     extension_bytes = _pack(extensions) if extensions else b""
     header = _REST.pack(
@@ -455,6 +432,9 @@ def verify_batch(data: bytes | memoryview, offset: int, size: int) -> None:
         raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
 
 
+VALUES, KEYS, METADATA = range(3)
+
+
 class DecodedBatch:
     """A batch whose columns are decoded when they are asked for. Those that are absent are None.
 
@@ -468,22 +448,19 @@ class DecodedBatch:
         if header.format not in FORMATS:
             raise MalformedFrame(f"batch format {header.format} is not known here; upgrade this client")
         self._view = memoryview(data)[offset : offset + header.size]
-        self._metadata_start = header.size - header.metadata_length
-        self._keys_start = self._metadata_start - header.keys_length
 
     @cached_property
     def values(self) -> list[bytes | None]:
-        return self._list(self._column(VALUES, self._view[self.header.header_length : self._keys_start]))
+        return self._list(self._column(VALUES))
 
     @cached_property
     def keys(self) -> list[Key] | None:
-        column = self._view[self._keys_start : self._metadata_start]
-        return self._list(self._column(KEYS, column)) if column or self.header.keyed else None
+        found = self._column(KEYS)
+        return None if found is None else self._list(found)
 
     @cached_property
     def metadata(self) -> Mapping[int, list[Any]] | None:
-        column = self._view[self._metadata_start :]
-        found = self._column(METADATA, column) if column else None
+        found = self._column(METADATA)
         if not isinstance(found, dict | None):
             raise MalformedFrame("the metadata column of a batch is not a map")
         return found and {number: self._list(one) for number, one in found.items()}
@@ -498,9 +475,24 @@ class DecodedBatch:
             raise MalformedFrame(f"the extensions of a batch are damaged: {error}") from error
         return found if isinstance(found, dict) else {}
 
-    def _column(self, which: int, column: memoryview) -> Any:
+    def column(self, which: int) -> memoryview:
+        """Its bytes."""
+        metadata_start = self.header.size - self.header.metadata_length
+        keys_start = metadata_start - self.header.keys_length
+        borders = (self.header.header_length, keys_start, metadata_start, self.header.size)
+        return self._view[borders[which] : borders[which + 1]]
+
+    @cached_property
+    def pulsar(self) -> PulsarColumns:
+        """Of format 2."""
+        from .pulsar.columns import PulsarColumns
+
+        body = bytes(self._view[self.header.header_length :])
+        return PulsarColumns(body, self.header.message_count, is_chunk=EXT_CHUNK in self.extensions)
+
+    def _column(self, which: int) -> Any:
         try:
-            return FORMATS[self.header.format].decode(self.header, which, column)
+            return FORMATS[self.header.format](self, which)
         except UNDECODABLE as error:
             raise MalformedFrame(f"a batch column is damaged: {error}") from error
 
@@ -515,3 +507,38 @@ def decode_batch(data: bytes | memoryview, offset: int = 0, *, verify: bool = Tr
     batch = DecodedBatch(data, offset, verify=verify)
     _ = batch.values, batch.keys, batch.metadata, batch.extensions
     return batch
+
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _decode_native(batch: DecodedBatch, which: int) -> Any:
+    header, column = batch.header, batch.column(which)
+    if not column and which != VALUES and not (which == KEYS and header.keyed):
+        return None
+    if header.flags & FLAG_SINGLE and which != METADATA:
+        return [
+            str(column, "utf-8") if which == KEYS and not header.flags & FLAG_BINARY_KEY else bytes(column)
+        ]
+    codec = header.flags >> FLAG_COMPRESSION_SHIFT
+    return _unpack(column if codec == Compression.NONE else decompress(codec, column))
+
+
+def _decode_pulsar(batch: DecodedBatch, which: int) -> Any:
+    found = batch.pulsar
+    if which != METADATA:
+        return found.values if which == VALUES else found.keys
+    columns = {
+        META_PROPERTIES: found.properties,
+        META_EVENT_TIMES_MS: found.event_times_ms,
+        META_SEQUENCE_IDS: found.sequence_ids,
+    }
+    return {number: column for number, column in columns.items() if column is not None} or None
+
+
+# What decodes one of the three columns; None: it is absent. The caller checks that it is a list (metadata: a map of them) of
+# the right length. The header names the format; storing and forwarding batches takes none.
+FORMATS: dict[int, Callable[[DecodedBatch, int], Any]] = {
+    FORMAT_NATIVE: _decode_native,
+    FORMAT_PULSAR: _decode_pulsar,
+}

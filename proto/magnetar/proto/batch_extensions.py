@@ -24,6 +24,10 @@ EXT_DELIVER_AT_MS = 1
 EXT_SCHEMA_VERSION = 2
 EXT_LAST_SEQUENCE_ID = 3  # only where they do not simply count up: META_SEQUENCE_IDS has all of them
 EXT_CHUNK = 4  # the fields of a Chunk
+EXT_WHOLE = 5  # of a chunk: the fields of a WholeMessage
+EXT_BATCH_OF_ONE = (
+    6  # true: Pulsar's producer sent its message as a batch, and batches of one are framed otherwise
+)
 # Those of a batch that has a delivery time, not of 1970, and nothing else: a map of one u64, as msgpack packs it.
 DELIVER_AT = struct.Struct(">3sQ")
 DELIVER_AT_MARK = bytes([0x81, EXT_DELIVER_AT_MS, 0xCF])
@@ -40,12 +44,25 @@ class Chunk(NamedTuple):
     last: bool
 
 
+class WholeMessage(NamedTuple):
+    """The message whose part a chunk is, where that is known before its last chunk.
+
+    bytes: of all of its chunks. The value that they are together may be compressed: by `codec`, from `raw_bytes`.
+    """
+
+    chunks: int
+    bytes: int
+    codec: int = 0
+    raw_bytes: int = 0
+
+
 class BatchExtensions(NamedTuple):
     """What the broker knows of a batch beside its header. None: the batch does not have it."""
 
     deliver_at_ms: int | None = None
     last_sequence_id: int | None = None
     chunk: Chunk | None = None
+    whole: WholeMessage | None = None
 
     @property
     def has_ids(self) -> bool:
@@ -74,14 +91,19 @@ def batch_extensions(data: bytes | memoryview, header_length: int, offset: int =
         found = _unpack_extensions(memoryview(data)[offset + BATCH_HEADER_BYTES : offset + header_length])
     except UNDECODABLE as error:
         raise MalformedFrame(f"the extensions of a batch are damaged: {error}") from error
-    deliver_at_ms, last_sequence_id, chunk = map(
-        found.get, (EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID, EXT_CHUNK)
+    deliver_at_ms, last_sequence_id, chunk, whole = map(
+        found.get, (EXT_DELIVER_AT_MS, EXT_LAST_SEQUENCE_ID, EXT_CHUNK, EXT_WHOLE)
     )
     if deliver_at_ms is not None:
         checked_time_ms(deliver_at_ms)
     if last_sequence_id is not None:
         checked_sequence_id(last_sequence_id)
-    return BatchExtensions(deliver_at_ms, last_sequence_id, None if chunk is None else _chunk(chunk))
+    return BatchExtensions(
+        deliver_at_ms,
+        last_sequence_id,
+        None if chunk is None else _chunk(chunk),
+        None if whole is None else _whole(whole),
+    )
 
 
 def _chunk(fields: Any) -> Chunk:
@@ -94,6 +116,12 @@ def _chunk(fields: Any) -> Chunk:
         f"not a chunk: {fields!r} (want an id of {CHUNK_ID_BYTES} bytes, its number, at most {MAX_CHUNKS - 1}, and whether "
         "it is the last)"
     )
+
+
+def _whole(fields: Any) -> WholeMessage:
+    if isinstance(fields, list) and len(fields) == 4 and all(type(one) is int and one >= 0 for one in fields):
+        return WholeMessage(*fields)
+    raise InvalidArgument(f"not what a message in chunks is as a whole: {fields!r} (want four numbers)")
 
 
 def entry_extensions(entry: Entry) -> dict[int, BatchExtensions]:

@@ -133,10 +133,15 @@ def decompress(codec: int, data: bytes | memoryview) -> bytes:
     if len(data) < _SIZE.size:
         raise MalformedFrame("a compressed column is too short")
     (raw_size,) = _SIZE.unpack_from(data)
+    return decompress_raw(codec, data[_SIZE.size :], raw_size)
+
+
+def decompress_raw(codec: int, data: bytes | memoryview, raw_size: int) -> bytes:
+    """The same where the size does not stand before the codec's bytes."""
     if raw_size > MAX_RAW_COLUMN_BYTES:
         raise MalformedFrame(f"a column inflates to {raw_size} bytes, more than {MAX_RAW_COLUMN_BYTES}")
     try:
-        raw = _CODECS[Compression(codec)].decompress(data[_SIZE.size :], raw_size)
+        raw = _CODECS[Compression(codec)].decompress(data, raw_size)
     except Exception as error:
         raise MalformedFrame(f"a compressed column is damaged: {error}") from error
     if len(raw) != raw_size:

@@ -8,7 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from magnetar.proto.batch import FORMAT_NATIVE, FORMATS, KEYS, METADATA, decode_batch, encode_batch
+from magnetar.proto.batch import (
+    FORMAT_NATIVE,
+    FORMATS,
+    KEYS,
+    METADATA,
+    DecodedBatch,
+    decode_batch,
+    encode_batch,
+)
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.ids import MessageId
@@ -163,11 +171,11 @@ def test_columns_that_are_not_wanted_are_not_decoded(monkeypatch: pytest.MonkeyP
     decoded: list[int] = []
     native = FORMATS[FORMAT_NATIVE]
 
-    def decode(header: Any, which: int, column: memoryview) -> Any:
+    def decode(batch: DecodedBatch, which: int) -> Any:
         decoded.append(which)
-        return native.decode(header, which, column)
+        return native(batch, which)
 
-    monkeypatch.setitem(FORMATS, FORMAT_NATIVE, native._replace(decode=decode))
+    monkeypatch.setitem(FORMATS, FORMAT_NATIVE, decode)
     entries, first = [], 0
     for entry_id in range(20):
         entry, count = random_entry(rng, entry_id, first)
