@@ -30,9 +30,9 @@ def _classes() -> dict[str, Any]:
         message = file.message_type.add(name=name)
         for line in fields.split(","):
             number, kind, field_name, *label = line.split()
-            field = message.field.add(name=field_name, number=int(number))
-            field.label = {"required": _REQUIRED, "repeated": _REPEATED}.get("".join(label), _OPTIONAL)  # type: ignore[assignment]
-            field.type = _TYPES.get(kind, 11)  # type: ignore[assignment]
+            field: Any = message.field.add(name=field_name, number=int(number))
+            field.label = {"required": _REQUIRED, "repeated": _REPEATED}.get("".join(label), _OPTIONAL)
+            field.type = _TYPES.get(kind, 11)
             if kind not in _TYPES:
                 field.type_name = f".magnetar_tests.{kind}"
 

@@ -254,6 +254,7 @@ class Delivery:
         try:
             return decode(self.entry)
         except MagnetarError as error:
+            error.details.update(first_id=self.first_id, last_id=self.last_id)
             raise of_entry(error, self.ledger, self.entry_id, self.topic) from None
 
     def let_go_of_values(self) -> None:

@@ -177,6 +177,9 @@ class Rows:
             self.large_bytes += message.size
             first, first_entry, its_source = message.sink
             value = b"".join(message.pieces)
+            (extensions,) = entry_extensions(first).values()
+            if extensions.whole is not None and self._values_wanted:
+                value = extensions.whole.value(value, MAX_VALUE_BYTES)
             self._add_part(first, first_entry, its_source, 0, MAX_MESSAGES_PER_ENTRY, [value])
 
     def _add_whole(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from .compression import decompress_raw
 from .entry import ENTRY_CHUNKED, ENTRY_DELAYED, Entry
 from .errors import InvalidArgument, MalformedFrame
 from .message_rules import MAX_TIME_MS, checked_sequence_id, checked_time_ms
@@ -47,13 +48,17 @@ class Chunk(NamedTuple):
 class WholeMessage(NamedTuple):
     """The message whose part a chunk is, where that is known before its last chunk.
 
-    bytes: of all of its chunks. The value that they are together may be compressed: by `codec`, from `raw_bytes`.
+    size: bytes of all of its chunks. The value that they are together may be compressed: by `codec`, from `raw_bytes`.
     """
 
     chunks: int
-    bytes: int
+    size: int
     codec: int = 0
     raw_bytes: int = 0
+
+    def value(self, joined: bytes, max_bytes: int) -> bytes:
+        """The value, of all chunks joined. Raises MalformedFrame, also for one of more than `max_bytes`."""
+        return decompress_raw(self.codec, joined, self.raw_bytes, max_bytes) if self.codec else joined
 
 
 class BatchExtensions(NamedTuple):

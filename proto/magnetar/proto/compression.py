@@ -136,10 +136,12 @@ def decompress(codec: int, data: bytes | memoryview) -> bytes:
     return decompress_raw(codec, data[_SIZE.size :], raw_size)
 
 
-def decompress_raw(codec: int, data: bytes | memoryview, raw_size: int) -> bytes:
+def decompress_raw(
+    codec: int, data: bytes | memoryview, raw_size: int, max_bytes: int = MAX_RAW_COLUMN_BYTES
+) -> bytes:
     """The same where the size does not stand before the codec's bytes."""
-    if raw_size > MAX_RAW_COLUMN_BYTES:
-        raise MalformedFrame(f"a column inflates to {raw_size} bytes, more than {MAX_RAW_COLUMN_BYTES}")
+    if raw_size > max_bytes:
+        raise MalformedFrame(f"a column inflates to {raw_size} bytes, more than {max_bytes}")
     try:
         raw = _CODECS[Compression(codec)].decompress(data, raw_size)
     except Exception as error:

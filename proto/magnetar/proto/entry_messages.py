@@ -18,6 +18,7 @@ from .batch import (
     DELAYED_TEXT_KEY_MARK,
     FLAG_KEYED,
     FLAG_MIXED_KEYS,
+    FORMAT_PULSAR,
     SINGLE_MARK,
     TEXT_KEY_MARK,
     DecodedBatch,
@@ -111,7 +112,9 @@ def entry_keys(entry: Entry) -> list[Key]:
     return keys
 
 
-_LENGTHS = struct.Struct(">I10xH24xII")  # of a batch, its header, its keys and its metadata
+_LENGTHS = struct.Struct(
+    ">12xBxH24xII"
+)  # of a batch: its format; lengths of its header, its keys and its metadata
 assert _LENGTHS.size == BATCH_HEADER_BYTES
 
 
@@ -126,9 +129,15 @@ def without_values(entry: Entry) -> Entry:
         if start == end:  # left out
             batches.append(b"")
             continue
-        length, header_length, keys_length, metadata_length = _LENGTHS.unpack_from(data, start)
-        head, columns = start + header_length, end - keys_length - metadata_length
-        batches.append((length - columns + head).to_bytes(4) + data[start + 4 : head] + data[columns:end])
+        format_id, header_length, keys_length, metadata_length = _LENGTHS.unpack_from(data, start)
+        head = start + header_length
+        if format_id == FORMAT_PULSAR:
+            from .pulsar.columns import without_payload
+
+            left = without_payload(data[head:end])
+        else:
+            left = data[end - keys_length - metadata_length : end]
+        batches.append((header_length + len(left) - 4).to_bytes(4) + data[start + 4 : head] + left)
     return entry.replaced(batches)
 
 

@@ -354,7 +354,7 @@ async def test_the_broker_can_send_a_consumer_away(broker: FakeBroker, client: C
 
 
 @pytest.mark.parametrize("single", [True, False])
-async def test_damage_is_told_and_the_next_messages_arrive(
+async def test_a_damaged_batch_is_told_and_costs_itself_only(
     broker: FakeBroker, client: Client, single: bool
 ) -> None:
     topic = broker.topic("t")
@@ -365,11 +365,16 @@ async def test_damage_is_told_and_the_next_messages_arrive(
         else encode_batch([b"a", b"b"], sequence_id=0, publish_time_ms=0)
     )
     damaged[-1] ^= 1
-    broker.store(topic, [good, bytes(damaged)], [1, 1 if single else 2], "p")
+    count = 1 if single else 2
+    broker.store(topic, [good, bytes(damaged), good], [1, count, 1], "p")
     broker.store(topic, [good], [1], "p")
     consumer = await client.subscribe("t", "s", start="earliest")
-    with pytest.raises(ChecksumMismatch, match="entry 0 of ledger 1"):
+    assert (await consumer.receive(1.0)).id == MessageId(1, 0, 0)
+    with pytest.raises(ChecksumMismatch, match="entry 0 of ledger 1") as raised:
         await consumer.receive(1.0)
+    ids = raised.value.details
+    assert (ids["first_id"], ids["last_id"]) == (MessageId(1, 0, 1), MessageId(1, 0, count))
+    assert (await consumer.receive(1.0)).id == MessageId(1, 0, 1 + count)
     assert (await consumer.receive(1.0)).id == MessageId(1, 1, 0)
 
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from magnetar.proto.errors import EntryNotFound, MagnetarError, StorageFailed
+from magnetar.proto.errors import EntryNotFound, MagnetarError, MalformedFrame, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.quantities import counted
 
@@ -210,11 +210,15 @@ def _messages(entry: Entry) -> Iterator[Row]:
 
     names = entry.producer_names
     for position in range(entry.batch_count):
-        batch = decode_batch(bytes(entry.batch(position)))
+        index = entry.batch_start_index(position)
+        try:
+            batch = decode_batch(bytes(entry.batch(position)))
+        except MalformedFrame as error:  # or it is encrypted, by a producer of Pulsar's protocol
+            yield {"index": index, "producer": names[entry.producers[position]], "error": error.message}
+            continue
         metadata = batch.metadata or {}
         sequence_ids = metadata.get(4)
         properties = metadata.get(1)
-        index = entry.batch_start_index(position)
         for number, value in enumerate(batch.values):
             key = batch.keys[number] if batch.keys is not None else None
             message: Row = {

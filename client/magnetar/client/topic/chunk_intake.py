@@ -60,11 +60,11 @@ MAX_REMEMBERED_ROWS = 100_000
 class ChunkedDelivery(Delivery):
     """A message in chunks, under the id of its first one. finished: all of them have come."""
 
-    __slots__ = ("finished", "id", "pieces")
+    __slots__ = ("_max_bytes", "finished", "id", "pieces", "whole")
 
     message_type = ChunkedMessage
 
-    def __init__(self, first: Delivery, message: Unfinished[AckRow]) -> None:
+    def __init__(self, first: Delivery, message: Unfinished[AckRow], max_bytes: int) -> None:
         """`first`: its first chunk, of which all but the value is used."""
         first.copy_to(self)
         super().let_go_of_values()
@@ -72,6 +72,9 @@ class ChunkedDelivery(Delivery):
         self.permits, self.bytes = 1, 0
         self.pieces: deque[bytes] = deque()
         self.finished = False
+        (extensions,) = entry_extensions(self.entry).values()
+        self.whole = extensions.whole
+        self._max_bytes = max_bytes
 
     @property
     def first_id(self) -> ChunkedMessageId:
@@ -82,7 +85,7 @@ class ChunkedDelivery(Delivery):
         """See Delivery; once."""
         value = b"".join(self.pieces)
         self.pieces.clear()
-        return [value]
+        return [self._decoded(lambda _: self.whole.value(value, self._max_bytes) if self.whole else value)]
 
     def rows(self, first: int, end: int) -> list[AckRow]:
         """See Delivery: all of its chunks."""
@@ -98,12 +101,15 @@ class StreamedDelivery(ChunkedDelivery):
     `opened`: it is not queued any more. `put_off`: it never will be; when its turn has come it is given back.
     """
 
-    __slots__ = ("_arrived", "_error", "_intake", "opened", "put_off", "taken_at")
+    __slots__ = ("_arrived", "_compressed", "_error", "_intake", "opened", "put_off", "taken_at")
 
     message_type = StreamedMessage
 
-    def __init__(self, first: Delivery, message: Unfinished[AckRow], intake: ChunkIntake, now: float) -> None:
-        super().__init__(first, message)
+    def __init__(
+        self, first: Delivery, message: Unfinished[AckRow], max_bytes: int, intake: ChunkIntake, now: float
+    ) -> None:
+        super().__init__(first, message, max_bytes)
+        self._compressed: list[bytes] = []  # read pieces of a value that was compressed as a whole, by Pulsar
         self.permits = 0  # what waits in `pieces` counts
         self._intake = intake
         self._arrived = asyncio.Event()
@@ -146,6 +152,20 @@ class StreamedDelivery(ChunkedDelivery):
 
     async def __anext__(self) -> bytes:
         """Raises MessageLost if the message comes again as another one, AlreadyClosed if nothing more will come."""
+        whole = self.whole
+        if whole is None or not whole.codec:
+            return await self._next_piece()
+        try:
+            while True:
+                self._compressed.append(await self._next_piece())
+        except StopAsyncIteration:
+            if not self._compressed:
+                raise
+        value = b"".join(self._compressed)
+        self._compressed.clear()
+        return self._decoded(lambda _: whole.value(value, self._max_bytes))
+
+    async def _next_piece(self) -> bytes:
         while not self.pieces:
             if self._error is not None:
                 raise copy_of(self._error)
@@ -322,9 +342,9 @@ class ChunkIntake:
         for doubt in [one for one in self._doubts if one.let_go.orphan and one.let_go.key == message.key]:
             self._doubts.remove(doubt)  # what was missing comes
             self._let_go(doubt.let_go)
-        delivery = ChunkedDelivery(part, message)
+        delivery = ChunkedDelivery(part, message, self._max_bytes)
         if self._streams:
-            delivery = StreamedDelivery(part, message, self, now)
+            delivery = StreamedDelivery(part, message, self._max_bytes, self, now)
             self.reading[delivery] = message
             self._queue(delivery)
         if self.in_order:

@@ -43,9 +43,11 @@ from magnetar.proto.commands import (
 from magnetar.proto.entry import ENTRY_CHUNKED
 from magnetar.proto.errors import (
     AlreadyClosed,
+    ChecksumMismatch,
     EntryUnreadable,
     InvalidArgument,
     MagnetarError,
+    MalformedFrame,
     MessageLost,
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, NO_PARTITION, MessageId, TopicName
@@ -205,7 +207,18 @@ class TopicConsumer:
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
-        messages = messages_of(delivery)
+        try:
+            messages = messages_of(delivery)
+        except (MalformedFrame, ChecksumMismatch):
+            if not isinstance(delivery, Delivery) or delivery.entry.batch_count == 1:
+                raise
+            # A batch that cannot be read (damaged, or encrypted by a producer of Pulsar's protocol) costs itself only.
+            for position in reversed(range(delivery.entry.batch_count)):
+                part = delivery.part(position, position + 1)
+                self._queue.appendleft(part)
+                self._queued_messages += part.permits
+                self._queued_bytes += part.bytes
+            return
         self._shrink_opened()
         if delivery.bytes >= LARGE_DELIVERY_BYTES and isinstance(delivery, Delivery):
             self._opened.append(ref(delivery))

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+from google_crc32c import value as crc32c
 from xxhash import xxh3_64_digest
 
 from ..admission import AdmittedGroups
@@ -42,7 +43,7 @@ from ..message_rules import (
     checked_time_ms,
 )
 from .columns import CODECS, key_bytes
-from .crc import MAGIC, checksummed, crc32c
+from .crc import MAGIC, checksummed
 from .metadata import BYTES, VARINT, raw_fields, read_varint, signed
 
 _FRAME = struct.Struct(">HII")  # magic, checksum of what follows it, size of the metadata

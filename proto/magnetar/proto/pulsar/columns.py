@@ -6,8 +6,8 @@
 What follows the metadata is compressed as a whole; of a message in chunks the value is, which is whole once it was put
 together. What cannot be read here: a batch that its producer encrypted.
 
-A field that says what is no time (0, or behind the year 9999) counts as absent, and bytes that are no UTF-8 are replaced in
-properties; such a key stays bytes.
+What is no time (0, or behind the year 9999) or no sequence id counts as absent; bytes that are no UTF-8 are replaced in
+properties, and such a key stays bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from ..compression import Compression, decompress_raw
 from ..errors import MalformedFrame
-from ..message_rules import MAX_TIME_MS
+from ..message_rules import MAX_SEQUENCE_ID, MAX_TIME_MS
 from .metadata import (
     MessageMetadata,
     SingleMessageMetadata,
@@ -101,32 +101,38 @@ class PulsarColumns:
     @property
     def values(self) -> list[bytes | None]:
         """One a message, None for a null value; of a chunk its part, as it is."""
-        return self._messages[1]
+        if self._batched:
+            return self._messages[1]
+        return [None if self._metadata.null_value else self._payload]
 
     @property
     def keys(self) -> list[str | bytes | None] | None:
         """None: no message has one."""
-        return _unless_absent([head.key for head in self._messages[0]])
+        return _unless_absent([head.key for head in self._heads])
 
     @property
     def properties(self) -> list[dict[str, str] | None] | None:
         """The same."""
-        return _unless_absent([head.properties for head in self._messages[0]])
+        return _unless_absent([head.properties for head in self._heads])
 
     @property
     def event_times_ms(self) -> list[int | None] | None:
         """The same."""
-        return _unless_absent([head.event_time_ms for head in self._messages[0]])
+        return _unless_absent([head.event_time_ms for head in self._heads])
 
     @property
     def sequence_ids(self) -> list[int] | None:
         """None: they count up from that of the batch."""
+        if not self._batched:
+            return None
         heads, _, tails = self._messages
         first = self._metadata.sequence_id or 0
         found = [
             read_varint(tail, 0)[0] if tail else first if head.sequence_id is None else head.sequence_id
             for head, tail in zip(heads, tails)
         ]
+        if max(found) > MAX_SEQUENCE_ID:
+            found = [one if one <= MAX_SEQUENCE_ID else first for one in found]
         return None if found == list(range(first, first + self._count)) else found
 
     @cached_property
@@ -134,7 +140,7 @@ class PulsarColumns:
         metadata = self._metadata
         if metadata.encryption_keys:
             raise MalformedFrame(
-                "its producer encrypted it, and only consumers of Pulsar's protocol that have its key can read it"
+                "a batch was encrypted by its producer: only consumers of Pulsar's protocol that have its key can read it"
             )
         payload = self._body[self._start :]
         if self._is_chunk or not metadata.compression:
@@ -144,13 +150,14 @@ class PulsarColumns:
             raise MalformedFrame(f"compression {metadata.compression} of Pulsar is not known here")
         return decompress_raw(codec, payload, metadata.uncompressed_size or 0)
 
+    @property
+    def _heads(self) -> list[_Head]:
+        return self._messages[0] if self._batched else [_head_of(self._metadata, 0, is_null=False)]
+
     @cached_property
     def _messages(self) -> tuple[list[_Head], list[bytes | None], list[bytes]]:
-        """What each has beside its value, its value, and its sequence id as a varint (empty: the head has it)."""
+        """Of a batch: what each has beside its value, its value, and its sequence id, a varint (empty: the head has it)."""
         payload = self._payload
-        if not self._batched:
-            head = _head_of(self._metadata, len(payload), is_null=bool(self._metadata.null_value))
-            return [head], [None if head.is_null else payload], [b""]
         heads, values, tails = list[_Head](), list[bytes | None](), list[bytes]()
         # Producers write the sequence id last as a rule, and what stands before it is the same in many messages.
         known: dict[bytes, _Head] = {}

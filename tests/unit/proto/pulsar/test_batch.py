@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import cramjam
@@ -234,7 +235,7 @@ _MESSAGES = st.lists(
     min_size=1,
     max_size=12,
 )
-_COMPRESS = {
+_COMPRESS: dict[int, Callable[[bytes], bytes]] = {
     0: lambda data: data,
     1: lambda data: lz4.block.compress(data, store_size=False),
     2: zlib.compress,
