@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from typing import Any, BinaryIO
 
 from magnetar.proto.batch import Columns
-from magnetar.proto.batch_extensions import EXT_CHUNK, Chunk
+from magnetar.proto.batch_extensions import EXT_CHUNK, EXT_WHOLE, Chunk, WholeMessage
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 
 from ..receipts import Group
@@ -32,22 +32,20 @@ MIN_PIECE_BYTES = 64
 class ChunkGroup(Group):
     """One chunk of a message, a group of the outbox. The message settles with its last chunk, or with one that fails."""
 
-    __slots__ = ("_whole", "chunk")
+    __slots__ = ("_whole", "chunk", "extensions")
 
-    def __init__(self, whole: Group, chunk: Chunk) -> None:
+    def __init__(self, whole: Group, chunk: Chunk, message: WholeMessage | None) -> None:
         super().__init__(whole.first_sequence_id)
         self._whole = whole
         self.chunk = chunk
+        self.extensions: dict[int, Any] = {EXT_CHUNK: chunk}  # of its batch
+        if message is not None:
+            self.extensions[EXT_WHOLE] = message
 
     @property
     def whole(self) -> Group:
         """The message."""
         return self._whole
-
-    @property
-    def extensions(self) -> dict[int, Any]:
-        """Of its batch."""
-        return {EXT_CHUNK: self.chunk}
 
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:
         """See Group."""
@@ -69,13 +67,14 @@ class ChunkGroup(Group):
 class ChunkedMessage:
     """A message that is sent in chunks. group: what its receipt is of. All chunks have its key and its delivery time."""
 
-    def __init__(self, group: Group, chunk_id: bytes, row: Row) -> None:
-        """`row`: the message, whose value does not matter."""
+    def __init__(self, group: Group, chunk_id: bytes, row: Row, whole: WholeMessage | None) -> None:
+        """`row`: the message, whose value does not matter. `whole`: what it is, if that is known already."""
         group.message_count = 1
         self.group = group
         self._chunk_id = chunk_id
         self._row = row._replace(sequence_id=None)
         self._next_index = 0
+        self._whole = whole
 
     def next_chunk(self, piece: bytes, *, last: bool) -> tuple[ChunkGroup, Columns]:
         """The next one, to be closed. Raises what an earlier one failed with."""
@@ -86,7 +85,15 @@ class ChunkedMessage:
         columns = self._row._replace(value=piece).columns()
         chunk = Chunk(self._chunk_id, self._next_index, last)
         self._next_index += 1
-        return ChunkGroup(self.group, chunk), columns
+        return ChunkGroup(self.group, chunk, self._whole), columns
+
+
+def whole_message(source: Source, size: int) -> WholeMessage | None:
+    """What `pieces_of` makes of the source, if it is known before it was read."""
+    if not isinstance(source, bytes | bytearray | memoryview):
+        return None
+    total = memoryview(source).nbytes
+    return WholeMessage(max(1, -(-total // size)), total)
 
 
 async def pieces_of(source: Source, size: int) -> AsyncGenerator[tuple[bytes, bool], None]:

@@ -31,7 +31,7 @@ from magnetar.proto.batch import (
     encode_group,
     encode_singles,
 )
-from magnetar.proto.batch_extensions import CHUNK_ID_BYTES
+from magnetar.proto.batch_extensions import CHUNK_ID_BYTES, WholeMessage
 from magnetar.proto.commands import (
     RECEIPT_ROW,
     CloseProducer,
@@ -69,7 +69,7 @@ from ..connection.pool import ConnectionPool
 from ..durations import Duration
 from ..options import ProducerOptions
 from ..receipts import Group, Part, Receipt, stored_ids
-from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of
+from .chunking import MIN_PIECE_BYTES, ChunkedMessage, Source, pieces_of, whole_message
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     MessageFields,
@@ -309,7 +309,8 @@ class TopicProducer:
 
     async def _send_pieces(self, row: Row, source: Source) -> Receipt:
         """A message with this value. Nobody else sends until all of it is in the outbox."""
-        pieces = pieces_of(source, self._piece_bytes(row))
+        piece_bytes = self._piece_bytes(row)
+        pieces, whole = pieces_of(source, piece_bytes), whole_message(source, piece_bytes)
         async with self.room.turn():
             self._attachment.check_open()
             self.room.streaming = True
@@ -325,7 +326,7 @@ class TopicProducer:
                         if message is None and last:
                             return self._send(part, waited=True)
                         if message is None:
-                            message = self._streamed = self._begin_message(part)
+                            message = self._streamed = self._begin_message(part, whole)
                         self._send_chunk(message, piece, last=last)
             finally:
                 warning.cancel()
@@ -351,11 +352,11 @@ class TopicProducer:
             raise too_large(size, self.max_message_bytes)
         return self.max_message_bytes + MESSAGE_OVERHEAD_BYTES - size
 
-    def _begin_message(self, row: Row) -> ChunkedMessage:
+    def _begin_message(self, row: Row, whole: WholeMessage | None) -> ChunkedMessage:
         self._close_batch()
         assert row.sequence_id is not None
         chunk_id = self._pool.rng.getrandbits(8 * CHUNK_ID_BYTES).to_bytes(CHUNK_ID_BYTES)
-        return ChunkedMessage(Group(row.sequence_id, self._partition), chunk_id, row)
+        return ChunkedMessage(Group(row.sequence_id, self._partition), chunk_id, row, whole)
 
     def _send_chunk(self, message: ChunkedMessage, piece: bytes, *, last: bool) -> None:
         group, columns = message.next_chunk(piece, last=last)
@@ -366,7 +367,7 @@ class TopicProducer:
         step, room = self._piece_bytes(row), self.room
         if room.pending_bytes + size > room.max_pending_bytes or not room.fits(size):
             raise room.queue_full(size)
-        message = self._begin_message(row)
+        message = self._begin_message(row, whole_message(value, step))
         for start in range(0, len(value), step):
             self._send_chunk(message, value[start : start + step], last=start + step >= len(value))
         return Receipt(message.group, 0)

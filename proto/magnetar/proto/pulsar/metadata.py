@@ -169,7 +169,8 @@ def read_properties(pairs: list[bytes]) -> dict[str, str]:
     return {text(row.get(_KEY, b"")): text(row.get(_VALUE, b"")) for row in rows}
 
 
-def _write_map(properties: Mapping[str, str]) -> list[bytes]:
+def write_properties(properties: Mapping[str, str]) -> list[bytes]:
+    """As KeyValues."""
     rows = ((key.encode(), value.encode()) for key, value in properties.items())
     return [
         b"".join((b"\x0a", varint(len(key)), key, b"\x12", varint(len(value)), value)) for key, value in rows
@@ -181,7 +182,7 @@ _KEY, _VALUE = 1 << 3 | BYTES, 2 << 3 | BYTES  # of KeyValue
 _TEXT = _Kind(BYTES, text, str.encode)
 _BYTES = _Kind(BYTES, _same, _same)
 _LIST = _Kind(BYTES, _same, _same, repeated=True)
-_MAP = _Kind(BYTES, read_properties, _write_map, repeated=True)
+_MAP = _Kind(BYTES, read_properties, write_properties, repeated=True)
 _UINT64 = _Kind(VARINT, _same, _same)
 _UINT32 = _Kind(VARINT, lambda number: number & 0xFFFFFFFF, _same)
 _INT32 = _Kind(VARINT, partial(signed, bits=32), _same)

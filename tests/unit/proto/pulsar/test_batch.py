@@ -42,8 +42,9 @@ from magnetar.proto.entry_messages import entry_key_hashes, entry_keys, entry_va
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_MESSAGES_PER_BATCH
 from magnetar.proto.message_rules import MAX_TIME_MS
+from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.batch import admit_pulsar
-from support.pulsar_messages import CLASSES, batch, frame, single
+from support.pulsar_messages import batch, frame, single
 
 NOW_MS = 1_700_000_000_000
 
@@ -282,7 +283,7 @@ def test_a_message_that_is_no_batch(value: bytes | None, codec: int) -> None:
 
 
 def test_what_is_no_time_or_no_text() -> None:
-    raw = CLASSES["SingleMessageMetadata"](payload_size=0, event_time=MAX_TIME_MS + 1).SerializeToString()
+    raw = wire.SingleMessageMetadata(payload_size=0, event_time=MAX_TIME_MS + 1).SerializeToString()
     written = bytes(raw) + b"\x12\x01\xff" + b"\x0a\x06\x0a\x01\xff\x12\x01b"
     read = _one(batch([len(written).to_bytes(4, "big") + written]))
     assert read.keys == [b"\xff"]
@@ -290,7 +291,7 @@ def test_what_is_no_time_or_no_text() -> None:
 
 
 def test_an_encrypted_batch_is_admitted_and_not_read() -> None:
-    made = CLASSES["MessageMetadata"](
+    made = wire.MessageMetadata(
         producer_name="p", sequence_id=0, publish_time=NOW_MS, num_messages_in_batch=3
     )
     made.encryption_keys.add(key="k", value=b"v")
