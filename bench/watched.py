@@ -2,7 +2,7 @@
 
 A look at the clock is due every millisecond: how late it is says how long the turn before it was, and the CPU of the thread
 since the last one what the turn itself took of that, whoever else uses the machine. `gc_ms` of it were the garbage
-collector's, which looks at all objects when their number has grown by a quarter. A thread notes where the loop is during a
+collector's. A thread notes where the loop is during a
 turn that takes long already. Lines of JSON in the file that TURNS names:
 
     {"end_s": of the monotonic clock, "wall_ms": 31.2, "cpu_ms": 28.9, "gc_ms": 0.0, "where": "encode (shapes.py:40) < ..."}

@@ -294,3 +294,9 @@ async def settle(turns: int = 50) -> None:
     """Lets the loop run until nothing that is ready is left, as far as fakes go."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+async def degraded_topics(broker: Broker) -> float:
+    """As /metrics has it after the next look for problems."""
+    await broker.look_for_problems()
+    return broker.figures()["degraded_topics"]

@@ -28,6 +28,7 @@ class LoopWatch:
         if not self._closed:
             self._closed = True
             self._forget(self)
+            del self._callback, self._forget  # they refer to its owner
 
     def _call(self) -> None:
         self._scheduled = False

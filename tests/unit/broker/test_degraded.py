@@ -16,7 +16,7 @@ from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable
 from support.bookies import Bookies
-from support.broker_kit import FakeClient, running_broker, settle
+from support.broker_kit import FakeClient, degraded_topics, running_broker, settle
 from support.virtual_time import in_virtual_time
 
 
@@ -47,7 +47,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
         listed = topic.ledger.list.ledgers
         assert [await striping_of(bookies, info.ledger_id) for info in listed] == ["3/3/2", "2/2/2"]
         assert broker.figures()["degraded_ledgers_total"] == 1
-        assert broker.figures()["degraded_topics"] == 1
+        assert await degraded_topics(broker) == 1
         stats = await client.ask(c.TopicStats, "orders")
         assert stats["degraded"] is stats["open_ledger"]["degraded"] is True
         opened = stats["open_ledger"]
@@ -63,7 +63,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
         listed = topic.ledger.list.ledgers
         assert [await striping_of(bookies, info.ledger_id) for info in listed][-1] == "3/3/2"
         assert len(listed) == 3, "one ledger more for each change, not one for each entry"
-        assert broker.figures()["degraded_topics"] == 0
+        assert await degraded_topics(broker) == 0
         assert (await client.ask(c.TopicStats, "orders"))["degraded"] is False
         await client.consumer()
         await client.received(6)
@@ -124,11 +124,11 @@ async def test_an_idle_topic_returns_to_full_ledgers_with_the_rounds_of_maintena
         (topic,) = broker.topics.values()
         topic.maintain()
         await settle()
-        assert broker.figures()["degraded_topics"] == 1, "as long as there is one bookie"
+        assert await degraded_topics(broker) == 1, "as long as there is one bookie"
         party.back("b")
         topic.maintain()
         await settle()
-        assert broker.figures()["degraded_topics"] == 0
+        assert await degraded_topics(broker) == 0
         assert topic.ledger.appending.state.value == "idle", "its next message opens a full ledger"
         client.publish(b"2", first=2)
         await client.confirmed(3)
@@ -153,14 +153,14 @@ async def test_thousands_of_topics_do_not_return_at_once() -> None:
         for client in clients:
             client.publish(b"1", first=1)
             await client.confirmed(2)
-        assert broker.figures()["degraded_topics"] == 40
+        assert await degraded_topics(broker) == 40
         party.back("b")
         for topic in broker.topics.values():
             topic.maintain()
         left: list[float] = []
         for _ in range(31):
             await asyncio.sleep(1)
-            left.append(broker.figures()["degraded_topics"])
+            left.append(await degraded_topics(broker))
         assert left[-1] == 0, "after the spread all are back"
         steps = [before - after for before, after in pairwise([40.0, *left])]
         assert max(steps) <= 8, steps
@@ -189,7 +189,7 @@ async def test_a_degraded_ledger_that_does_not_say_so_is_found() -> None:
             ), "planted"
             assert topic.degraded
             assert (await client.ask(c.TopicStats, "orders"))["degraded"] is True
-            assert broker.figures()["degraded_topics"] == 1
+            assert await degraded_topics(broker) == 1
     await party.ledgers.close()
 
 

@@ -37,6 +37,7 @@ from magnetar.proto.errors import (
     TopicNotServed,
 )
 from magnetar.runtime.tasks import begin
+from magnetar.runtime.weak import weak_callback
 
 from ..log.open_ledger import own_moment
 from ..resources.stores import Ledgers
@@ -93,7 +94,7 @@ class Cursor:
                 metadata,
                 ledgers,
                 durability,
-                self._taken_over,
+                weak_callback(self._taken_over),
                 max_entries=settings.max_cursor_ledger_entries,
                 max_inline_bytes=settings.max_inline_cursor_bytes,
             )

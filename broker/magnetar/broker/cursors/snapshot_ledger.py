@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -91,7 +92,7 @@ class SnapshotLedger:
         """
         self._kind = kind
         self._name = f"{kind} {path}"
-        self._state = state
+        self._state: StoredState = weakref.proxy(state)  # which owns this
         self.pointer = Pointer(path, metadata)
         self._ledgers = ledgers
         self._durability = durability

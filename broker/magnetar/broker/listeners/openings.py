@@ -95,6 +95,7 @@ class Openings(Generic[Request, Handle]):
         """The connection is gone: nobody is there to be answered."""
         for id in list(self._by_id):
             self._let_go(id)
+        del self._begin, self._accept, self._refuse, self._release, self._spawn  # they refer to the connection
 
     def _let_go(self, id: int, reason: str = "") -> None:
         opening = self._by_id.pop(id, None)
@@ -112,6 +113,7 @@ class Openings(Generic[Request, Handle]):
         self, id: int, opening: _Opening[Request, Handle], before: list[asyncio.Task[None]]
     ) -> None:
         error: MagnetarError
+        release = self._release
         try:
             if before:
                 await asyncio.wait(before)
@@ -129,7 +131,7 @@ class Openings(Generic[Request, Handle]):
                 opening.handle = handle
                 self._accept(opening.request, handle)
             else:
-                self._release(handle)
+                release(handle)
             return
         if self._by_id.get(id) is opening:
             del self._by_id[id]

@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError, TopicNotServed
 from magnetar.runtime.clock import Clock
+from magnetar.runtime.weak import weak_callback
 
 from ..cursors.core.acks import AckState, Position
 from ..cursors.cursor import Cursor
@@ -71,9 +72,10 @@ class ManagedLedger(Generic[T]):
             limit = settings.max_non_persistent_topic_bytes
             self._ring = Ring(ledger_list, rings, limit, events.confirmed, events.leaving)
         self.reading = LedgerReading(ledger_list, ledgers, archives, self._ring or cache, shared_reads)
-        self.changes = ListChanges(ledger_list, ledgers, self.reading, self.fence, events.rolled)
+        fence = weak_callback(self.fence)
+        self.changes = ListChanges(ledger_list, ledgers, self.reading, fence, events.rolled)
         self.appending: Appending[T] = Appending(
-            self.changes, self.reading, ledgers, settings, clock, events, durability, self.fence
+            self.changes, self.reading, ledgers, settings, clock, events, durability, fence
         )
         self.takes: Appending[T] | Ring[T] = self._ring or self.appending
 

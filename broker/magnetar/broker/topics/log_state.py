@@ -41,6 +41,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -144,7 +145,7 @@ class StoredLogState:
         """`kind`: the name of its node, and the kind of its ledgers."""
         self.kind = kind
         self.following = False
-        self._state = state
+        self._state: LogState = weakref.proxy(state)  # which owns this
         self._ledger = ledger
         self._components = components
         self.every_entries = every_entries

@@ -160,6 +160,7 @@ class TopicPolicies:
         if self._changed is not None:
             for _, followed, name in self._above:
                 followed.ignore(name, self._changed)
+            self._changed = None
 
     def durability(self) -> Durability:
         """Of the topic's next ledger. ServiceNotReady: another level's policy would perhaps store fewer copies."""

@@ -170,6 +170,7 @@ class Broker:
         self._names = 0
         self._closing = False
         self._problems: dict[str, str] = {}
+        self._degraded = 0  # topics; both as of the last look for problems
         # What the process knows to be wrong, of itself and of its cluster; whoever made the broker may know more than it.
         self.trouble: Callable[[], Mapping[str, str]] = self.problems
 
@@ -195,7 +196,12 @@ class Broker:
     @property
     def topics(self) -> dict[str, Topic]:
         """Those that are SERVED, by name."""
-        return {key: topic for key, held in self._held.items() if (topic := held.served) is not None}
+        served = TopicState.SERVED
+        return {
+            key: held.topic
+            for key, held in self._held.items()
+            if held.state is served and held.topic is not None
+        }
 
     async def topic(self, name: TopicName, *, create: bool) -> Topic:
         """The loaded topic. Concurrent calls share one load, and its failure if it fails.
@@ -234,7 +240,7 @@ class Broker:
                 held.topic = await self._load_topic(held.name, create=held.create)
             held.state = TopicState.SERVED
         except MagnetarError as error:
-            held.error = error
+            held.error = error.with_traceback(None)  # which refers to this frame, and so to itself
         except Exception as error:
             _log.exception("loading topic %s failed", held.name)
             held.error = ServiceNotReady(f"loading topic {held.name} failed here: {error!r}")
@@ -320,7 +326,7 @@ class Broker:
             found["topics"] = (
                 f"{degraded} of them write fewer copies than their policy says: too few bookies are there"
             )
-        self._problems = found
+        self._problems, self._degraded = found, degraded
 
     def loaded(self) -> list[TopicName]:
         """Those that end here, those that are served (whoever was used last comes last), those that are being loaded."""
@@ -541,7 +547,7 @@ class Broker:
         return {
             "topics": len(self.topics),
             "connections": len(self.connections),
-            "degraded_topics": sum(topic.degraded for topic in self.topics.values()),
+            "degraded_topics": self._degraded,
             "messages_in_total": self.published.messages_in,
             "bytes_in_total": self.published.bytes_in,
             "entries_in_total": self.published.entries_in,

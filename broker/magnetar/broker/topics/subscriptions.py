@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
 )
 from magnetar.runtime.tasks import TaskSet
+from magnetar.runtime.weak import weak_callback
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..compaction.view import CompactedLog
@@ -80,7 +81,7 @@ class Subscriptions(Mapping[str, Subscription]):
         self._limits = limits
         self._by_name: dict[str, Subscription] = {}
         self.recovery = CursorRecovery(
-            self._ledger.name, self._ledger.list, self._ledger.cursor, self._attach, components.settings
+            self._ledger.name, self._ledger.list, self._ledger.cursor, weak_callback(self._attach), components.settings
         )
         self.beginnings: list[
             Position

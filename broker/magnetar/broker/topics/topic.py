@@ -35,10 +35,12 @@ from magnetar.proto.ids import DUPLICATE_ID, MAX_MESSAGES_PER_BATCH, MessageId, 
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.tasks import TaskSet
 from magnetar.runtime.timeouts import TimeLimit
+from magnetar.runtime.weak import weak_callback
 
 from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
+from ..dispatch.core.delay_index import Run
 from ..dispatch.core.entry_source import DispatchCounters
 from ..dispatch.dispatcher import notify_closed
 from ..dispatch.readers import Readers
@@ -84,6 +86,9 @@ class Topic:
         self._settings = settings = components.settings
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
+        # What its parts call does not keep it: a topic that was unloaded is freed without the garbage collector.
+        append_soon, ledgers_changed = weak_callback(self._append_soon), weak_callback(self._ledgers_changed)
+        fence, delayed = weak_callback(self.fence), weak_callback(self._delayed)
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
         self._coalescer = Coalescer(settings.max_entry_bytes)
@@ -95,8 +100,8 @@ class Topic:
             ledgers, components.metadata, components.ledgers, components.archives, self.cache,
             components.rings, components.shared_reads, settings, components.clock,
             LedgerEvents(
-                self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed,
-                self._leaving,
+                weak_callback(self._confirmed), weak_callback(self._accepted), append_soon, ledgers_changed, fence, delayed,
+                weak_callback(self._leaving),
             ),
             self.policies.durability,
         )  # fmt: skip
@@ -110,7 +115,7 @@ class Topic:
             components.compactions,
             self.policies.in_force,
             components.clock.now_ms,
-            self._ledgers_changed,
+            ledgers_changed,
         )
         self._tasks = TaskSet(f"topic {name}")
         self.delays = TopicDelays(
@@ -118,13 +123,13 @@ class Topic:
             self.policies.in_force,
             components.clock,
             self._tasks,
-            self._delays_known,
-            self._delayed,
-            lambda runs: self.subscriptions.released(runs),
-            self.fence,
+            weak_callback(self._delays_known),
+            delayed,
+            weak_callback(self._delays_due),
+            fence,
         )
         self.limits = TopicLimits(
-            name, components, self.policies.in_force, self.producers, self._coalescer, self._append_soon
+            name, components, self.policies.in_force, self.producers, self._coalescer, append_soon
         )
         self.dispatched = DispatchCounters(components.dispatched)
         self.rates = MovingRates(4)  # messages and bytes in, messages and bytes out
@@ -135,7 +140,7 @@ class Topic:
             self.dispatched,
             components,
             self._tasks,
-            self.check_served,
+            weak_callback(self.check_served),
             self.delays,
             self.limits,
         )
@@ -478,6 +483,9 @@ class Topic:
     def _delays_known(self) -> None:
         self.subscriptions.delays_known()
         self._append_soon()
+
+    def _delays_due(self, runs: list[Run]) -> None:
+        self.subscriptions.released(runs)
 
     def _accepted(self, ledger_id: int, entry_id: int, entry: GatheredEntry) -> None:
         """flush=async: its producers get their receipts now, and consumers get the entry when it is confirmed."""

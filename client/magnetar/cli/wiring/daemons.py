@@ -75,7 +75,10 @@ def main(command: str, line: Sequence[str]) -> int:
                 host,
                 settings.daemon.http_port,
                 pages,
-                imports=("magnetar.bookie.shell",) if command in ("standalone", "bookie") else (),
+                imports=(
+                    "magnetar.cli.wiring.metrics",
+                    *(["magnetar.bookie.shell"] if command in ("standalone", "bookie") else []),
+                ),
             )
         except ServiceNotReady:
             _check_alone(settings)

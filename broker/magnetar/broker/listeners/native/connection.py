@@ -255,12 +255,14 @@ class ClientConnection:
     def _release_producer(self, producer: Producer) -> None:
         self._senders.pop(producer.send_header, None)
         producer.topic.producer_left(producer.session, lost=True)
+        del producer.session  # which refers to the producer
 
     def _producer_closed(self, producer: Producer) -> None:
         """The topic ended the session."""
         if self._producers.get(producer.producer_id) is producer:
             self._senders.pop(producer.send_header, None)
             self._producers.ended(producer.producer_id, producer)
+            del producer.session
 
     async def _open_consumer(self, command: c.Subscribe) -> ConsumerOpened:
         return await self._service.subscribe(

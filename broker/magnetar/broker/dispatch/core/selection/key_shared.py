@@ -82,7 +82,6 @@ class KeySharedSelector(Selector):
     sets_aside: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self.observer: Observer | None = self
         self._consumers: list[Consumer] = []
         self._candidates: dict[Consumer, None] = {}  # every consumer that is ready, and some that are not
         self._owners = Owners()
@@ -140,6 +139,11 @@ class KeySharedSelector(Selector):
         waiting = self._waiting.pop(event, None)
         if waiting is not None:
             self._released.update(waiting)
+
+    @property
+    def observer(self) -> Observer | None:
+        """Itself; as an attribute it would keep itself from being freed."""
+        return self
 
     @property
     def ready(self) -> bool:

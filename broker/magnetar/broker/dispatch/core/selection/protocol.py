@@ -34,8 +34,6 @@ class Selector(Protocol):
     several: ClassVar[bool]
     # Consumers may ask for slots of the keys' hash (`check_hash_ranges`).
     hash_ranges: ClassVar[bool] = False
-    # Of a type that decides by keys: learns where the messages are.
-    observer: Observer | None = None
     # The one consumer that gets everything, if it is for one; where others wait for its place each change is reported.
     active: Consumer | None = None
     # When `timer_due` has something to do.
@@ -44,6 +42,11 @@ class Selector(Protocol):
     look_ahead_messages: int = 1 << 62
     # True: so much was done that the loop is to have its turn. The dispatcher sets it back.
     turn_over: bool = False
+
+    @property
+    def observer(self) -> Observer | None:
+        """Of a type that decides by keys: learns where the messages are."""
+        return None
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         """A consumer joined; True if it takes over, so that the read position must go back."""
