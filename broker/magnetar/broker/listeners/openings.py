@@ -95,7 +95,8 @@ class Openings(Generic[Request, Handle]):
         """The connection is gone: nobody is there to be answered."""
         for id in list(self._by_id):
             self._let_go(id)
-        del self._begin, self._accept, self._refuse, self._release, self._spawn  # they refer to the connection
+        # Nothing begins any more; these refer to the connection.
+        del self._begin, self._accept, self._refuse, self._release, self._spawn
 
     def _let_go(self, id: int, reason: str = "") -> None:
         opening = self._by_id.pop(id, None)

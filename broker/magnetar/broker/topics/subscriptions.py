@@ -81,7 +81,11 @@ class Subscriptions(Mapping[str, Subscription]):
         self._limits = limits
         self._by_name: dict[str, Subscription] = {}
         self.recovery = CursorRecovery(
-            self._ledger.name, self._ledger.list, self._ledger.cursor, weak_callback(self._attach), components.settings
+            self._ledger.name,
+            self._ledger.list,
+            self._ledger.cursor,
+            weak_callback(self._attach),
+            components.settings,
         )
         self.beginnings: list[
             Position
