@@ -12,6 +12,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from magnetar.proto.ids import (
     NO_PARTITION,
@@ -175,9 +176,15 @@ class BrokerService:
         return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
-    async def partitions(self, name: TopicName) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made."""
-        return await self._broker.partitioned.count(name)
+    async def partitions(self, name: TopicName, *, existing: bool = False) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. Raises TopicBusy while it is being made.
+
+        `existing`: raises TopicNotFound if there is no such topic.
+        """
+        count = await self._broker.partitioned.count(name)
+        if existing and not count and not await self._broker.exists(name):
+            raise TopicNotFound(f"topic {name} does not exist")
+        return count
 
     @on_topic("produce", "consume")
     async def partitions_to_use(self, name: TopicName) -> int:

@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from magnetar.runtime.imports import import_in_thread
 from magnetar.runtime.tasks import long_tasks
 
-from .lazy_imports import import_in_thread
 from .settings import ServiceSettings
 
 if TYPE_CHECKING:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from magnetar.runtime.connection.addresses import listen_error
+from magnetar.runtime.imports import import_in_thread
 from magnetar.runtime.tasks import awaited, begin
 
 if TYPE_CHECKING:
@@ -29,14 +28,6 @@ _MAX_RECORDS = 1000
 _BACKLOG = 128
 # For the request of a connection that is refused.
 _REFUSAL_S = 1.0
-
-
-async def import_in_thread(*names: str) -> None:
-    """Imports modules in a thread that ends afterwards."""
-    with ThreadPoolExecutor(1, "import") as executor:
-        loop = asyncio.get_running_loop()
-        for name in names:
-            await loop.run_in_executor(executor, importlib.import_module, name)
 
 
 class LazyLogs(logging.Handler):

@@ -131,8 +131,7 @@ class Transport(asyncio.Protocol):
         self._probe: asyncio.Future[None] | None = None
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
         self._timer: asyncio.TimerHandle | None = None
-        self.protocol = make_protocol(self)
-        self._bytes_received = self.protocol.bytes_received
+        self.speak(make_protocol(self))
 
     # --- what the protocol and its owner call -------------------------------------------------------------------------
 
@@ -157,6 +156,11 @@ class Transport(asyncio.Protocol):
     def reading_paused(self) -> tuple[str, ...]:
         """Reasons for which reading is paused."""
         return tuple(self._pauses)
+
+    def speak(self, protocol: WireProtocol) -> None:
+        """In the place of what was spoken so far: it makes the calls of this from now on."""
+        self.protocol = protocol
+        self._bytes_received = protocol.bytes_received
 
     def describe(self) -> str:
         """The peer, for messages: its name and address."""
