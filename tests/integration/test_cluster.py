@@ -323,6 +323,60 @@ async def test_rule_22_a_lost_bookie_heals_and_a_drained_one_empties_by_themselv
         assert "ledgers looked at" in checked.stdout, checked.stderr
 
 
+def own(broker: ServiceProcess, path: str) -> dict[str, Any]:
+    """What a broker answers at a path of its own, as `curl` sees it."""
+    url = f"http://127.0.0.1:{broker.ports['http']}/magnetar/v1/{path}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+async def test_over_http_a_lost_bookie_shows_in_fragments_and_repairs_until_they_are_done(
+    zookeeper: Ensemble, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(zookeeper, tmp_path)
+        for process in (*cluster.bookies.values(), cluster.broker):
+            process.arguments += ["--set", "repair.lost_bookie_delay_s=1"]
+            process.arguments += [
+                "--set",
+                "broker.max_ledger_entries=1",
+                "--set",
+                "broker.min_ledger_age_ms=0",
+            ]
+            stack.callback(process.kill)
+        await asyncio.to_thread(cluster.start)
+        async with connect(cluster.broker.url) as client, client.create_producer("orders") as producer:
+            for number in range(3):
+                await producer.send(b"%d" % number)
+
+        async def ask(path: str) -> dict[str, Any]:
+            return await asyncio.to_thread(own, cluster.broker, path)
+
+        topic = "topics/persistent/public/default/orders/ledgers"
+        ledger = (await ask(topic))["ledgers"][0]
+        assert (ledger["messages"], ledger["stored"]["state"]) == (1, "closed")
+        bookies = ledger["stored"]["fragments"][0]["bookies"]
+        assert sorted(bookies) == ["b1", "b2", "b3"]
+        assert ledger["first_append_ms"] > 0
+        assert (await ask("repairs"))["ledgers"] == []
+        await asyncio.to_thread(cluster.bookies["b2"].kill)
+        path = f"ledgers/{ledger['stored_id']}"
+        await until(lambda: own(cluster.broker, path)["repair"] is not None)
+        found = await ask("repairs?count=1")
+        assert (found["waiting"] >= 1, found["auditor"].startswith("bookie b")) == (True, True)
+        assert found["ledgers"][0]["repair"]["bookies"] == {"b2": "lost"}
+        assert (await ask(path))["bookies"]["b2"] == "it is not registered any more"
+        await until(lambda: "bookie" in own(cluster.broker, path)["repair"]["note"])  # there is no fourth one
+        fourth = cluster.daemon("bookie", "b4")
+        stack.callback(fourth.kill)
+        await asyncio.to_thread(fourth.start)
+        await until(lambda: own(cluster.broker, path)["repair"] is None)
+        healed = await ask(path)
+        assert sorted(healed["stored"]["fragments"][0]["bookies"]) == ["b1", "b3", "b4"]
+        assert healed["bookies"] == {"b1": "", "b3": "", "b4": ""}
+
+
 async def test_a_zone_is_drained_under_load_and_comes_back(zookeeper: Ensemble, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(zookeeper, tmp_path, bookies=5)

@@ -12,6 +12,7 @@ from magnetar.broker.service.admin import AdminService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE, BrokerService
 from magnetar.broker.service.ledgers import LedgerService
 from magnetar.broker.service.operations import OPERATIONS, Operation
+from magnetar.broker.service.stored import StoredService
 from magnetar.broker.service.tenancy import TenancyService
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
 from support.broker_kit import FakeClient, running_broker
@@ -142,6 +143,11 @@ def test_the_table_of_operations() -> None:
         "BrokerService.unload_bundle": Operation("unload_bundle", "cluster"),
         "BrokerService.split_bundle": Operation("split_bundle", "cluster"),
         "BrokerService.drain": Operation("drain", "cluster"),
+        "BrokerService.drains": Operation("list_brokers", "cluster"),
+        **dict.fromkeys(
+            (f"StoredService.{name}" for name in ("ledgers", "ledger", "repairs", "damage")),
+            Operation("list_ledgers", "cluster"),
+        ),
     }
 
 
@@ -156,9 +162,9 @@ async def test_the_fields_of_a_request_are_the_arguments_of_its_operation(kind: 
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(public_operations(BrokerService, LedgerService, AdminService, TenancyService)) == set(
-        OPERATIONS
-    )
+    assert set(
+        public_operations(BrokerService, LedgerService, AdminService, TenancyService, StoredService)
+    ) == set(OPERATIONS)
 
 
 def test_an_operation_without_a_row_is_noticed() -> None:
@@ -188,6 +194,7 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
             "LedgerService": service.ledgers,
             "AdminService": service.admin,
             "TenancyService": service.tenancy,
+            "StoredService": service.stored,
         }
         owner: Any = owners[name.partition(".")[0]]
         method = getattr(owner, name.split(".")[1])

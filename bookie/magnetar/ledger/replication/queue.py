@@ -106,6 +106,15 @@ class UnderreplicatedLedgers:
         found = (ledger_of_path(f"{LEDGERS_PATH}/{page}/{name}") for name in names)
         return [ledger_id for ledger_id in found if ledger_id is not None]
 
+    async def count(self, most_pages: int = 0) -> int:
+        """How many wait; of the first `most_pages` pages (0: of all)."""
+        return sum([len(await self.ledgers(page)) for page in (await self.pages())[: most_pages or None]])
+
+    async def worker(self, ledger_id: int) -> str:
+        """The process that repairs the ledger now; "": none does."""
+        node = await self._store.get(_lock_path(ledger_id))
+        return "" if node is None else node.value.decode("utf-8", "replace").rpartition(" ")[0]
+
     async def lock(self, ledger_id: int, session: Session, owner: str) -> bool:
         """Takes the lock of a ledger for as long as the session lives; False if somebody else has it."""
         value = _lock_value(session, owner)

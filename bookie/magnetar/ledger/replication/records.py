@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection
 
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.metadata.ledgers import StoredLedgers, ledger_path
+from magnetar.metadata.ledgers import LEDGERS_PER_PAGE, StoredLedgers, ledger_path
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 
@@ -20,13 +20,15 @@ _NO_END = (1 << 63) - 1
 
 
 async def stored_records(
-    ledgers: StoredLedgers, *, below: int = _NO_END
+    ledgers: StoredLedgers, *, after: int = -1, below: int = _NO_END
 ) -> AsyncIterator[list[tuple[int, Versioned]]]:
-    """Ids and records of the ledgers with ids `below`, in groups, ids rising. Raises what the store raises."""
+    """Ids and records of the ledgers with ids between these, in groups, ids rising. Raises what the store raises."""
     for start in await ledgers.page_starts():
         if start >= below:
             return
-        page = [ledger_id for ledger_id in await ledgers.page(start) if ledger_id < below]
+        if start + LEDGERS_PER_PAGE <= after:
+            continue
+        page = [ledger_id for ledger_id in await ledgers.page(start) if after < ledger_id < below]
         await asyncio.sleep(0)
         for at in range(0, len(page), _READS):
             some = page[at : at + _READS]

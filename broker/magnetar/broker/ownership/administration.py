@@ -11,6 +11,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     MagnetarError,
+    NotFound,
     RequestTimeout,
     VersionConflict,
 )
@@ -141,6 +142,14 @@ class ClusterAdministration:
         chosen = choose(await draining.members(), name, zone=zone, kind=kind)
         await (draining.undo(chosen) if undo else draining.begin(chosen))
         return await draining.state(chosen)
+
+    async def drains(self, name: str = "", *, zone: str = "", kind: str = "") -> DrainState:
+        known = await self._draining.members()
+        chosen = choose(known, name, zone=zone, kind=kind) if name or zone else known
+        drained = [member for member in chosen if member.drained]
+        if (name or zone) and not drained:
+            raise NotFound(f"{kind} {name} is not drained" if name else f"nothing of zone {zone} is drained")
+        return await self._draining.state(drained)
 
 
 async def _until_gone(transfers: Watched[dict[Bundle, KnownTransfer]], bundle: Bundle) -> None:

@@ -34,7 +34,7 @@ from magnetar.metadata.drains import (
     unmark_drained,
 )
 from magnetar.metadata.paths import COOKIES_PATH
-from magnetar.proto.errors import DataDirectoryError, InvalidArgument
+from magnetar.proto.errors import DataDirectoryError, InvalidArgument, NotFound
 from magnetar.runtime.clock import Clock
 
 from ..log.records import NAMESPACES_ROOT, NamespaceRecord, namespace_path
@@ -225,7 +225,7 @@ def choose(
 ) -> list[ClusterMember]:
     """The member of this name, or all of this zone. `kind`: of KINDS; "": either.
 
-    InvalidArgument: there is none, or a broker and a bookie have this name and `kind` does not say which.
+    NotFound: there is none. InvalidArgument: a broker and a bookie have this name and `kind` does not say which.
     """
     if bool(name) == bool(zone):
         raise InvalidArgument("give the name of a broker or a bookie, or a zone")
@@ -235,7 +235,7 @@ def choose(
     found = [member for member in some if (member.zone == zone if zone else member.name == name)]
     if zone and not found:
         zones = ", ".join(sorted({member.zone for member in some if member.zone})) or "none"
-        raise InvalidArgument(
+        raise NotFound(
             f"no {kind or 'broker or bookie'} is in zone {zone!r} (settings broker.zone, bookie.zone); zones: {zones}"
         )
     if not found:
@@ -244,7 +244,7 @@ def choose(
             for one in KINDS
             if kind in ("", one)
         )
-        raise InvalidArgument(f"there is no {kind or 'broker or bookie'} {name!r} in this cluster; {names}")
+        raise NotFound(f"there is no {kind or 'broker or bookie'} {name!r} in this cluster; {names}")
     if name and len(found) > 1:
         raise InvalidArgument(f"{name!r} is the name of a broker and of a bookie: give the kind as well")
     return found

@@ -129,8 +129,11 @@ class Administration(Protocol):
     ) -> DrainState:
         """A broker or a bookie, or all of a zone, hand over all they have, until `undo`. Returns what they still have.
 
-        `kind`, "broker" or "bookie", where one of each has the name. Raises InvalidArgument.
+        `kind`, "broker" or "bookie", where one of each has the name. Raises InvalidArgument, and NotFound for nobody.
         """
+
+    async def drains(self, name: str = "", *, zone: str = "", kind: str = "") -> DrainState:
+        """Of all that are drained, or of one or a zone, which is then: else raises NotFound. Changes nothing."""
 
 
 class Ownership(Protocol):
@@ -252,6 +255,11 @@ class SoleBroker:
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
         raise _alone()
+
+    async def drains(self, name: str = "", *, zone: str = "", kind: str = "") -> DrainState:
+        if name or zone:
+            raise _alone()
+        return DrainState([], [])
 
 
 def _alone() -> Unsupported:

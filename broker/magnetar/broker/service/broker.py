@@ -57,6 +57,7 @@ from .results import (
     TopicStats,
 )
 from .stats import TopicOffsets, backlog, topic_stats
+from .stored import StoredService
 from .tenancy import TenancyService
 
 MAX_TOPICS_PER_PAGE = 1_000
@@ -71,6 +72,7 @@ class BrokerService:
         self.ledgers = LedgerService(broker)
         self.admin = AdminService(broker)
         self.tenancy = TenancyService(broker)
+        self.stored = StoredService(broker)
 
     @property
     def settings(self) -> BrokerSettings:
@@ -500,8 +502,13 @@ class BrokerService:
     async def drain(
         self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
     ) -> DrainState:
-        """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises InvalidArgument."""
+        """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises NotFound, InvalidArgument."""
         return await self._broker.ownership.administration.drain(name, zone=zone, kind=kind, undo=undo)
+
+    @on_cluster("list_brokers")
+    async def drains(self, name: str = "", *, zone: str = "", kind: str = "") -> DrainState:
+        """What those that are drained have left: all, one of them, or those of a zone. NotFound: it is not drained."""
+        return await self._broker.ownership.administration.drains(name, zone=zone, kind=kind)
 
 
 def _check_made_by_use(topic: Topic, subscription: str) -> None:

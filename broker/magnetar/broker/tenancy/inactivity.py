@@ -131,15 +131,10 @@ class Inactivity:
         in_force, known = topic.policies.in_force(), topic.subscriptions
         if in_force is None or topic.in_use or known.recovery.unavailable:
             return False
-        if (
-            not in_force.value("delete_inactive_topics")[0]
-            or unused_ms < in_force.value("inactive_topic_ms")[0]
-        ):
-            return False
-        end = topic.ledger.list.end
-        caught_up = in_force.value("inactive_topic_mode")[0] == _CAUGHT_UP
-        return all(
-            caught_up and topic.log.normalise(one.cursor.state.mark_delete) >= end for one in known.values()
+        mode, end = _mode(in_force, unused_ms), topic.ledger.list.end
+        return bool(mode) and all(
+            mode == _CAUGHT_UP and topic.log.normalise(one.cursor.state.mark_delete) >= end
+            for one in known.values()
         )
 
     # --- topics that are not loaded ----------------------------------------------------------------------------------
@@ -177,11 +172,8 @@ class Inactivity:
         levels.append(("namespace", self._namespace[1]))
         in_force = Resolved((*levels, *self._policies.of_brokers().levels))
         now_ms = self._clock.now_ms()
-        if in_force.value("delete_inactive_topics")[0] and not noted:
-            if unused_ms >= in_force.value("inactive_topic_ms")[0] and (
-                in_force.value("inactive_topic_mode")[0] == _CAUGHT_UP
-                or not await self._metadata.children(cursors_path(name), limit=1)
-            ):
+        if not noted and (mode := _mode(in_force, unused_ms)):
+            if mode == _CAUGHT_UP or not await self._metadata.children(cursors_path(name), limit=1):
                 return True
         expiration_ms = in_force.value("subscription_expiration_ms")[0]
         if expiration_ms:
@@ -210,6 +202,12 @@ class Inactivity:
             self._looked.clear()
         self._looked[name] = first.ledger_id
         return True
+
+
+def _mode(in_force: Resolved, unused_ms: float) -> str:
+    """How a topic that nobody has used for so long is deleted; "": not yet, or never."""
+    due = in_force.value("delete_inactive_topics")[0] and unused_ms >= in_force.value("inactive_topic_ms")[0]
+    return str(in_force.value("inactive_topic_mode")[0]) if due else ""
 
 
 def _expired_ms(expiration_ms: int) -> int:

@@ -206,5 +206,4 @@ async def ledgers_to_repair(store: MetadataStore, most_pages: int = 0) -> int:
     from magnetar.ledger.replication.queue import UnderreplicatedLedgers
     from magnetar.metadata.timed import TimedStore
 
-    queue = UnderreplicatedLedgers(TimedStore(store, _TIMEOUT_S))
-    return sum([len(await queue.ledgers(page)) for page in (await queue.pages())[: most_pages or None]])
+    return await UnderreplicatedLedgers(TimedStore(store, _TIMEOUT_S)).count(most_pages)

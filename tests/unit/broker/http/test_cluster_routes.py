@@ -31,10 +31,22 @@ async def test_the_dynamic_configuration_is_that_of_policies_for_all_brokers() -
         assert "max_topics_per_namespace" in refused.reason
 
 
-async def test_what_is_wrong_and_who_is_there_have_paths_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "reason"),
+    [
+        ("POST", "bookies/racks-info/b1", "set [bookie] rack"),
+        ("GET", "resource-quotas", "by their measured load"),
+        ("DELETE", "resource-quotas/public/default/0x0_0x1", "by their measured load"),
+        ("POST", "clusters/standalone/namespaceIsolationPolicies/one", "broker_group"),
+        ("PUT", "resourcegroups/one", "there are no groups"),
+        ("GET", "broker-stats/allocator-stats/default", "/metrics"),
+        ("POST", "brokers/shutdown", "SIGTERM"),
+    ],
+)
+async def test_what_will_never_be_there_says_so(method: str, path: str, reason: str) -> None:
     async with administered() as admin:
-        found = (await admin("GET", "/magnetar/v1/problems")).body
-        assert (found["broker"], found["findings"]) == ("standalone", [])
-        assert (await admin("GET", "/magnetar/v1/busiest?count=5")).body["topics"] == 0
-        assert (await admin("GET", "/magnetar/v1/busiest?count=500")).status == 412
-        assert "bookies" in (await admin("GET", "/magnetar/v1/bookies")).body
+        refused = await admin(method, f"/admin/v2/{path}")
+        assert (refused.status, reason in refused.reason) == (501, True), refused
+        assert (await admin("OPTIONS", "/admin/v2/bookies/racks-info/b1")).status == 204
+        topic = "persistent/public/default/orders/subscription/s"
+        assert (await admin("PATCH", topic)).status == 405, "a name of users is not what will never be there"

@@ -27,7 +27,7 @@ async def curl(admin: Admin, line: str) -> str:
 
 async def test_the_commands_of_the_page_do_what_it_shows() -> None:
     blocks = [block.code.splitlines() for block in blocks_of(PAGE.read_text())]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     async with administered() as admin:
         for lines in blocks:
             for line, following in zip(lines, [*lines[1:], "$"], strict=True):

@@ -17,6 +17,7 @@ from magnetar.proto.errors import (
     ConnectionLost,
     InvalidArgument,
     InvalidTopicName,
+    NotFound,
     RequestTimeout,
     ServiceNotReady,
     TopicNotServed,
@@ -570,7 +571,7 @@ async def test_wrong_requests_have_one_clear_error() -> None:
             await ownership.administration.transfer("nonsense/x/y/z", "")
         with pytest.raises(InvalidArgument, match="no broker zzz"):
             await ownership.administration.transfer(str(TOPICS[0]), "zzz")
-        with pytest.raises(InvalidArgument, match="no broker or bookie 'zzz'"):
+        with pytest.raises(NotFound, match="no broker or bookie 'zzz'"):
             await ownership.administration.drain("zzz", undo=False)
         # Where it would go there is nobody.
         await ownership.administration.transfer(str(TOPICS[0]), "")

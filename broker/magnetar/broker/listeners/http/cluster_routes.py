@@ -1,4 +1,4 @@
-"""The rows of brokers and bookies, and of what Pulsar has there and Magnetar never will.
+"""The rows of brokers and bookies, and what Pulsar has and Magnetar never will.
 
 A broker is called as Pulsar's tools call it: by the host and port of its HTTP. The dynamic configuration of brokers is that
 of the policies at their level (`proto.policy_table`), under Pulsar's names; it holds for all brokers.
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from magnetar.proto.errors import InvalidArgument, Unsupported
+from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policy_shapes import read_one, show_one
 from magnetar.proto.policy_table import DESCRIBED
@@ -185,29 +185,33 @@ async def rack(asked: Asked, bookie: str) -> dict[str, str]:
 
 # --- what there will not be ----------------------------------------------------------------------------------------------
 
-_QUOTAS: Final = (
-    "bundles are balanced by their measured load, which `magnetar brokers list` shows, not by quotas"
+_ISOLATION = "the policy broker_group of a namespace says which brokers serve it"
+_NO_FUNCTIONS = (
+    "there are no functions and connectors here: run programs beside the service, or jobs of Spark"
 )
-_RACKS: Final = "a bookie says itself where it is: set [bookie] rack, zone and group in its settings"
-_ISOLATION: Final = (
-    "a namespace says which brokers serve it: the policy broker_group (magnetar namespaces policies)"
-)
-_NEVER: Final = (
-    ("POST DELETE", "/admin/v2/bookies/racks-info/{bookie}", _RACKS),
-    ("GET POST", "/admin/v2/resource-quotas", _QUOTAS),
-    ("GET POST DELETE", "/admin/v2/resource-quotas/{tenant}/{namespace}/{bundle}", _QUOTAS),
-    ("GET POST DELETE", f"{_CLUSTER}/namespaceIsolationPolicies/{{policy}}", _ISOLATION),
-    ("GET PUT DELETE", "/admin/v2/resourcegroups/{group}", "rates are limited by topic, namespace and broker, by policies"),
-    ("GET", "/admin/v2/broker-stats/mbeans", "there is no Java virtual machine here; see /metrics"),
-    ("GET", "/admin/v2/broker-stats/allocator-stats/{allocator}", "there are no allocators of Netty here; see /metrics"),
-    ("POST", f"{_BROKERS}/shutdown", "a broker is stopped by a signal to its process (SIGTERM), which drains it first"),
-)  # fmt: skip
-
-
-async def never(asked: Asked, reason: str) -> None:
-    """Magnetar has no such thing, and says what there is instead."""
-    what = next(part for part in reversed(asked.route.path.split("/")) if part[:1] != "{")
-    raise Unsupported(f"Magnetar has no {what}: {reason}")
+# By a segment of paths that Pulsar has, or of one that has other methods here.
+NEVER: Final = {
+    **dict.fromkeys(("functions", "sinks", "sources", "worker", "worker-stats", "packages"), _NO_FUNCTIONS),
+    "transactions": "there are no transactions here; deduplication stores what is sent again once",
+    **dict.fromkeys(
+        ("offload", "offloadPolicies"),
+        "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
+    ),
+    "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
+    "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
+    "shadowTopics": "a topic has no shadows: read it by one more subscription",
+    "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
+    "allowedClusters": "a namespace is of one cluster; which clusters a tenant may use stands at the tenant",
+    "entryFilters": "messages are not filtered by the broker; consumers pass over what they do not want",
+    "schemaAutoUpdateCompatibilityStrategy": "it is schemaCompatibilityStrategy since Pulsar 2.4",
+    "racks-info": "a bookie says itself where it is: set [bookie] rack, zone and group in its settings",
+    "resource-quotas": "bundles are balanced by their measured load, which `magnetar brokers list` shows, not by quotas",
+    "namespaceIsolationPolicies": _ISOLATION,
+    "resourcegroups": "there are no groups of resources: rates are limited by topic, namespace and broker, by policies",
+    "mbeans": "there is no Java virtual machine here; see /metrics",
+    "allocator-stats": "there are no allocators of Netty here; see /metrics",
+    "shutdown": "a broker is stopped by a signal to its process (SIGTERM), which drains it first",
+}
 
 
 async def no_isolation(asked: Asked, cluster: str) -> None:
@@ -245,12 +249,4 @@ CLUSTER_ROUTES: Final = (
     Route("GET", "/admin/v2/bookies/racks-info/{bookie}", rack),
     Route("GET", f"{_CLUSTER}/namespaceIsolationPolicies", no_isolation),
     Route("GET", "/admin/v2/resourcegroups", none),
-    Route("GET", "/magnetar/v1/problems", _B.diagnose),
-    Route("GET", "/magnetar/v1/busiest", _B.list_busiest),
-    Route("GET", "/magnetar/v1/bookies", _B.list_bookies),
-    Route("GET", "/magnetar/v1/brokers", _B.list_brokers),
-    *(
-        Route(method, path, never, given={"reason": reason})
-        for methods, path, reason in _NEVER for method in methods.split()
-    ),
 )  # fmt: skip

@@ -26,8 +26,9 @@ from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotFound,
 
 from ...service.broker import BrokerService
 from ...topics.registry import Broker
-from .cluster_routes import CLUSTER_ROUTES
+from .cluster_routes import CLUSTER_ROUTES, NEVER
 from .openapi import document, page
+from .own_routes import OWN_ROUTES
 from .policy_routes import POLICY_ROUTES
 from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
 from .statuses import Refused, status_of
@@ -61,31 +62,13 @@ ROUTES: Final = (
     *POLICY_ROUTES,
     *TENANCY_ROUTES,
     *CLUSTER_ROUTES,
+    *OWN_ROUTES,
     Route("GET", "/status", _status),
     Route("GET", "/status.html", _status),
     Route("GET", "/openapi.json", _openapi),
     Route("GET", "/openapi.html", _page),
 )
 TABLE: Final = Table(ROUTES)
-_NO_FUNCTIONS = (
-    "there are no functions and connectors here: run programs beside the service, or jobs of Spark"
-)
-# By a segment of paths that Pulsar has.
-_NEVER: Final = {
-    **dict.fromkeys(("functions", "sinks", "sources", "worker", "worker-stats", "packages"), _NO_FUNCTIONS),
-    "transactions": "there are no transactions here; deduplication stores what is sent again once",
-    **dict.fromkeys(
-        ("offload", "offloadPolicies"),
-        "nothing is offloaded: ledgers are archived for good by `magnetar archive`, or deleted by retention",
-    ),
-    "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
-    "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
-    "shadowTopics": "a topic has no shadows: read it by one more subscription",
-    "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
-    "allowedClusters": "a namespace is of one cluster; which clusters a tenant may use stands at the tenant",
-    "entryFilters": "messages are not filtered by the broker; consumers pass over what they do not want",
-    "schemaAutoUpdateCompatibilityStrategy": "it is schemaCompatibilityStrategy since Pulsar 2.4",
-}
 _ASKED_AT_ONCE = 32
 _JOINED_AT_ONCE = 100  # in a turn of the loop, a few ms; more in a thread
 _FORWARD_TIMEOUT_S = 60.0
@@ -108,8 +91,7 @@ class AdminServer:
             path = request.rel_url.raw_path
             segments = [unquote(part, errors="strict") for part in path.strip("/").split("/")]
             if not (rows := TABLE.find(segments)):
-                if never := [_NEVER[segment] for segment in segments[2:] if segment in _NEVER]:
-                    raise Unsupported(never[-1])
+                _refuse_what_never_is(segments[2:])
                 raise Refused(404, f"there is no {path[:200]} here; /openapi.json lists what there is")
             return await self._handle(request, rows, segments)
         except web.HTTPRequestEntityTooLarge:
@@ -133,6 +115,7 @@ class AdminServer:
             allow = ", ".join(sorted({*rows, "OPTIONS", *(["HEAD"] if "GET" in rows else [])}))
             if method == "OPTIONS":
                 return web.Response(status=204, headers={"Allow": allow})
+            _refuse_what_never_is(segments[2:4])  # names of users stand behind that
             return _failed(Refused(405, f"this path has no {method[:20]}, only {allow}"), {"Allow": allow})
         names, body = names_in(row, segments), await request.read()
         asked = Asked(self._service, self._each, row, names, request.query, body, request)
@@ -206,6 +189,12 @@ class AdminServer:
             return msgspec.to_builtins(await self._answer_here(asked))
         except Elsewhere as elsewhere:
             return await _forward(asked, elsewhere.location(asked))
+
+
+def _refuse_what_never_is(segments: list[str]) -> None:
+    """Raises Unsupported, with what Magnetar has in its place."""
+    if never := [NEVER[segment] for segment in segments if segment in NEVER]:
+        raise Unsupported(never[-1])
 
 
 async def _forward(asked: Asked, url: str) -> Any:
