@@ -33,7 +33,10 @@ async def topic_ledgers(asked: Asked, after: int = -1, count: int = 100) -> dict
 
 
 def _left(found: DrainState) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(found), "can_be_stopped": found.over}
+    return {
+        **msgspec.structs.asdict(found),
+        "can_be_stopped": found.over and bool(found.brokers or found.bookies),
+    }
 
 
 _B: Final = BrokerService
@@ -55,10 +58,12 @@ OWN_ROUTES: Final = (
     Route("GET", f"{_OWN}/damage", _S.damage),
     Route("GET", f"{_OWN}/drains", _B.drains, answer=_left, given={"name": "", "zone": "", "kind": ""}),
     *(
-        Route(method, f"{_OWN}/{whose}/drain", operation, answer=_left, given={**given, **more})
+        Route(method, f"{_OWN}/{whose}/drain", operation, answer=answer, given={**given, **more})
         for whose, given in _DRAINED.items()
-        for method, operation, more in (
-            ("GET", _B.drains, {}), ("POST", _B.drain, {"undo": False}), ("DELETE", _B.drain, {"undo": True}),
+        for method, operation, answer, more in (
+            ("GET", _B.drains, _left, {}),
+            ("POST", _B.drain, _left, {"undo": False}),
+            ("DELETE", _B.drain, None, {"undo": True}),
         )
     ),
 )  # fmt: skip
