@@ -55,3 +55,12 @@ def read_frame(data: bytes) -> tuple[Any, list[tuple[Any, bytes]]]:
         found.append((one, data[start:end]))
     assert end == len(data)
     return metadata, found
+
+
+def encrypted(messages: int, **fields: Any) -> bytes:
+    """A batch that only its producer and who has the key can open."""
+    given = {"producer_name": "p", "sequence_id": 0, "publish_time": 1_700_000_000_000, **fields}
+    made = wire.MessageMetadata(num_messages_in_batch=messages, **given)
+    made.encryption_keys.add(key="k", value=b"v")
+    metadata = bytes(made.SerializeToString())
+    return len(metadata).to_bytes(4, "big") + metadata + b"who knows"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from magnetar.archive import entries as archived_entries
 from magnetar.archive import files as archive_files
 from magnetar.archive.entries import ArchivedEntries, Place
 from magnetar.archive.files import ArchiveFolder
-from magnetar.proto.batch import Columns, decode_batch, encode_batch, encode_singles
-from magnetar.proto.batch_extensions import entry_flags
+from magnetar.proto.admission import check_entry
+from magnetar.proto.batch import FORMAT_NATIVE, Columns, decode_batch, encode_batch, encode_singles
+from magnetar.proto.batch_extensions import entry_extensions, entry_flags
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry, ledger_entry_is_intact
+from magnetar.proto.pulsar.batch import admit_pulsar
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range
 from support.archive_kit import ledger_of, write_archive
+from support.pulsar_messages import batch, frame, single
 from support.service import holding_port
 
 TOPIC = "persistent://public/default/orders"
@@ -321,3 +325,48 @@ def test_messages_are_readable_again(archive: Archive) -> None:
             other.metadata,
             other.header,
         )
+
+
+def test_batches_of_pulsar_come_back_as_native_ones(tmp_path: Path) -> None:
+    """Every message is what it was, under its id; compressed chunks can still be put together."""
+    packed = zlib.compress(bytes(9000))
+    fields: dict[str, Any] = {
+        "uuid": "u", "num_chunks_from_msg": 2, "total_chunk_msg_size": len(packed), "compression": 2,
+        "uncompressed_size": 9000,
+    }  # fmt: skip
+    singles = [
+        single(b"a", {"x": "y"}, partition_key="k", event_time=7, sequence_id=3),
+        single(None, sequence_id=9),
+    ]
+    admitted = admit_pulsar(
+        [
+            batch(singles, sequence_id=3, highest_sequence_id=9),
+            batch([single(b"b", sequence_id=10)], sequence_id=10),
+            frame(b"c", sequence_id=11, deliver_at_time=1_800_000_000_000, schema_version=bytes(8)),
+            *(frame(piece, chunk_id=at, **fields) for at, piece in enumerate((packed[:9], packed[9:]))),
+        ]
+    )
+    n = len(admitted.batches)
+    payload = encode_entry(
+        admitted.batches,
+        admitted.counts,
+        [0] * n,
+        ["p"],
+        first_index=0,
+        append_time_ms=5,
+        flags=entry_flags(admitted.batches),
+    )
+    entries = [encode_ledger_entry(9, 0, -1, 0, payload)]
+    ledger = ledger_of(entries, tmp_path)
+    write_archive(tmp_path, TOPIC, ledger, entries)
+    (found,) = read_all(ArchivedEntries(), Place(TOPIC, ledger), 1)
+    before, after = Entry(payload), Entry(found, LEDGER_ENTRY_HEADER_BYTES)
+    assert (after.flags, list(after.end_indexes)) == (before.flags, list(before.end_indexes))
+    assert entry_extensions(after) == entry_extensions(before)
+    for position in range(n):
+        old, new = (decode_batch(bytes(one.batch(position))) for one in (before, after))
+        assert new.header.format == FORMAT_NATIVE
+        assert (new.values, new.keys, new.extensions) == (old.values, old.keys, old.extensions)
+        assert new.metadata == old.metadata
+        assert new.header[7:9] == old.header[7:9], "sequence id and publish time"
+    check_entry(after, 1 << 20)

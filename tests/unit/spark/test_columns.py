@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from typing import Any
 
 import pyarrow as pa
@@ -17,22 +18,48 @@ from magnetar.proto.batch import (
     decode_batch,
     encode_batch,
 )
+from magnetar.proto.batch_extensions import entry_flags
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from magnetar.proto.pulsar.batch import admit_pulsar
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.plan import Range
 from magnetar.spark.schema import COLUMNS, topic_schema
 from magnetar.spark.versions import arrow_schema
+from support.pulsar_messages import batch, frame, single
 
 TOPIC = ("persistent://public/default/orders", -1)
 SOURCE = Source(9, 1000)
 
 
+def pulsar_batch(rng: random.Random, values: list[bytes | None], number: int) -> bytes:
+    keys = [rng.choice(({}, {"partition_key": "key-ä"})) for _ in values]
+    if len(values) == 1 and rng.random() < 0.5:
+        sent = frame(
+            values[0] or b"", {"a": "1"}, null_value=values[0] is None, sequence_id=number, **keys[0]
+        )
+    else:
+        singles = [
+            single(
+                value,
+                rng.choice((None, {"a": "1", "b": "ü"})),
+                sequence_id=number + 2 * i,
+                event_time=i,
+                **key,
+            )
+            for i, (value, key) in enumerate(zip(values, keys))
+        ]
+        sent = batch(singles, sequence_id=number, highest_sequence_id=number + 2 * len(values))
+    return admit_pulsar([sent]).batches[0]
+
+
 def random_batch(rng: random.Random, number: int) -> tuple[bytes, int]:
     n = rng.choice((1, 1, 2, 5, 40))
     values = [rng.choice((None, b"", rng.randbytes(rng.randrange(200)))) for _ in range(n)]
+    if rng.random() < 0.3:
+        return pulsar_batch(rng, values, number), n
     if n == 1 and rng.random() < 0.5:
         return encode_batch([values[0] or b""], sequence_id=number, publish_time_ms=1000 + number), 1
     return (
@@ -214,3 +241,29 @@ def test_a_time_that_no_reader_can_show_is_null() -> None:
     assert [time and time.timestamp() for time in rows.take().column(0).to_pylist()] == [
         None, 0.077, None, None, None
     ]  # fmt: skip
+
+
+def test_a_compressed_message_in_chunks_of_a_producer_of_pulsar() -> None:
+    value = random.Random(1).randbytes(300) + bytes(9000)
+    packed = zlib.compress(value)
+    pieces = [packed[at : at + 100] for at in range(0, len(packed), 100)]
+    fields: dict[str, Any] = {
+        "uuid": "u", "num_chunks_from_msg": len(pieces), "total_chunk_msg_size": len(packed), "compression": 2,
+        "uncompressed_size": len(value),
+    }  # fmt: skip
+    admitted = admit_pulsar(
+        [frame(piece, {"a": "1"}, chunk_id=at, **fields) for at, piece in enumerate(pieces)]
+    )
+    n = len(pieces)
+    entry = encode_entry(
+        admitted.batches,
+        [1] * n,
+        [0] * n,
+        ["p"],
+        first_index=0,
+        append_time_ms=1,
+        flags=entry_flags(admitted.batches),
+    )
+    rows = Rows(("value", "properties", "offset"), *TOPIC)
+    rows.add(encode_ledger_entry(7, 0, -1, 0, entry), SOURCE, Range())
+    assert rows.take().to_pylist() == [{"value": value, "properties": [("a", "1")], "offset": 1000}]

@@ -152,6 +152,9 @@ def _message_lines(payload: bytes) -> Iterator[str]:
         yield f"{decoded['kind']}: {decoded.get('content', decoded.get('error', ''))}"
         return
     for message in decoded["messages"]:
+        if "error" in message:
+            yield f"[{message['index']}] {message['producer']}: {message['error']}"
+            continue
         key = "" if message["key"] is None else f" key {message['key']!r}"
         value = message.get("value", message.get("value_base64"))
         yield f"[{message['index']}] {message['producer']}#{message['sequence_id']}{key}: {_plain(str(value))}"

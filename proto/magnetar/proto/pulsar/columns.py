@@ -45,6 +45,7 @@ _HEAD = struct.Struct(">2s4xI")  # magic, checksum, size of the metadata
 _SIZE = struct.Struct(">I")
 _SEQUENCE_ID = b"\x40"  # the tag in SingleMessageMetadata
 # By length: which bits of a varint's bytes say that it goes on, and which of them are set.
+_NO_VARINT = (0, 1)
 _GOES_ON = {n: (0x8080808080 >> 8 * (5 - n), 0x8080808080 >> 8 * (6 - n)) for n in range(1, 6)}
 
 
@@ -167,20 +168,18 @@ class PulsarColumns:
                 (size,) = unpack(payload, at)
                 start = at + 4 + size
                 written = payload[at + 4 : start]
-                cut = written.rfind(_SEQUENCE_ID)
-                tail = written[cut + 1 :] if cut >= 0 else b""
-                if tail:
-                    mask, goes_on = _GOES_ON.get(len(tail), (0, 1))
-                    if int.from_bytes(tail, "little") & mask != goes_on:
-                        tail = b""
-                start_of = written[:cut] if tail else written
-                if start_of not in known:
+                common, _, tail = written.rpartition(_SEQUENCE_ID)
+                mask, goes_on = _GOES_ON.get(len(tail), _NO_VARINT)
+                if int.from_bytes(tail, "little") & mask != goes_on:
+                    common, tail = written, b""
+                if (head := known.get(common)) is None:
                     try:
-                        known[start_of] = _head(start_of)
-                    except MalformedFrame:  # the byte that was taken for a tag is a part of another field
-                        start_of, tail = written, b""
-                        known[start_of] = _head(start_of)
-                head = known[start_of]
+                        head = known[common] = _head(common)
+                    except MalformedFrame:
+                        if not tail:
+                            raise
+                        common, tail = written, b""  # what was taken for a tag is a byte of another field
+                        head = known[common] = _head(common)
                 at = start + head.size
                 heads.append(head)
                 tails.append(tail)

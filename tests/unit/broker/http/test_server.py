@@ -267,8 +267,8 @@ async def test_an_entry_of_several_messages_is_a_batch_of_pulsar() -> None:
         found = await admin("GET", f"{TOPIC}/ledger/0/entry/0")
         assert found.headers["x-pulsar-num-batch-message"] == "2"
         assert found.headers["x-pulsar-message-id"] == "0:0"
-        # SingleMessageMetadata: partition_key (2), b64 (6), payload_size (3), sequence_id (8), null_value (9)
-        first = b"\x12\x01k\x30\x00\x18\x01\x40\x00\x48\x00"
+        # SingleMessageMetadata: partition_key (2), payload_size (3), b64 (6), sequence_id (8), null_value (9)
+        first = b"\x12\x01k\x18\x01\x30\x00\x40\x00\x48\x00"
         second = b"\x18\x00\x40\x01\x48\x01"
         assert found.body == b"\0\0\0\x0b" + first + b"a" + b"\0\0\0\x06" + second
 

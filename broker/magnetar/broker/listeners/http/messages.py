@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from magnetar.proto.batch import META_EVENT_TIMES_MS, META_PROPERTIES, META_SEQU
 from magnetar.proto.batch_extensions import EXT_DELIVER_AT_MS
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost
+from magnetar.proto.pulsar.metadata import SingleMessageMetadata, encode
 
 from ...service.admin import ALL_OF_ENTRY, FoundMessage
 from .shapes import iso
@@ -68,36 +69,19 @@ def _message(entry: Entry, number: int) -> tuple[bytes | None, dict[str, str]]:
 
 
 def _in_batch(value: bytes | None, headers: dict[str, str]) -> bytes:
-    """As in a batch of Pulsar: the length of SingleMessageMetadata (PulsarApi.proto), that in protobuf, and the value."""
-    properties = msgspec.json.decode(headers["PROPERTY"], type=dict[str, str])
-    fields: list[tuple[int, bytes | int]] = [
-        (1, _protobuf([(1, key.encode()), (2, text.encode())])) for key, text in properties.items()
-    ]
-    if "partition-key" in headers:
-        encoded = headers["partition-key-b64-encoded"] == "true"
-        fields += [(2, headers["partition-key"].encode()), (6, int(encoded))]
-    fields += [(3, len(value or b"")), (8, int(headers["sequence-id"])), (9, int(value is None))]
-    metadata = _protobuf(fields)
+    """As in a batch of Pulsar."""
+    key = headers.get("partition-key")
+    metadata = encode(
+        SingleMessageMetadata(
+            properties=msgspec.json.decode(headers["PROPERTY"], type=dict[str, str]),
+            partition_key=None if key is None else key.encode(),
+            payload_size=len(value or b""),
+            partition_key_b64_encoded=None if key is None else headers["partition-key-b64-encoded"] == "true",
+            sequence_id=int(headers["sequence-id"]),
+            null_value=value is None,
+        )
+    )
     return len(metadata).to_bytes(4, "big") + metadata + (value or b"")
-
-
-def _protobuf(fields: Iterable[tuple[int, bytes | int]]) -> bytes:
-    found = b""
-    for number, value in fields:
-        if isinstance(value, bytes):
-            found += _varint(number << 3 | 2) + _varint(len(value)) + value
-        else:
-            found += _varint(number << 3) + _varint(value)
-    return found
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
 
 
 def _response(body: bytes, headers: Mapping[str, str]) -> web.Response:
