@@ -35,7 +35,7 @@ SOURCE = Source(9, 1000)
 
 
 def pulsar_batch(rng: random.Random, values: list[bytes | None], number: int) -> bytes:
-    keys = [rng.choice(({}, {"partition_key": "key-ä"})) for _ in values]
+    keys: list[dict[str, Any]] = [rng.choice(({}, {"partition_key": "key-ä"})) for _ in values]
     if len(values) == 1 and rng.random() < 0.5:
         sent = frame(
             values[0] or b"", {"a": "1"}, null_value=values[0] is None, sequence_id=number, **keys[0]

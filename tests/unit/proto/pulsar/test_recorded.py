@@ -56,15 +56,16 @@ def test_a_message_alone(codec: str) -> None:
 def test_a_message_in_chunks(codec: str) -> None:
     admitted = admit_pulsar(_sent(f"chunked-{codec}"))
     chunks = Assembler[int](10, 1 << 20, 60.0)
+    message = whole = None
     for position, extensions in (admitted.extensions or {}).items():
         assert extensions.chunk is not None
         (piece,) = decode_batch(admitted.batches[position]).values
-        added = chunks.add("p", extensions.chunk, position, piece or b"", 0.0)
-    assert extensions.whole is not None
-    assert added.message is not None
-    assert added.message.finished
-    value = extensions.whole.value(b"".join(added.message.pieces), 1 << 20)
-    assert value == random.Random(1).randbytes(600) + bytes(300)
+        message = chunks.add("p", extensions.chunk, position, piece or b"", 0.0).message
+        whole = extensions.whole
+    assert message is not None
+    assert message.finished
+    assert whole is not None
+    assert whole.value(b"".join(message.pieces), 1 << 20) == random.Random(1).randbytes(600) + bytes(300)
 
 
 def test_batches_by_key_have_sequence_ids_of_their_own() -> None:
