@@ -22,7 +22,7 @@ _OWN: Final = "/magnetar/v1"
 async def topic_ledgers(asked: Asked, after: int = -1, count: int = 100) -> dict[str, Any]:
     """The ledgers of a topic in its order: messages, sizes, times, fragments with their bookies, or where it is archived."""
     page = await asked.service.ledgers.topic_ledgers(asked, asked.topic, after=after, count=count)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for row in page.ledgers:
         await asyncio.sleep(0)
         found = msgspec.structs.asdict(row)
@@ -33,14 +33,11 @@ async def topic_ledgers(asked: Asked, after: int = -1, count: int = 100) -> dict
 
 
 def _left(found: DrainState) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(found),
-        "can_be_stopped": found.over and bool(found.brokers or found.bookies),
-    }
+    anybody = bool(found.brokers or found.bookies)
+    return {**msgspec.structs.asdict(found), "can_be_stopped": anybody and found.over}
 
 
 _B: Final = BrokerService
-_S: Final = StoredService
 _DRAINED: Final = {
     "brokers/{name}": {"kind": "broker", "zone": ""},
     "bookies/{name}": {"kind": "bookie", "zone": ""},
@@ -52,17 +49,16 @@ OWN_ROUTES: Final = (
     Route("GET", f"{_OWN}/bookies", _B.list_bookies),
     Route("GET", f"{_OWN}/brokers", _B.list_brokers),
     Route("GET", f"{_OWN}/topics/{{domain}}/{{tenant}}/{{namespace}}/{{topic}}/ledgers", topic_ledgers),
-    Route("GET", f"{_OWN}/ledgers", _S.ledgers),
-    Route("GET", f"{_OWN}/ledgers/{{ledger}}", _S.ledger),
-    Route("GET", f"{_OWN}/repairs", _S.repairs),
-    Route("GET", f"{_OWN}/damage", _S.damage),
+    Route("GET", f"{_OWN}/ledgers", StoredService.ledgers),
+    Route("GET", f"{_OWN}/ledgers/{{ledger}}", StoredService.ledger),
+    Route("GET", f"{_OWN}/repairs", StoredService.repairs),
+    Route("GET", f"{_OWN}/damage", StoredService.damage),
     Route("GET", f"{_OWN}/drains", _B.drains, answer=_left, given={"name": "", "zone": "", "kind": ""}),
     *(
         Route(method, f"{_OWN}/{whose}/drain", operation, answer=answer, given={**given, **more})
         for whose, given in _DRAINED.items()
         for method, operation, answer, more in (
-            ("GET", _B.drains, _left, {}),
-            ("POST", _B.drain, _left, {"undo": False}),
+            ("GET", _B.drains, _left, {}), ("POST", _B.drain, _left, {"undo": False}),
             ("DELETE", _B.drain, None, {"undo": True}),
         )
     ),
