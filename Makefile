@@ -8,6 +8,9 @@ SPARK_STAMP := $(VENV)/.spark
 DEMO_STAMP := $(VENV)/.demo-data
 DEMO_VENV := build/demo
 
+# Of `make test-pulsar`: an environment with an older version of Pulsar's Python client.
+OLDER_PULSAR := build/pulsar-client-3.7.0
+
 SEEDS ?= 100
 FILES ?=
 BASE ?= HEAD
@@ -28,7 +31,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: test-pulsar record-pulsar pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -100,6 +103,17 @@ test-pulsar-admin: $(STAMP) ## type 400 commands into the real pulsar-admin and 
 
 record-pulsar-admin: $(STAMP) ## write the file that test-pulsar-admin compares with, from a Pulsar standalone
 	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_admin.run record build/pulsar $(ARGS))
+
+$(OLDER_PULSAR)/.installed: $(STAMP)
+	@$(PY) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'pulsar-client[avro]==3.7.0'
+	@touch $@
+
+test-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## run 254 scenarios with each of Pulsar's Python clients, and compare what they see with what they saw of Pulsar
+	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_clients.run test build/pulsar $(OLDER_PULSAR)/bin/python $(ARGS))
+
+record-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## write the files that test-pulsar compares with, from a Pulsar standalone
+	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_clients.run record build/pulsar $(OLDER_PULSAR)/bin/python $(ARGS))
 
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, lints of determinism, owners of tasks and house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .

@@ -45,17 +45,20 @@ def distribution(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def standalone(pulsar: Path) -> Iterator[tuple[str, str]]:
-    """A Pulsar of one process with empty data, and without functions; its addresses for HTTP and for clients."""
+def standalone(pulsar: Path, **settings: str) -> Iterator[tuple[str, str]]:
+    """A Pulsar of one process with empty data, and without functions; its addresses for HTTP and for clients.
+
+    `settings`: of standalone.conf, also such as do not stand there.
+    """
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
         http, native = _free_port(), _free_port()
         changed = {
             "webServicePort": http, "brokerServicePort": native, "advertisedAddress": "localhost",
-            "allowAutoTopicCreationType": "non-partitioned",
+            "allowAutoTopicCreationType": "non-partitioned", **settings,
         }  # fmt: skip
         text = (pulsar / "conf" / "standalone.conf").read_text()
         for name, value in changed.items():
-            text = re.sub(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+            text = re.sub(rf"^{name}=.*$", "", text, flags=re.MULTILINE) + f"\n{name}={value}"
         config = Path(folder, "standalone.conf")
         config.write_text(text)
         process = subprocess.Popen(

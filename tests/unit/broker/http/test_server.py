@@ -132,6 +132,22 @@ async def test_a_message_has_the_headers_of_pulsar() -> None:
         assert (stats["storageSize"], stats["subscriptions"]["s"]["msgBacklog"]) == (0, 0)
 
 
+async def test_the_figures_name_the_consumer_that_gets_the_messages() -> None:
+    async with administered() as admin:
+        clients = [FakeClient(admin.broker) for _ in "ab"]
+        for client, name in zip(clients, "ab", strict=True):
+            await client.consumer(type="failover", name=name)
+        found = (await admin("GET", f"{TOPIC}/stats")).body["subscriptions"]["billing"]
+        active = found["activeConsumerName"]
+        assert active in ("a", "b")
+        clients["ab".index(active)].close()
+        found = (await admin("GET", f"{TOPIC}/stats")).body["subscriptions"]["billing"]
+        assert found["activeConsumerName"] == "ba"["ab".index(active)]
+        await FakeClient(admin.broker).consumer(subscription="many", type="shared")
+        found = (await admin("GET", f"{TOPIC}/stats")).body["subscriptions"]["many"]
+        assert "activeConsumerName" not in found
+
+
 async def test_a_topic_that_stores_nothing_has_figures_and_no_ledgers() -> None:
     path = "non-persistent/public/default/prices"
     async with administered() as admin:

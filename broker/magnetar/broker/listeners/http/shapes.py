@@ -19,6 +19,7 @@ from ...topics.topic import Topic
 from .routes import Asked
 
 _TYPES: Final = BY_POLICY["subscription_types"].pulsar_words
+_ONE_ACTIVE: Final = ("exclusive", "failover")  # types of which one consumer gets the messages
 _COMPACTIONS: Final = {"never": "NOT_RUN", "running": "RUNNING", "done": "SUCCESS", "failed": "ERROR"}
 _STATES: Final = {"writing": "LedgerOpened", "idle": "ClosedLedger", "rolling": "CreatingLedger"}
 _EPOCH: Final = "1970-01-01T00:00:00Z"
@@ -120,6 +121,9 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
             "msgBacklogNoDelayed": max(one.backlog_messages - one.delayed_messages, 0),
             "consumers": [{**_NOT_OF_CONSUMERS, **_take(_CONSUMER, consumer)} for consumer in one.consumers],
         }
+        active = [consumer.name for consumer in one.consumers if consumer.active]
+        if active and one.type in _ONE_ACTIVE:
+            subscriptions[name]["activeConsumerName"] = active[0]
         if query.get("subscriptionBacklogSize") == "false":
             subscriptions[name]["backlogSize"] = -1
         if query.get("excludeConsumers") == "true":

@@ -1,0 +1,35 @@
+"""What differs between Magnetar and Pulsar in the eyes of Pulsar's clients, and why: the table of docs/pulsar-clients.md.
+
+As `pulsar_admin.known`: `command` is a scenario, and a difference is as `golden.compared` says it.
+"""
+
+from __future__ import annotations
+
+from pulsar_admin.known import Known
+
+KNOWN = (
+    Known(
+        "tenants and namespaces", "^a_(namespace|tenant)_that_is_not_there$", " is 'no error', not 'TopicNotFound'",
+        "they are made when they are used",
+    ),
+    Known(
+        "names", "^(unusual_names|names_of_subscriptions)$", r"with space|per%20cent|a/b|a\?b|%41|^\.kept",
+        "a name has letters, digits and `-=:._`, so that it can stand in paths and file names as it is",
+    ),
+    Known(
+        "a subscription without a name", "^a_subscription_without_a_name$", "NotAllowedError",
+        "it is refused as every name that is none",
+    ),
+    Known(
+        "an unload between messages of a batch", "^unloaded_with_batch_indexes$", "",
+        "what was acknowledged within a batch stays so; Pulsar delivers the whole batch again",
+    ),
+    Known(
+        "messages without a key", "^reading_compacted$", "",
+        "compaction keeps them, unless `compaction_keyless` says otherwise",
+    ),
+    Known(
+        "TLS to a port without it", "^tls_where_there_is_none$", "ConnectError",
+        "the connection is closed at once; Pulsar lets the client wait",
+    ),
+)  # fmt: skip

@@ -1,0 +1,175 @@
+"""Pulsar's Python clients against a Magnetar of one process: `make test-pulsar`.
+
+Each client runs every scenario, and what it saw is compared with what it saw of a real Pulsar, as `golden/*.json` keep it.
+What differs must stand in the table `known.KNOWN`. The last lines count; the exit code is 1 where something is unexplained,
+or where the table explains what does not differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.service_process import ServiceProcess
+
+import pulsar_clients.scenarios  # noqa: F401 - registers them
+from pulsar_admin.distribution import VERSION, Missing, distribution, standalone
+from pulsar_admin.known import explained
+from pulsar_clients import golden
+from pulsar_clients.golden import FIRST, Rows
+from pulsar_clients.known import KNOWN
+from pulsar_clients.program import SCENARIOS
+from support.service import holding_port
+
+_TESTS = Path(__file__).parents[1]
+_ATTEMPTS = 3  # of a client whose library ends the process
+# Of the Pulsar that is recorded: as durable as Magnetar, and with what is off by default, but clients can ask for.
+_SETTINGS = {
+    "acknowledgmentAtBatchIndexLevelEnabled": "true",
+    "journalSyncData": "true",
+}
+
+
+class Client(NamedTuple):
+    """`name`: of the golden file; `kind`: of `runner`."""
+
+    name: str
+    kind: str
+    python: str
+
+
+def clients(older: str) -> list[Client]:
+    """`older`: the Python of an environment with version 3.7.0."""
+    return [
+        Client(FIRST, "blocking", sys.executable),
+        Client(f"{FIRST}-asyncio", "asyncio", sys.executable),
+        Client("pulsar-client-3.7.0", "blocking", older),
+    ]
+
+
+async def saw(client: Client, url: str, http: str, log: Path, names: Sequence[str] = ()) -> Rows:
+    """What a client sees of a service, by scenario; those whose process ended are tried again in another one."""
+    rows: Rows = {}
+    wanted = list(names or SCENARIOS)
+    for _ in range(_ATTEMPTS):
+        process = await asyncio.create_subprocess_exec(
+            client.python, "-m", "pulsar_clients.runner", "--client", client.kind, "--url", url, "--http", http,
+            "--run", secrets.token_hex(3), "--log", str(log), *wanted,
+            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        async for line in process.stdout:
+            row = json.loads(line)
+            rows[row.pop("scenario")] = row
+        await process.wait()
+        if not (wanted := [name for name in wanted if name not in rows]):
+            break
+    for row in rows.values():
+        row.pop("took_s", None)
+    return rows
+
+
+@contextlib.contextmanager
+def magnetar(data: Path) -> Iterator[tuple[str, str]]:
+    """A service of one process; its addresses for Pulsar's clients and for HTTP."""
+    with holding_port() as port, ServiceProcess(data, ports={"pulsar": port}) as service:
+        if "pulsar://" not in service.ready_line:
+            raise Missing("magnetar does not speak Pulsar's protocol yet")
+        yield f"pulsar://{service.host}:{port}", f"http://{service.host}:{service.ports['http']}"
+
+
+def record(pulsar: Path, older: str) -> int:
+    """Writes the golden files, from a Pulsar standalone, of scenarios of which each client saw the same twice."""
+    made = {
+        "by": "make record-pulsar",
+        "pulsar": VERSION,
+        "settings": _SETTINGS,
+        "python": platform.python_version(),
+    }
+    refused = 0
+    with tempfile.TemporaryDirectory() as folder, standalone(pulsar, **_SETTINGS) as (http, url):
+        for client in clients(older):
+            one, two = (asyncio.run(saw(client, url, http, Path(folder, "log"))) for _ in range(2))
+            for name in list(one):
+                if "failed" in one[name] or one[name] != two.get(name):
+                    refused += 1
+                    sys.stdout.write(f"{client.name}: {name}: {one.pop(name)}\n    then {two.get(name)}\n")
+            golden.write(client.name, made, one)
+            sys.stdout.write(f"{client.name}: {len(one)} scenarios are recorded\n")
+    return int(bool(refused))
+
+
+def test(older: str, names: Sequence[str]) -> int:
+    """Compares Magnetar with them."""
+    with tempfile.TemporaryDirectory() as folder, magnetar(Path(folder, "data")) as (url, http):
+
+        async def all_at_once() -> list[Rows]:
+            given = clients(older)
+            return await asyncio.gather(
+                *(saw(one, url, http, Path(folder, one.name), names) for one in given)
+            )
+
+        found = asyncio.run(all_at_once())
+    used: Counter[str] = Counter()
+    unexplained = 0
+    for client, rows in zip(clients(older), found, strict=True):
+        wanted = golden.read(client.name)
+        text, rest = report(client.name, {name: wanted[name] for name in names or wanted}, rows, used)
+        sys.stdout.write(text)
+        unexplained += rest
+    stale = [] if names else [row for row in KNOWN if not used[row.what]]
+    for row in stale:
+        sys.stdout.write(f"known.py explains what does not differ: {row.what}\n")
+    return int(bool(unexplained or stale))
+
+
+def report(client: str, wanted: Rows, rows: Rows, used: Counter[str]) -> tuple[str, int]:
+    """What differs, in words, and how many scenarios nothing explains. `used` counts the rows that explain."""
+    counts: Counter[str] = Counter()
+    text = ""
+    for name, row in wanted.items():
+        differ = golden.compared(row, rows.get(name, {"failed": "the process ended"}))
+        rest = []
+        for one in differ:
+            if known := explained(name, one, KNOWN):
+                used[known.what] += 1
+            else:
+                rest.append(one)
+        counts["unexplained" if rest else "known" if differ else "same"] += 1
+        text += "".join(f"{client}: {name}{one[:600]}\n" for one in rest[:8])
+    text += (
+        f"{client}: {counts.total()} scenarios, {counts['same']} the same, {counts['known']} differ as the table says, "
+        f"{counts['unexplained']} unexplained\n"
+    )
+    return text, counts["unexplained"]
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=["record", "test"])
+    parser.add_argument("folder", type=Path, help="where Pulsar's distribution is, or comes to be")
+    parser.add_argument("older", help="the Python of an environment with pulsar-client 3.7.0")
+    parser.add_argument("names", nargs="*", help="of scenarios; none: all")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+    try:
+        if given.what == "test":
+            return test(given.older, given.names)
+        return record(distribution(given.folder), given.older)
+    except Missing as error:
+        sys.stdout.write(f"make {given.what}-pulsar: skipped: {error}\n")
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

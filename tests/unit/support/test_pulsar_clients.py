@@ -1,0 +1,66 @@
+"""What `make test-pulsar` compares."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python")
+
+import pulsar_clients.scenarios  # noqa: F401 - registers them
+from pulsar_clients import golden
+from pulsar_clients.known import KNOWN
+from pulsar_clients.program import SCENARIOS, Id, Program, comparable
+from pulsar_clients.run import clients, report
+
+T = "persistent://public/default/t"
+
+
+def test_ids_are_ordinals_in_the_order_of_each_topic() -> None:
+    seen = {
+        "a": Id(T, -1, 7, 30, -1),
+        "b": [Id(T, -1, 7, 4, 2)],
+        "c": Id(T, 1, 7, 99, -1),
+        "d": Id(T, -1, -1, -1, -1),
+    }
+    assert comparable(seen) == {"a": "1", "b": ["0[2]"], "c": "0@1", "d": "none"}
+    assert comparable({name: one for name, one in seen.items() if name != "b"})["a"] == "0"
+
+
+def test_topics_are_shown_without_what_is_unique() -> None:
+    program = Program("one", "7f", "", "", None)  # type: ignore[arg-type]
+    assert program.shown(program.topic("t")) == T
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"seen": {"got": ["a", "c"]}}, [".got[1] is 'c', not 'b'"]),
+        ({"seen": {"got": ["a"]}}, [".got is ['a'], not ['a', 'b']"]),
+        ({"seen": {"other": 1}}, [".got is missing", ".other is more: 1"]),
+        ({"failed": "Timeout"}, [" failed Timeout, not seen {'got': ['a', 'b']}"]),
+    ],
+)
+def test_each_difference_is_noticed(found: dict[str, object], said: list[str]) -> None:
+    wanted = {"seen": {"got": ["a", "b"]}}
+    assert golden.compared(wanted, wanted) == []
+    assert golden.compared(wanted, found) == said
+    text, unexplained = report("c", {"one": wanted, "two": wanted}, {"one": found, "two": wanted}, Counter())
+    assert unexplained == 1
+    assert text.endswith("c: 2 scenarios, 1 the same, 0 differ as the table says, 1 unexplained\n")
+
+
+def test_a_scenario_without_a_result_is_unexplained() -> None:
+    assert report("c", {"one": {"seen": 1}}, {}, Counter())[1] == 1
+
+
+def test_every_scenario_is_recorded_of_every_client() -> None:
+    for client in clients(""):
+        rows = golden.read(client.name)
+        assert set(rows) == set(SCENARIOS), "make record-pulsar"
+        assert not [name for name, row in rows.items() if "failed" in row]
+
+
+def test_the_table_is_of_scenarios() -> None:
+    assert len({row.what for row in KNOWN}) == len(KNOWN)
