@@ -90,7 +90,6 @@ class _Recovery:
         self._retry_timer: asyncio.TimerHandle | None = None
         # Loop time since which bookies have too much to do and none has stored an entry.
         self._stuck_since: float | None = None
-        self._added = self._on_added  # one bound method for all adds
 
     async def run(self) -> LedgerMetadata:
         self._carry_out(self._core.begin())
@@ -126,7 +125,7 @@ class _Recovery:
                 case SendAdds(bookie, adds):
                     for entry_id, entry in adds:
                         self._components.transport.add(
-                            bookie, entry, self._ledger_id, entry_id, recovery=True, done=self._added
+                            bookie, entry, self._ledger_id, entry_id, recovery=True, done=self._on_added
                         )
                 case ReadEntries() as read:
                     self._reads.ask(read)

@@ -268,6 +268,7 @@ class Connection:
         elif not self.ready.done():
             self.ready.set_exception(self.transport.lost())
             self.ready.exception()  # nobody waits on the accepting side, and that is fine
+        del self._handler  # it refers to this, and nothing comes for it any more
 
     # --- receiving ------------------------------------------------------------------------------------------------------
 

@@ -331,6 +331,7 @@ class Transport(asyncio.Protocol):
             self._acceptor.closed(self)
         self._report_loss()
         self._socket_closed.set()
+        del self.protocol, self._bytes_received  # which refer to this
 
     def pause_writing(self) -> None:
         """Above high water."""
