@@ -200,6 +200,10 @@ class FakePort:
         """The shell's business."""
         raise AssertionError("the core must not tell")
 
+    def sought(self) -> None:
+        """The subscription's business."""
+        raise AssertionError("the core must not tell")
+
     def end_of_topic(self, epoch: int, redelivers: int) -> None:
         """The shell's business."""
         raise AssertionError("the core must not tell")

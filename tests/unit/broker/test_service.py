@@ -108,6 +108,7 @@ def test_the_table_of_operations() -> None:
         "BrokerService.subscribe": Operation("consume", TOPIC),
         "BrokerService.unsubscribe": Operation("consume", CONSUMER),
         "BrokerService.seek": Operation("consume", CONSUMER),
+        "BrokerService.entry": Operation("consume", TOPIC),
         "BrokerService.last_message_id": Operation("consume", CONSUMER),
         "BrokerService.unfinished_message": Operation("consume", CONSUMER),
         "BrokerService.lookup": Operation("lookup", TOPIC),

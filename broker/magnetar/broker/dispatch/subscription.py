@@ -134,11 +134,11 @@ class Subscription:
         log: TopicLog,
         cursor: Cursor,
         dispatcher: Dispatcher,
-        on_empty: Callable[[Subscription], None],
+        on_empty: Callable[[Subscription, bool], None],
         *,
         partition: int = NO_PARTITION,
     ) -> None:
-        """`partition`: which the topic is."""
+        """`on_empty`: the last consumer left; it comes again, or not. `partition`: which the topic is."""
         self.name = name
         self._partition = partition
         self.cursor = cursor
@@ -238,8 +238,11 @@ class Subscription:
         self.dispatcher.handle(self._core.added, consumer, type, self.dispatcher.now_ms())
         return consumer
 
-    def remove_consumer(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """A consumer left: what it had not acknowledged goes to others, or to the next one. `lost`: with its connection."""
+    def remove_consumer(self, consumer: Consumer, *, lost: bool = False, returns: bool = False) -> None:
+        """A consumer left: what it had not acknowledged goes to others, or to the next one.
+
+        `lost`: with its connection. `returns`: it is about to subscribe again, and finds the subscription where it is.
+        """
         if consumer.closed:
             return
         if lost and (first := self._core.first_owed(consumer)) is not None:
@@ -247,7 +250,7 @@ class Subscription:
         self._hold_back()
         self.dispatcher.handle(self._core.left, consumer)
         if not self.consumers:
-            self._on_empty(self)
+            self._on_empty(self, returns)
 
     def flow(self, consumer: Consumer, messages: int, size: int) -> None:
         """Grants permits."""
@@ -480,6 +483,8 @@ class Subscription:
             self.cursor.reset(position)
             self.epoch += 1
             self.dispatcher.handle(self._core.reset, self.epoch)
+            for consumer in list(self.consumers):
+                consumer.port.sought()
             if self.durable:
                 await self.cursor.flush()
             return self.epoch

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     AlreadyExists,
     InvalidArgument,
     MagnetarError,
+    MessageLost,
     ServiceNotReady,
     SubscriptionNotFound,
     TopicNotFound,
@@ -21,8 +23,11 @@ from magnetar.proto.ids import (
     check_namespace,
     check_subscription_name,
 )
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.clock import Clock
 
 from ..compaction.topic_compaction import CompactionStats
+from ..cursors.core.acks import EntryKey
 from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
 from ..log.positions import Start, check_start
@@ -78,6 +83,11 @@ class BrokerService:
     def settings(self) -> BrokerSettings:
         """The broker's."""
         return self._broker.settings
+
+    @property
+    def clock(self) -> Clock:
+        """The broker's."""
+        return self._broker.clock
 
     @property
     def connections(self) -> dict[object, None]:
@@ -139,14 +149,33 @@ class BrokerService:
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")
-    async def unsubscribe(self, opened: ConsumerOpened) -> None:
-        """Deletes the consumer's subscription. Raises ConsumerBusy while it has other consumers."""
-        await opened.topic.subscriptions.delete(opened.subscription.name, by=opened.consumer)
+    async def unsubscribe(self, opened: ConsumerOpened, *, force: bool = False) -> None:
+        """Deletes the consumer's subscription. Raises ConsumerBusy while it has other consumers, unless `force`."""
+        await opened.topic.subscriptions.delete(opened.subscription.name, force=force, by=opened.consumer)
 
     @on_consumer("consume")
     async def seek(self, opened: ConsumerOpened, start: Start) -> Sought:
         """Moves the consumer's subscription; durable when it returns."""
         return await opened.topic.subscriptions.seek(opened.subscription, start)
+
+    @on_topic("consume")
+    async def entry(self, name: TopicName, subscription: str, key: EntryKey) -> Entry | None:
+        """A confirmed entry as consumers of the subscription get it, of which there may be none yet; None: it is not there.
+
+        Of it a listener learns which batch a message is in that it has not delivered itself. Raises TopicNotFound.
+        """
+        topic = await self._broker.known(name)
+        found = topic.subscriptions.get(subscription)
+        log = topic.log if found is None or found.compacted is None else found.compacted
+        if key[1] < 0 or not log.is_known(key[0]) or not log.is_confirmed(*key):
+            return None
+        cached = log.cached(key)
+        if cached is not None:
+            return cached
+        try:
+            return Entry((await log.read(*key, max_bytes=1))[0], LEDGER_ENTRY_HEADER_BYTES)
+        except MessageLost:
+            return None
 
     @on_consumer("consume")
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:

@@ -49,6 +49,7 @@ from .probing import probe
 _log = logging.getLogger(__name__)
 
 _CURSORS_AT_ONCE = 32  # that are closed
+RETURN_S = 60.0  # for which the subscription of a reader that a seek sent away waits for it
 T = TypeVar("T")
 Find = Callable[[Start], Awaitable[Position]]
 
@@ -125,9 +126,15 @@ class Subscriptions(Mapping[str, Subscription]):
         self._limits.apply(subscription)
         return subscription
 
-    def _emptied(self, subscription: Subscription) -> None:
-        """The last consumer left; a reader's cursor goes with it."""
-        if not subscription.durable and self._by_name.get(subscription.name) is subscription:
+    def _emptied(self, subscription: Subscription, returns: bool) -> None:
+        """The last consumer left; a reader's cursor goes with it, unless it `returns` soon."""
+        if returns:
+            asyncio.get_running_loop().call_later(RETURN_S, self._emptied, subscription, False)
+        elif (
+            not subscription.durable
+            and not subscription.consumers
+            and self._by_name.get(subscription.name) is subscription
+        ):
             del self._by_name[subscription.name]
             # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
             self._tasks.begin(subscription.delete())

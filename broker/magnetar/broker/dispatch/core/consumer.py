@@ -67,6 +67,12 @@ class ConsumerPort(Protocol):
     def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
         """The consumer waits for an entry that could not be read so far. `lost`: no later attempt will find it."""
 
+    def sought(self) -> None:
+        """The subscription is being moved, by whomever: what was delivered means nothing any more.
+
+        A consumer that cannot learn its new epoch leaves here, to come again (`Subscription.remove_consumer`, `returns`).
+        """
+
     def end_of_topic(self, epoch: int, redelivers: int) -> None:
         """The topic is terminated, and nothing is left for the consumer but what it gives back after `redelivers` times."""
 

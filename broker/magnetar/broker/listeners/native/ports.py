@@ -231,6 +231,9 @@ class ConsumerPort:
         """ACTIVE_CONSUMER."""
         self.peer.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
 
+    def sought(self) -> None:
+        """Nothing: whatever comes from now on has a higher epoch."""
+
     def end_of_topic(self, epoch: int, redelivers: int) -> None:
         """END_OF_TOPIC."""
         self.peer.send(c.EndOfTopic(0, self.consumer_id, epoch, redelivers).encode())

@@ -1,0 +1,75 @@
+"""Where the batches of delivered entries end, as Pulsar's consumers have seen them.
+
+An acknowledgement of Pulsar's clients names a batch by its first message and leaves open how many it has. So each
+consumer keeps, for each entry of which something was delivered to it, the index behind each batch; a batch that went out in
+slices is a batch for each of them. Entries of unbatched messages, which are the many, cost no list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from magnetar.proto.entry import Entry
+
+from ...cursors.core.acks import EntryKey, Position
+
+# Above, the oldest entries are forgotten, and looked up when somebody acknowledges them. An entry counts 1, and its batches.
+MAX_BORDERS = 200_000
+
+UNBATCHED: Sequence[int] = ()  # every message is a batch
+
+
+def borders_of(entry: Entry) -> Sequence[int]:
+    """The index behind each batch of an entry; UNBATCHED."""
+    unbatched: bool = entry.batch_count == entry.message_count
+    return UNBATCHED if unbatched else entry.end_indexes
+
+
+def end_of_batch(borders: Sequence[int], index: int) -> int:
+    """The index behind the batch with this message; behind the last batch that behind the message."""
+    if not borders:
+        return index + 1
+    at = bisect_right(borders, index)
+    return borders[at] if at < len(borders) else index + 1
+
+
+def start_of_batch(borders: Sequence[int], index: int) -> int:
+    """The first message of the batch with this one; behind the last batch where that ends."""
+    if not borders:
+        return index
+    at = bisect_right(borders, index)
+    return borders[at - 1] if at else 0
+
+
+class Borders(dict[EntryKey, Sequence[int]]):
+    """Of one consumer, by entry, in the order in which they were delivered first."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def remember(self, key: EntryKey, borders: Sequence[int], cuts: Sequence[int] = ()) -> None:
+        """`cuts`: where more batches end than the entry has."""
+        known = self.get(key)
+        if known is not None:
+            if not cuts:
+                return
+            self._forget(key)
+            borders = sorted({*known, *cuts})
+        elif cuts:
+            borders = sorted({*borders, *cuts})
+        self[key] = borders
+        self._size += 1 + len(borders)
+        while self._size > MAX_BORDERS and len(self) > 1:
+            self._forget(next(iter(self)))
+
+    def drop_below(self, mark_delete: Position) -> None:
+        """Forgets the oldest ones as far as nobody has to acknowledge them any more."""
+        while self and (key := next(iter(self))) < mark_delete[:2]:
+            self._forget(key)
+
+    def _forget(self, key: EntryKey) -> None:
+        self._size -= 1 + len(self.pop(key))

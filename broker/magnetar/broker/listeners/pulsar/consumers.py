@@ -1,0 +1,440 @@
+"""One consumer of a connection: deliveries become MESSAGE frames; FLOW, ACK, REDELIVER, SEEK calls on its subscription.
+
+    SUBSCRIBE --open--> attached --SUCCESS is sent, begin--> ACTIVE_CONSUMER_CHANGE, and on FLOW messages
+        |--its topic ends it, or somebody moves its subscription--> CLOSE_CONSUMER: the client subscribes again
+        `--CLOSE_CONSUMER, UNSUBSCRIBE, the connection is lost--> released
+
+**Ids** name batches by their first message, and mean a whole one unless they have an ack set. Where it ends `borders`
+knows of what was delivered here; else (it was delivered on an earlier connection) the entry is looked up, and the answer
+waits. An id with which no batch begins means the place behind the batch that contains it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from magnetar.proto.batch import FORMAT_PULSAR, DecodedBatch
+from magnetar.proto.batch_extensions import EXT_BATCH_OF_ONE
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    InvalidArgument,
+    MagnetarError,
+    TooManyRequests,
+    TopicNotFound,
+    Unsupported,
+)
+from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.proto.pulsar.commands import NO_REQUEST, encode
+from magnetar.proto.pulsar.ids import (
+    EARLIEST,
+    INDEX_BITS,
+    LAST_INDEX,
+    LATEST,
+    ack_set_bits,
+    decode_ack_set,
+    lowest_bit,
+    pack_entry,
+    signed,
+    unpack_entry,
+    unsigned,
+)
+from magnetar.proto.ranges import Range
+
+from ...cursors.core.acks import AckRange, EntryKey, Position
+from ...dispatch.core import consumer as dispatch
+from ...dispatch.core.selection import SELECTORS
+from ...dispatch.subscription import SubscribeRequest
+from ...log.positions import Start
+from ...service.broker import BrokerService
+from ...service.results import ConsumerOpened
+from ..requests import Requests
+from .borders import Borders, borders_of, end_of_batch, start_of_batch
+from .errors import server_error
+from .messages import messages_of
+from .ports import Link
+from .transcoded import FORMAT_AT, Transcoded
+
+_log = logging.getLogger(__name__)
+
+TYPES = {
+    wire.CommandSubscribe.EXCLUSIVE: "exclusive",
+    wire.CommandSubscribe.SHARED: "shared",
+    wire.CommandSubscribe.FAILOVER: "failover",
+    wire.CommandSubscribe.KEY_SHARED: "key_shared",
+}
+# How those clients call themselves that know REACHED_END_OF_TOPIC: others close their connection when it comes.
+_KNOW_THE_END = ("Pulsar-Java", "DotPulsar")
+_VERSION_OF_ACTIVE_CONSUMER_CHANGE = 12
+
+# Where the batches of entries end that were looked up; None: there is no such entry.
+Looked = Mapping[EntryKey, Sequence[int] | None]
+
+
+class Consumer:
+    """See the module docstring. It is the port of its consumer (`dispatch.core.consumer.ConsumerPort`) as well."""
+
+    __slots__ = (
+        "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_partition", "_requests",
+        "_service", "_told_end", "_transcoded", "consumer_id", "opened", "peer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        service: BrokerService,
+        requests: Requests,
+        transcoded: Transcoded,
+        command: wire.CommandSubscribe,
+        on_ended: Callable[[Consumer], None],
+    ) -> None:
+        """`on_ended`: it left by itself, and its id holds nothing any more. Raises InvalidTopicName."""
+        self.peer = link
+        self.consumer_id = command.consumer_id
+        self.opened: ConsumerOpened  # from `open` on
+        self._service = service
+        self._requests = requests
+        self._transcoded = transcoded
+        self._command = command
+        self._on_ended = on_ended
+        self._partition = TopicName.parse(command.topic).partition
+        self._individual = SELECTORS[TYPES[command.sub_type]].individual_acks
+        # A number of the client's, with which it tells apart what it had asked for before; None: it has none.
+        self._epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
+        self._begun = False
+        self._ended = False
+        self._told_end = False
+        self._borders = Borders()
+
+    # --- opening and end ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> Consumer:
+        """Attaches it to its subscription, as SUBSCRIBE asks, and returns itself. Nothing is sent. Raises MagnetarError."""
+        asked = await self._asked()
+        self.opened = await self._service.subscribe(self.peer, self._command.topic, asked, port=self)
+        return self
+
+    async def _asked(self) -> SubscribeRequest:
+        command = self._command
+        start: Start = ("latest", None)
+        if back_ms := 1000 * command.start_message_rollback_duration_sec:
+            start = ("time", max(self._service.clock.now_ms() - back_ms, 0))
+        elif not command.durable and command.HasField("start_message_id"):
+            start = await self._start_at(command.start_message_id)
+        elif command.initial_position == wire.CommandSubscribe.EARLIEST:
+            start = ("earliest", None)
+        ranges: list[Range] = []
+        if command.key_shared_meta.key_shared_mode == wire.KeySharedMeta.STICKY:
+            ranges = [(one.start, one.end) for one in command.key_shared_meta.hash_ranges]
+            if not ranges:
+                raise InvalidArgument("a consumer with sticky hash ranges must name one at least")
+        return SubscribeRequest(
+            command.subscription,
+            TYPES[command.sub_type],
+            start,
+            durable=command.durable,
+            name=command.consumer_name,
+            priority_level=command.priority_level,
+            hash_ranges=ranges,
+            create=command.force_topic_creation,
+            read_compacted=command.read_compacted,
+        )
+
+    def begin(self) -> None:
+        """SUCCESS is sent; from now on something may be sent to the consumer."""
+        self._begun = True
+        if self._command.sub_type == wire.CommandSubscribe.FAILOVER:
+            if self._active is self.opened.consumer:
+                self._tell_all()
+            else:
+                self._tell_active(False)
+
+    def release(self, *, lost: bool, returns: bool = False) -> None:
+        """Leaves its subscription: the client closed it, or (`lost`) its connection is gone."""
+        self._ended = True
+        self.opened.subscription.remove_consumer(self.opened.consumer, lost=lost, returns=returns)
+
+    def _end(self, *, returns: bool = False) -> None:
+        """It leaves by itself: the client learns that, and subscribes again."""
+        self.release(lost=False, returns=returns)
+        self._on_ended(self)
+        self.peer.send(encode(wire.CommandCloseConsumer(consumer_id=self.consumer_id, request_id=NO_REQUEST)))
+
+    async def unsubscribe(self, command: wire.CommandUnsubscribe) -> None:
+        """The subscription is deleted, and the consumer with it, when this returns. Raises ConsumerBusy unless `force`."""
+        await self._service.unsubscribe(self.peer, self.opened, force=command.force)
+        self._ended = True
+        self._on_ended(self)
+
+    # --- ConsumerPort ------------------------------------------------------------------------------------------------
+
+    @property
+    def writable(self) -> bool:
+        """False while the connection's write buffer is full."""
+        return self.peer.writable
+
+    def sought(self) -> None:
+        """CLOSE_CONSUMER: what the client holds means nothing any more, and its permits neither."""
+        self._end(returns=True)
+
+    def consumer_closed(self, error: MagnetarError) -> None:
+        """CLOSE_CONSUMER: the topic ended it."""
+        self._end()
+
+    def entry_unreadable(self, epoch: int, key: EntryKey, error: MagnetarError, *, lost: bool) -> None:
+        """Pulsar has no command for this: the consumer waits, and the subscription's figures say why."""
+
+    def end_of_topic(self, epoch: int, redelivers: int) -> None:
+        """REACHED_END_OF_TOPIC, once, if the client knows it."""
+        if not self._told_end and self.peer.client_version.startswith(_KNOW_THE_END):
+            self._told_end = True
+            self.peer.send(encode(wire.CommandReachedEndOfTopic(consumer_id=self.consumer_id)))
+
+    def active_changed(self, active: bool) -> None:
+        """ACTIVE_CONSUMER_CHANGE, which all consumers get on a change: the one that becomes active sees to it."""
+        if not self._begun:
+            return  # `begin` sees to it
+        if active:
+            self._tell_all()
+        elif self._active is None or not isinstance(self._active.port, Consumer):
+            self._tell_active(False)
+
+    @property
+    def _active(self) -> dispatch.Consumer | None:
+        return self.opened.subscription.dispatcher.core.active
+
+    def _tell_all(self) -> None:
+        for consumer in self.opened.subscription.consumers:
+            if isinstance(consumer.port, Consumer):
+                consumer.port._tell_active(consumer.port is self)
+
+    def _tell_active(self, active: bool) -> None:
+        if self._begun and self.peer.protocol_version >= _VERSION_OF_ACTIVE_CONSUMER_CHANGE:
+            change = wire.CommandActiveConsumerChange(consumer_id=self.consumer_id, is_active=active)
+            self.peer.send(encode(change))
+
+    # --- the way out -------------------------------------------------------------------------------------------------
+
+    def deliver(self, delivery: dispatch.Delivery) -> None:
+        """A MESSAGE for each batch, in one write."""
+        sent = messages_of(delivery, self.consumer_id, self._partition, self._epoch, self._transcoded)
+        opened, entry = self.opened, delivery.entry
+        self._borders.remember((delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts)
+        self._borders.drop_below(opened.subscription.cursor.state.mark_delete)
+        if sent.pieces:
+            self.peer.write(sent.pieces, sum(map(len, sent.pieces)))
+        if sent.unsent:  # the client, which does not see them, returns no permits for them
+            opened.subscription.flow(opened.consumer, sent.unsent, 0)
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
+
+    def flow(self, command: wire.CommandFlow) -> None:
+        """FLOW."""
+        self.opened.subscription.flow(self.opened.consumer, command.message_permits, 0)
+
+    def acknowledge_ids(self, ids: Sequence[tuple[int, int]]) -> None:
+        """ACKs, each of one id, ledger and packed entry, without ack set and request id (`frames.Acks`). 0.4 us for each."""
+        known = self._borders
+        rows: list[AckRange] = []
+        unknown: list[wire.MessageIdData] = []
+        for ledger, packed in ids:
+            entry, index = packed >> INDEX_BITS, packed & LAST_INDEX
+            borders = known.get((ledger, entry))
+            if borders is None:
+                unknown.append(wire.MessageIdData(ledger_id=ledger, entry_id=packed))
+            else:
+                rows.append((ledger, entry, index, end_of_batch(borders, index) - 1 if borders else index))
+        if rows:
+            self.opened.subscription.acknowledge(self.opened.consumer, rows, cumulative=False, done=None)
+        if unknown:
+            individual = wire.CommandAck.INDIVIDUAL
+            self.acknowledge(
+                wire.CommandAck(consumer_id=self.consumer_id, ack_type=individual, message_id=unknown)
+            )
+
+    def acknowledge(self, command: wire.CommandAck) -> None:
+        """ACK, and ACK_RESPONSE if it has a request id: once it is durable, or refused."""
+        if command.txnid_least_bits or command.txnid_most_bits:
+            self._answer(command, Unsupported("there are no transactions here: acknowledge without one"))
+        elif command.ack_type == wire.CommandAck.CUMULATIVE and self._individual:
+            self._answer(command)  # as Pulsar does, which ignores it
+        elif all(key in self._borders for key in _keys(command.message_id)):
+            self._apply(command, {})
+        else:
+            try:
+                self._requests.ask(
+                    lambda: self._look_up(command),
+                    lambda looked: self._apply(command, looked),
+                    lambda error: self._answer(command, error),
+                )
+            except TooManyRequests as error:
+                self._answer(command, error)
+
+    async def _look_up(self, command: wire.CommandAck) -> Looked:
+        looked = {key: await self._borders_at(key) for key in _keys(command.message_id)}
+        if self._ended:  # what it acknowledges may mean something else by now: the subscription was moved
+            raise AlreadyClosed(f"consumer {self.consumer_id} was closed; what it had comes again")
+        return looked
+
+    async def _borders_at(self, key: EntryKey) -> Sequence[int] | None:
+        """Where the batches of an entry end, read if need be; None: there is no such entry."""
+        borders = self._borders.get(key)
+        if borders is None and (entry := await self._entry(key)) is not None:
+            return self._transcoded.borders(key, entry)
+        return borders
+
+    async def _entry(self, key: EntryKey) -> Entry | None:
+        command = self._command
+        return await self._service.entry(self.peer, command.topic, command.subscription, key)
+
+    def _apply(self, command: wire.CommandAck, looked: Looked) -> None:
+        """An acknowledgement of which all entries are known, or were looked up."""
+        through, opened = command.ack_type == wire.CommandAck.CUMULATIVE, self.opened
+        if through:
+            rows = [self._through(one, looked) for one in command.message_id[-1:]]
+        else:
+            rows = [row for one in command.message_id for row in self._rows(one, looked)]
+        done = None
+        if command.HasField("request_id"):
+            done = self._requests.confirmed(
+                lambda: self._answer(command), lambda error: self._answer(command, error)
+            )
+        if rows:
+            opened.subscription.acknowledge(opened.consumer, rows, cumulative=through, done=done)
+        else:
+            self._answer(command)
+
+    def _answer(self, command: wire.CommandAck, error: MagnetarError | None = None) -> None:
+        """ACK_RESPONSE, if somebody waits for it."""
+        if not command.HasField("request_id"):
+            if error is not None:
+                _log.info("consumer %d: an acknowledgement is refused: %s", self.consumer_id, error)
+            return
+        response = wire.CommandAckResponse(
+            consumer_id=self.consumer_id,
+            txnid_least_bits=command.txnid_least_bits,
+            txnid_most_bits=command.txnid_most_bits,
+            request_id=command.request_id,
+        )
+        if error is not None:
+            response.error, response.message = server_error(error), error.message
+        self.peer.send(encode(response))
+
+    def _rows(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
+        """What an id means: its batch to the end, or what its ack set leaves out."""
+        ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
+        if entry < 0:
+            return []
+        end = self._end_of_batch((ledger, entry), index, looked)
+        if not one.ack_set:
+            return [(ledger, entry, index, end - 1)]
+        acknowledged = decode_ack_set(one.ack_set, end - index)
+        return [(ledger, entry, index + first, index + last) for first, last in acknowledged]
+
+    def _through(self, one: wire.MessageIdData, looked: Looked) -> AckRange:
+        """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
+        ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
+        end = index + max(lowest_bit(ack_set_bits(one.ack_set)), 0)
+        if not one.ack_set:
+            end = self._end_of_batch((ledger, entry), index, looked)
+        if end and entry >= 0:
+            return ledger, entry, 0, end - 1
+        if entry <= 0:  # the place before the first message of a ledger
+            before = self.opened.topic.ledger.list.last_before(ledger)
+            ledger, entry = (ledger, 1) if before is None else (before.ledger_id, before.entries)
+        return ledger, entry - 1, 0, LAST_INDEX
+
+    def _end_of_batch(self, key: EntryKey, index: int, looked: Looked) -> int:
+        borders = self._borders.get(key)
+        if borders is None:
+            borders = looked.get(key)
+        return index + 1 if borders is None else end_of_batch(borders, index)
+
+    def redeliver(self, command: wire.CommandRedeliverUnacknowledgedMessages) -> None:
+        """REDELIVER_UNACKNOWLEDGED_MESSAGES: what it names, or all; of types that deliver in order all, and uncounted."""
+        opened = self.opened
+        if command.HasField("consumer_epoch"):
+            self._epoch = max(command.consumer_epoch, self._epoch or 0)
+        rows: list[AckRange] = []
+        if self._individual and command.message_ids:
+            held = opened.consumer.pending_acks
+            ids = [one for one, key in zip(command.message_ids, _keys(command.message_ids)) if key in held]
+            rows = [row for one in ids for row in self._rows(one, {})]
+            if not rows:
+                return
+        opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def seek(self, command: wire.CommandSeek) -> None:
+        """SEEK: durable when it returns, and Pulsar's consumers of the subscription are closed. Raises MagnetarError."""
+        if command.HasField("message_publish_time"):
+            start: Start = ("time", command.message_publish_time)
+        elif command.HasField("message_id"):
+            start = await self._start_at(command.message_id)
+        else:
+            raise InvalidArgument("a seek names a message id or a time")
+        await self._service.seek(self.peer, self.opened, start)
+
+    async def _start_at(self, one: wire.MessageIdData) -> Start:
+        """Where an id means to begin: at its batch, which is included, or behind the one that contains it."""
+        ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
+        if ledger == EARLIEST:
+            return "earliest", None
+        if ledger == LATEST:
+            return "latest", None
+        if entry < 0:
+            entry, index = 0, 0
+        elif index:
+            try:
+                found = await self._entry((ledger, entry))
+            except TopicNotFound:  # it is made by this consumer
+                found = None
+            if found is not None and index < found.message_count:
+                borders = self._transcoded.borders((ledger, entry), found)
+                if start_of_batch(borders, index) != index:
+                    index = end_of_batch(borders, index)
+        index += max(lowest_bit(ack_set_bits(one.ack_set)), 0)
+        return "id", MessageId(ledger, entry, index).to_bytes()
+
+    async def last_message_id(
+        self, command: wire.CommandGetLastMessageId
+    ) -> wire.CommandGetLastMessageIdResponse:
+        """GET_LAST_MESSAGE_ID: -1:-1 without a message. Raises MagnetarError."""
+        last = await self._service.last_message_id(self.peer, self.opened)
+        response = wire.CommandGetLastMessageIdResponse(request_id=command.request_id)
+        message_id = response.last_message_id
+        message_id.ledger_id = message_id.entry_id = unsigned(EARLIEST)
+        message_id.partition = self._partition
+        entry = None if last is None else await self._entry(last[:2])
+        if last is not None and entry is not None:
+            borders = self._transcoded.borders(last[:2], entry)
+            start = start_of_batch(borders, last.index)
+            message_id.ledger_id, message_id.entry_id = last.ledger, pack_entry(last.entry, start)
+            if last.index > start or _is_batch_of_one(entry, last.index):
+                message_id.batch_index = last.index - start
+        ledger, entry_id, index = await self._mark_delete()
+        mark = response.consumer_mark_delete_position
+        mark.ledger_id, mark.entry_id = ledger, unsigned(pack_entry(entry_id, index) - 1)
+        return response
+
+    async def _mark_delete(self) -> Position:
+        """The mark-delete position, or the beginning of the batch that it is in."""
+        ledger, entry, index = self.opened.subscription.cursor.state.mark_delete
+        borders = await self._borders_at((ledger, entry)) if index else ()
+        return ledger, entry, start_of_batch(borders or (), index)
+
+
+def _keys(ids: Iterable[wire.MessageIdData]) -> list[EntryKey]:
+    return [(signed(one.ledger_id), signed(one.entry_id) >> INDEX_BITS) for one in ids]
+
+
+def _is_batch_of_one(entry: Entry, index: int) -> bool:
+    """True if the message was sent as a batch all the same."""
+    batch = entry.batch(entry.batch_of(index))
+    return (
+        batch[FORMAT_AT] == FORMAT_PULSAR
+        and EXT_BATCH_OF_ONE in DecodedBatch(batch, 0, verify=False).extensions
+    )

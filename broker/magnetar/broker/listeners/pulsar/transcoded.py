@@ -1,0 +1,65 @@
+"""Native batches as Pulsar's: each is transcoded once for all consumers of the broker, and kept as long as there is room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from magnetar.proto.batch import FORMAT_NATIVE
+from magnetar.proto.entry import Entry
+from magnetar.proto.pulsar.frames import DEFAULT_MAX_MESSAGE_BYTES
+from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
+
+from ...cursors.core.acks import EntryKey
+from .borders import borders_of
+
+# In the header of a batch: its format, and the length of the header with its extensions (two bytes).
+FORMAT_AT, HEADER_LENGTH_AT = 12, 14
+MAX_TRANSCODED_BYTES = 32 * 1024 * 1024
+_OBJECT_BYTES = 400  # around a batch that is kept
+
+
+class Transcoded:
+    """See the module docstring."""
+
+    __slots__ = ("_limit", "_max_message_bytes", "_slices", "used")
+
+    def __init__(
+        self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, limit: int = MAX_TRANSCODED_BYTES
+    ) -> None:
+        """`max_message_bytes`: what clients take, always the same. `limit`: bytes that are kept."""
+        self._limit = limit
+        self._max_message_bytes = max_message_bytes
+        self._slices: OrderedDict[tuple[EntryKey, int, bytes], Sequence[Slice]] = OrderedDict()
+        self.used = 0
+
+    def slices(self, key: EntryKey, entry: Entry, position: int) -> Sequence[Slice]:
+        """Of the native batch at `position` of an entry. Raises as `to_pulsar`."""
+        batch = entry.batch(position)
+        # A compaction leaves other bytes of a batch at the same place: its checksum tells them apart.
+        name = (key, entry.batch_start_index(position), bytes(batch[4:12]))
+        found = self._slices.get(name)
+        if found is not None:
+            self._slices.move_to_end(name)
+            return found
+        producer = entry.producer_names[entry.producers[position]]
+        found = self._slices[name] = to_pulsar(batch, producer, self._max_message_bytes)
+        self.used += _size(found)
+        while self.used > self._limit:
+            self.used -= _size(self._slices.popitem(last=False)[1])
+        return found
+
+    def borders(self, key: EntryKey, entry: Entry) -> Sequence[int]:
+        """Where the batches of an entry end as Pulsar's consumers see them, those that go out in slices among them."""
+        cuts: list[int] = []
+        borders = borders_of(entry)
+        for position in range(entry.batch_count) if borders else ():
+            start, end = entry.batch_bounds(position)
+            if end > start and entry.data[start + FORMAT_AT] == FORMAT_NATIVE:
+                index = entry.batch_start_index(position)
+                cuts += [index + one.first for one in self.slices(key, entry, position)[1:]]
+        return sorted({*borders, *cuts}) if cuts else borders
+
+
+def _size(slices: Sequence[Slice]) -> int:
+    return _OBJECT_BYTES + sum([len(one.data) for one in slices])

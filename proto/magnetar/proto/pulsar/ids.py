@@ -1,0 +1,97 @@
+"""Ids of messages in Pulsar's protocol: (ledger, entry, index within the batch), packed from ours and back.
+
+    ours                 ledger, entry, index in the entry
+    Pulsar's             ledger, entry << 20 | index of the batch's first message, index within the batch
+
+so that both order alike, and every batch of an entry looks like an entry of its own. A batch that is sent in several slices
+is a batch for each of them. An id with which no batch begins comes from a client that computed the one before a batch: it
+means the place behind the batch that contains it, which is where the client's batch begins.
+
+>>> pack_entry(7, 0) - 1 == pack_entry(6, MAX_MESSAGES_PER_ENTRY - 1), unpack_entry(pack_entry(7, 3))
+(True, (7, 3))
+>>> unpack_entry(pack_entry(0, 0) - 1)
+(-1, 1048575)
+
+An *ack set* says which messages of a batch are still unacknowledged: bit i of its 64-bit words, which protobuf has as signed
+ones, is message i, and trailing words of zero are left out. No words at all is another thing: the whole batch is meant.
+
+>>> encode_ack_set([(0, 1), (4, 9)], 10), decode_ack_set([0b0000001100], 10)
+([12], [(0, 1), (4, 9)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..ids import MAX_MESSAGES_PER_BATCH, MAX_MESSAGES_PER_ENTRY
+from ..ranges import Range
+
+INDEX_BITS = 20
+LAST_INDEX = MAX_MESSAGES_PER_ENTRY - 1
+assert MAX_MESSAGES_PER_ENTRY == 1 << INDEX_BITS
+_WORD = 64
+_SIGN = 1 << (_WORD - 1)
+_ALL = (1 << _WORD) - 1
+
+# Ids of no message, of which ledger and entry have the same number; it comes as one of 64 bits without a sign.
+EARLIEST = -1
+LATEST = (1 << 63) - 1
+
+
+def pack_entry(entry: int, index: int) -> int:
+    """Pulsar's entry id of the batch that begins with message `index` of an entry."""
+    return entry << INDEX_BITS | index
+
+
+def unpack_entry(packed: int) -> tuple[int, int]:
+    """Our entry, and index in it. The entry before the first one of a ledger is -1."""
+    packed = signed(packed)
+    return packed >> INDEX_BITS, packed & LAST_INDEX
+
+
+def signed(number: int) -> int:
+    """An id of 64 bits as clients mean it: 2**64 - 1 is -1."""
+    return number - (1 << _WORD) if number >= _SIGN else number
+
+
+def unsigned(number: int) -> int:
+    """The same the other way round: -1 is 2**64 - 1."""
+    return number & _ALL
+
+
+def encode_ack_set(acknowledged: Iterable[Range], message_count: int) -> list[int]:
+    """The ack set of a batch of which these are acknowledged: sorted and disjoint, both ends included."""
+    bits = (1 << message_count) - 1
+    for first, last in acknowledged:
+        bits &= ~(((1 << (last - first + 1)) - 1) << first)
+    words: list[int] = []
+    while bits:
+        words.append(signed(bits & _ALL))
+        bits >>= _WORD
+    return words
+
+
+def ack_set_bits(words: Sequence[int]) -> int:
+    """All bits as one number, as far as a batch can have them: bit i is set while message i is unacknowledged."""
+    words = words[: MAX_MESSAGES_PER_BATCH // _WORD]
+    return sum([(word & _ALL) << (_WORD * number) for number, word in enumerate(words)])
+
+
+def decode_ack_set(words: Sequence[int], message_count: int) -> list[Range]:
+    """What an ack set says is acknowledged of a batch of so many messages: sorted, disjoint ranges."""
+    bits = ~ack_set_bits(words) & ((1 << message_count) - 1)
+    found: list[Range] = []
+    at = 0
+    while bits:
+        unset = lowest_bit(bits)
+        bits >>= unset
+        length = lowest_bit(~bits)
+        found.append((at + unset, at + unset + length - 1))
+        at += unset + length
+        bits >>= length
+    return found
+
+
+def lowest_bit(bits: int) -> int:
+    """The number of the lowest bit that is set; -1: none is."""
+    return (bits & -bits).bit_length() - 1

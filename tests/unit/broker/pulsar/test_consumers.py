@@ -1,0 +1,678 @@
+"""Consumers of Pulsar's protocol on the real dispatch: what they are sent, and what comes of what they send."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker import Broker
+from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
+from magnetar.broker.listeners.pulsar.transcoded import Transcoded
+from magnetar.proto import commands as c
+from magnetar.proto.errors import ConsumerBusy, InvalidArgument, TopicNotFound
+from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.proto.pulsar.ids import EARLIEST, LATEST, encode_ack_set, pack_entry
+from magnetar.proto.pulsar.transcoding import to_pulsar
+from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
+from support.fake_ledger import FakeLedgers
+from support.memory_metadata import MemoryMetadataStore
+from support.pulsar_kit import Producer, PulsarClient, message_id
+
+SLICE_BYTES = 800  # of which a few hundred are for metadata
+
+
+def mark_delete(broker: Broker, subscription: str = "s") -> tuple[int, int]:
+    """Entry and index."""
+    return broker.topics[str(TOPIC)].subscriptions[subscription].cursor.state.mark_delete[1:]
+
+
+def values(client: PulsarClient) -> list[bytes]:
+    """Of all messages since the last call."""
+    return [value for one in client.link.take() for value in one.values]
+
+
+async def native(broker: Broker, *batches: list[bytes]) -> None:
+    """A native producer publishes them, all in one entry."""
+    client = FakeClient(broker)
+    answer = await client.producer(9)
+    first = 0
+    for batch in batches:
+        client.publish_batch(batch, first=first, producer_id=9, epoch=answer["epoch"])
+        first += len(batch)
+    await client.confirmed(first)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_each_batch_is_a_message_and_a_delivery_one_write() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", b"1", [b"2", b"3"], [b"4"], b"5")
+        client = PulsarClient(broker)
+        await client.subscribe()
+        found = client.link.take()
+        assert [(one.place(), one.values, one.batched) for one in found] == [
+            ((0, 0), [b"0"], False),
+            ((0, 1), [b"1"], False),
+            ((0, 2), [b"2", b"3"], True),
+            ((0, 4), [b"4"], True),
+            ((0, 5), [b"5"], False),
+        ]
+        assert client.link.writes == 1
+
+
+async def test_a_native_batch_is_transcoded_once_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(data: memoryview, producer: str, max_bytes: int) -> Any:
+        calls.append(producer)
+        return to_pulsar(data, producer, max_bytes)
+
+    monkeypatch.setattr(transcoded_module, "to_pulsar", counted)
+    async with running_broker() as broker:
+        await native(broker, [b"a", b"b"], [b"c"])
+        await Producer(broker).publish(b"d")
+        transcoded = Transcoded()
+        clients = [PulsarClient(broker, transcoded) for _ in range(3)]
+        for number, client in enumerate(clients):
+            await client.subscribe(subscription=f"s{number}")
+            found = client.link.take()
+            assert [(one.values, one.batched) for one in found] == [
+                ([b"a", b"b"], True), ([b"c"], False), ([b"d"], False),
+            ]  # fmt: skip
+        assert len(calls) == 2
+
+
+async def test_what_is_kept_of_transcoded_batches_is_bounded() -> None:
+    async with running_broker() as broker:
+        await native(broker, *[[b"x" * 1000] * 2 for _ in range(20)])
+        client = PulsarClient(broker, transcoded := Transcoded(limit=10_000))
+        await client.subscribe()
+        assert len(values(client)) == 40
+        assert 5_000 < transcoded.used <= 10_000
+
+
+async def test_a_native_batch_that_cannot_be_transcoded_costs_nobody_else_anything(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(data: memoryview, producer: str, max_bytes: int) -> Any:
+        raise InvalidArgument("damaged")
+
+    monkeypatch.setattr(transcoded_module, "to_pulsar", broken)
+    async with running_broker() as broker:
+        await native(broker, [b"a", b"b"])
+        await Producer(broker).publish(b"c", b"d")
+        owner, client = FakeClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared", permits=1)
+        await owner.received(2)
+        await owner.ack(owner.messages[0].row())
+        consumer = await client.subscribe(type="shared", permits=0)
+        await owner.ask(c.CloseConsumer, 1)
+        client.flow(3)
+        await settle()
+        assert values(client) == [b"c", b"d"]
+        assert consumer.opened.consumer.available_permits == 1
+        assert "is not delivered to Pulsar's consumers: damaged" in caplog.text
+
+
+async def test_a_batch_beyond_the_frame_limit_goes_out_in_slices_that_are_acknowledged_one_by_one() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    batch = [b"%02d" % number * 50 for number in range(10)]
+    async with running_broker(ledgers, metadata) as broker:
+        await native(broker, [b"x"], batch)
+        client = PulsarClient(broker, Transcoded(SLICE_BYTES))
+        await client.subscribe(type="shared")
+        single, *slices = client.link.take()
+        assert [(one.place(), len(one.values)) for one in slices] == [((0, 1), 4), ((0, 5), 4), ((0, 9), 2)]
+        await client.ack(slices[1])
+        await client.redeliver(*slices)
+        assert [one.place() for one in client.link.take()] == [(0, 1), (0, 9)]
+        await client.ack(single, slices[2])
+        assert mark_delete(broker) == (0, 1)
+        client.lose()
+        again = PulsarClient(broker, Transcoded(SLICE_BYTES))
+        await again.subscribe(type="shared", permits=0)
+        await again.ack(slices[0])  # delivered on the earlier connection
+        assert mark_delete(broker) == (1, 0)
+
+
+async def test_permits_stop_at_a_batch_and_go_on() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2", b"3"], b"4", b"5")
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(permits=2)
+        assert values(client) == [b"0", b"1", b"2", b"3"]
+        assert consumer.opened.consumer.available_permits == -2
+        client.flow(3)
+        await settle()
+        assert values(client) == [b"4"]
+
+
+async def test_a_full_write_buffer_stops_delivery() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        consumer = await client.subscribe()
+        client.link.writable = False
+        await Producer(broker).publish(b"0")
+        assert not client.link.messages
+        client.link.writable = True
+        consumer.opened.subscription.writable(consumer.opened.consumer)
+        assert values(client) == [b"0"]
+
+
+async def test_messages_of_a_partition_and_of_an_epoch_say_so() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        await client.service.create_topic(client.link, "orders", partitions=4)
+        await client.subscribe(topic="orders-partition-3", consumer_epoch=5)
+        await Producer(broker).publish(b"0", topic="orders-partition-3")
+        (command,) = client.link.names("message")
+        assert (command.message_id.partition, command.consumer_epoch) == (3, 5)
+
+
+async def test_key_shared_hides_what_others_have_and_sends_none_of_it() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        half = wire.KeySharedMeta.STICKY
+        for number, (start, end) in enumerate(((0, 32767), (32768, 65535)), 1):
+            meta = wire.KeySharedMeta(key_shared_mode=half, hash_ranges=[wire.IntRange(start=start, end=end)])
+            await client.subscribe(number, type="key_shared", key_shared_meta=meta)
+        sent = [b"%d" % number for number in range(100)]
+        await Producer(broker).publish(*sent, [b"x", b"y"], keys=[f"k{number}" for number in range(101)])
+        found = client.link.take()
+        assert {one.consumer_id for one in found} == {1, 2}
+        assert sorted(value for one in found for value in one.values) == sorted([*sent, b"x", b"y"])
+        assert not any(one.ack_set for one in found)
+        assert client.link.writes == 2
+
+
+# --- acknowledgements ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
+async def test_an_acknowledgement_without_ack_set_covers_its_batch(type: str) -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2"], [b"3", b"4"], b"5")
+        client = PulsarClient(broker)
+        await client.subscribe(type=type)
+        found = client.link.take()
+        await client.ack(found[1])
+        assert mark_delete(broker) == (0, 0)
+        await client.ack(found[0])
+        assert mark_delete(broker) == (0, 3)
+        await client.ack(*found)
+        assert mark_delete(broker) == (1, 0)
+
+
+async def test_plain_acknowledgements_of_one_read_go_together() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2"], b"3")
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(type="shared")
+        found = client.link.take()
+        consumer.acknowledge_ids([found[2].id, found[1].id, found[0].id])
+        assert mark_delete(broker) == (1, 0)
+        assert consumer.opened.consumer.unacked_messages == 0
+
+
+async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest() -> None:
+    async with running_broker() as broker:
+        batch = [b"%d" % number for number in range(100)]
+        await Producer(broker).publish(b"x", batch)
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        single, message = client.link.take()
+        await client.ack(single)
+        await client.ack(message, ack_set=encode_ack_set([(0, 9), (50, 99)], 100))
+        assert mark_delete(broker) == (0, 11)
+        await client.redeliver(message)
+        (again,) = client.link.take()
+        assert (again.id, again.values, again.redelivered) == (message.id, batch[10:50], 1)
+        client.lose()
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        (again,) = client.link.take()
+        assert (again.id, again.values) == (message.id, batch[10:50])
+        await client.ack(again)
+        assert mark_delete(broker) == (1, 0)
+
+
+async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2"], b"3")
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        await client.ack(client.link.take()[1], ack_set=[0b10])
+        await client.redeliver()
+        assert values(client) == [b"0", b"2", b"3"]
+
+
+async def test_cumulative_acknowledgements_end_with_their_batch_or_before_what_their_ack_set_keeps() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2", b"3"], b"4")
+        client = PulsarClient(broker)
+        await client.subscribe()
+        found = client.link.take()
+        await client.ack(found[1], ack_set=[0b110], cumulative=True)
+        assert mark_delete(broker) == (0, 2)
+        await client.ack(found[1], cumulative=True)
+        assert mark_delete(broker) == (0, 4)
+        await client.ack(found[2], cumulative=True, receipt=False)
+        assert mark_delete(broker) == (1, 0)
+
+
+async def test_a_computed_predecessor_means_behind_the_batch_that_contains_it() -> None:
+    async with running_broker() as broker:
+        producer = Producer(broker)
+        await producer.publish([b"0", b"1", b"2"], [b"3", b"4"])
+        await producer.publish([b"5", b"6"])
+        client = PulsarClient(broker)
+        await client.subscribe()
+        _, second, third = client.link.take()
+        await client.ack((second.ledger, second.entry - 1), cumulative=True)
+        assert mark_delete(broker) == (0, 3)
+        await client.ack((third.ledger, third.entry - 1), cumulative=True)
+        assert mark_delete(broker) == (1, 0)
+        # In its first batch the client keeps the first message, too: the first of a ledger has no entry before it.
+        await client.ack(third, ack_set=[0b11], cumulative=True)
+        assert mark_delete(broker) == (1, 0)
+        # And a start there is no second delivery of that batch.
+        reader = PulsarClient(broker)
+        await reader.subscribe(
+            subscription="r", durable=False, start_message_id=message_id(second.ledger, second.entry - 1)
+        )
+        assert values(reader) == [b"3", b"4", b"5", b"6"]
+        await reader.seek(message_id=message_id(third.ledger, third.entry - 1))
+        await reader.subscribe(subscription="r", durable=False)
+        assert values(reader) == [b"5", b"6"]
+
+
+async def test_before_the_first_entry_of_a_ledger_ends_the_one_before() -> None:
+    async with running_broker(max_ledger_entries=1) as broker:
+        producer = Producer(broker)
+        await producer.publish(b"0")
+        await settle()
+        await producer.publish(b"1")
+        client = PulsarClient(broker)
+        await client.subscribe()
+        first, second = client.link.take()
+        assert first.ledger < second.ledger
+        await client.ack((second.ledger, (1 << 64) - 1), cumulative=True)
+        cursor = broker.topics[str(TOPIC)].subscriptions["s"].cursor
+        assert cursor.state.mark_delete == (second.ledger, 0, 0)
+        await client.ack((first.ledger, (1 << 64) - 1), cumulative=True)
+
+
+async def test_acknowledgements_of_an_earlier_connection_are_looked_up() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    async with running_broker(ledgers, metadata) as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2", b"3"], b"4")
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        found = client.link.take()
+        client.lose()
+    async with running_broker(ledgers, metadata) as broker:  # and its cache is empty
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(type="shared", permits=0)
+        await client.ack(found[1])
+        assert broker.topics[str(TOPIC)].subscriptions["s"].cursor.state.unacked(found[1].ledger, 0, 0, 4) == [
+            (0, 0), (4, 4),
+        ]  # fmt: skip
+        consumer.acknowledge_ids([found[0].id, found[2].id])
+        await asyncio.sleep(1)
+        assert mark_delete(broker) == (1, 0)
+        # What there never was is refused, and what is gone is not owed any more.
+        answer = await client.ack((found[0].ledger, pack_entry(99, 0)))
+        assert answer is not None
+        assert "never delivered" in answer.message
+        answer = await client.ack((found[0].ledger + 1000, 0))
+        assert answer is not None
+        assert not answer.HasField("error")
+
+
+async def test_what_waits_to_be_looked_up_is_dropped_by_a_seek() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish([b"0", b"1"])
+        client = PulsarClient(broker)
+        await client.subscribe()
+        (message,) = client.link.take()
+        client.lose()
+        consumer = await client.subscribe(permits=0)
+        command = wire.CommandAck(consumer_id=1, ack_type=wire.CommandAck.INDIVIDUAL, request_id=5)
+        command.message_id.add(ledger_id=message.ledger, entry_id=message.entry)
+        consumer.acknowledge(command)
+        consumer.sought()
+        await settle()
+        (answer,) = client.link.names("ack_response")
+        assert (answer.request_id, "closed" in answer.message) == (5, True)
+        assert mark_delete(broker) == (0, 0)
+
+
+async def test_a_cumulative_acknowledgement_of_a_shared_subscription_is_ignored_and_answered() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0")
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        answer = await client.ack(*client.link.take(), cumulative=True)
+        assert answer is not None
+        assert not answer.HasField("error")
+        assert mark_delete(broker) == (0, 0)
+
+
+async def test_acknowledgements_in_a_transaction_are_refused() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0")
+        client = PulsarClient(broker)
+        consumer = await client.subscribe()
+        command = wire.CommandAck(
+            consumer_id=1, ack_type=wire.CommandAck.INDIVIDUAL, request_id=5, txnid_most_bits=1
+        )
+        command.message_id.add(ledger_id=1, entry_id=0)
+        consumer.acknowledge(command)
+        (answer,) = client.link.names("ack_response")
+        assert (answer.txnid_most_bits, "no transactions" in answer.message) == (1, True)
+
+
+async def test_the_borders_of_batches_are_forgotten_with_what_is_acknowledged_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("magnetar.broker.listeners.pulsar.borders.MAX_BORDERS", 10)
+    async with running_broker() as broker:
+        producer, client = Producer(broker), PulsarClient(broker)
+        consumer = await client.subscribe(type="shared")
+        for _ in range(9):
+            await producer.publish([b"0", b"1"])
+        assert len(consumer._borders) == 5
+        found = client.link.take()
+        await client.ack(*found)  # most are looked up
+        assert mark_delete(broker) == (9, 0)
+        await producer.publish(b"2")
+        assert len(consumer._borders) == 1
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+async def test_redelivery_by_id_counts_and_a_lost_connection_does_not() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2"])
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        found = client.link.take()
+        await client.redeliver(found[1])
+        assert [(one.values, one.redelivered) for one in client.link.take()] == [([b"1", b"2"], 1)]
+        client.lose()
+        await client.subscribe(type="shared")
+        assert [(one.values, one.redelivered) for one in client.link.take()] == [
+            ([b"0"], 0),
+            ([b"1", b"2"], 1),
+        ]
+        await client.redeliver()
+        assert [one.redelivered for one in client.link.take()] == [1, 2]
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_exclusive_rewinds_uncounted_whatever_is_named_and_keeps_the_clients_epoch(named: bool) -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", b"1")
+        client = PulsarClient(broker)
+        await client.subscribe(consumer_epoch=0)
+        first, second = client.link.take()
+        assert first.epoch == 0
+        await client.ack(first)
+        await client.redeliver(*([second] if named else []), epoch=1)
+        assert [(one.values, one.redelivered, one.epoch) for one in client.link.take()] == [([b"1"], 0, 1)]
+
+
+# --- seek ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_seek_closes_all_consumers_of_pulsar_before_it_succeeds() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(*[b"%d" % number for number in range(5)])
+        client, other = PulsarClient(broker), PulsarClient(broker)
+        await client.subscribe(1, type="shared")
+        await other.subscribe(2, type="shared")
+        await client.subscribe(3, "another")
+        found = client.link.take()
+        client.link.sent.clear()
+        await client.seek(message_id=message_id(*found[2].id))
+        assert [name for name, _ in client.link.sent] == ["close_consumer", "success"]
+        (closed,) = client.link.names("close_consumer")
+        assert (closed.consumer_id, closed.request_id) == (1, (1 << 64) - 1)
+        assert [one.consumer_id for one in other.link.names("close_consumer")] == [2]
+        assert (list(client.consumers), list(other.consumers)) == ([3], [])
+        await settle()
+        assert not client.link.messages  # nothing stale, and nobody has permits
+        await client.subscribe(1, type="shared", permits=2)
+        assert values(client) == [b"2", b"3"]
+
+
+async def test_a_seek_by_an_administrator_closes_them_too_and_native_ones_go_on() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", b"1")
+        client, owner = PulsarClient(broker), FakeClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await client.subscribe(type="shared")
+        await owner.ask(c.SeekSubscription, "orders", "s", start=("earliest", None))
+        assert client.link.names("close_consumer")
+        assert not client.consumers
+        owner.messages.clear()
+        owner.frame(c.Flow(0, 1, 100))
+        await settle()
+        assert len(owner.messages) == 2 or client.link.messages
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_reader_finds_its_place_when_it_comes_again_and_is_forgotten_when_it_does_not(
+    durable: bool,
+) -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0", b"1", b"2")
+        client = PulsarClient(broker)
+        await client.subscribe(durable=durable)
+        third = client.link.take()[2]
+        await client.seek(message_id=message_id(*third.id))
+        await asyncio.sleep(30)
+        await client.subscribe(durable=durable, start_message_id=message_id(EARLIEST, EARLIEST))
+        assert values(client) == [b"2"]
+        await asyncio.sleep(40)
+        assert "s" in broker.topics[str(TOPIC)].subscriptions
+        await client.seek(message_publish_time=0)
+        await asyncio.sleep(61)
+        assert ("s" in broker.topics[str(TOPIC)].subscriptions) == durable
+
+
+async def test_seeks_by_ack_set_by_time_and_to_the_ends() -> None:
+    async with running_broker(clock=FakeClock(2_000_000_000_000)) as broker:
+        producer = Producer(broker)
+        await producer.publish([b"0", b"1", b"2"], publish_time=1_000)
+        await producer.publish(b"3", publish_time=2_000)
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        batch, last = client.link.take()
+
+        async def after(**seek: Any) -> list[bytes]:
+            await client.seek(**seek)
+            await client.subscribe(type="shared")
+            return values(client)
+
+        assert await after(message_id=message_id(*batch.id, ack_set=[0b110])) == [b"1", b"2", b"3"]
+        assert await after(message_id=message_id(*batch.id)) == [b"0", b"1", b"2", b"3"]
+        assert await after(message_publish_time=1_500) == [b"3"]
+        assert await after(message_id=message_id(LATEST, LATEST)) == []
+        assert await after(message_id=message_id(EARLIEST, EARLIEST)) == [b"0", b"1", b"2", b"3"]
+        assert await after(message_id=message_id(last.ledger, last.entry)) == [b"3"]
+
+
+# --- subscribing -----------------------------------------------------------------------------------------------------
+
+
+async def test_where_a_subscription_begins() -> None:
+    async with running_broker(clock=FakeClock(1_000_000)) as broker:
+        producer = Producer(broker)
+        await producer.publish([b"0", b"1"], publish_time=500_000)
+        await producer.publish([b"2", b"3"], publish_time=990_000)
+        client = PulsarClient(broker)
+        await client.subscribe(1, "a")
+        second = client.link.take()[1]
+
+        async def begin(**fields: Any) -> list[bytes]:
+            client.consumers.pop(2, None)
+            await client.subscribe(2, f"s{len(client.link.sent)}", **fields)
+            return values(client)
+
+        start = message_id(second.ledger, second.entry)
+        start.batch_index = 0
+        assert await begin(initial_position=wire.CommandSubscribe.LATEST) == []
+        assert await begin(start_message_id=start) == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+        ]  # durable: it has its own place
+        assert await begin(durable=False, start_message_id=start) == [b"2", b"3"]  # inclusive, as a batch
+        assert await begin(durable=False, start_message_id=message_id(LATEST, LATEST)) == []
+        assert await begin(durable=False, start_message_rollback_duration_sec=60) == [b"2", b"3"]
+        missing = message_id(second.ledger, pack_entry(77, 3))
+        assert await begin(durable=False, start_message_id=missing) == []
+
+
+async def test_what_a_subscribe_refuses() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        with pytest.raises(TopicNotFound):
+            await client.subscribe(force_topic_creation=False)
+        sticky = wire.KeySharedMeta(key_shared_mode=wire.KeySharedMeta.STICKY)
+        with pytest.raises(InvalidArgument, match="hash ranges"):
+            await client.subscribe(type="key_shared", key_shared_meta=sticky)
+        with pytest.raises(InvalidArgument, match="read_compacted"):
+            await client.subscribe(type="shared", read_compacted=True)
+        await client.subscribe(type="failover", read_compacted=True, priority_level=3)
+        with pytest.raises(ConsumerBusy):
+            await client.subscribe(2, type="shared")
+
+
+async def test_unsubscribe_waits_for_others_unless_forced() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        first = await client.subscribe(1, type="shared")
+        await client.subscribe(2, type="shared")
+        with pytest.raises(ConsumerBusy):
+            await first.unsubscribe(wire.CommandUnsubscribe(consumer_id=1, request_id=1))
+        await first.unsubscribe(wire.CommandUnsubscribe(consumer_id=1, request_id=1, force=True))
+        assert not client.consumers
+        assert [one.consumer_id for one in client.link.names("close_consumer")] == [2]
+        assert "s" not in broker.topics[str(TOPIC)].subscriptions
+
+
+# --- what consumers learn --------------------------------------------------------------------------------------------
+
+
+def actives(*clients: PulsarClient) -> list[tuple[int, bool]]:
+    """ACTIVE_CONSUMER_CHANGEs since the last call."""
+    found = []
+    for client in clients:
+        found += [(one.consumer_id, one.is_active) for one in client.link.names("active_consumer_change")]
+        client.link.sent.clear()
+    return found
+
+
+async def test_all_failover_consumers_learn_of_a_change_and_each_newcomer_of_its_place() -> None:
+    async with running_broker(failover_delay_ms=1) as broker:
+        client, old = PulsarClient(broker), PulsarClient(broker, protocol_version=11)
+        await client.subscribe(1, type="failover", priority_level=1)
+        assert [name for name, _ in client.link.sent] == ["success", "active_consumer_change"]
+        assert actives(client) == [(1, True)]
+        await client.subscribe(2, type="failover", priority_level=2)
+        assert actives(client) == [(2, False)]
+        await old.subscribe(3, type="failover", priority_level=3)
+        assert actives(client, old) == []
+        await client.subscribe(4, type="failover", priority_level=0)
+        await asyncio.sleep(1)
+        assert actives(client, old) == [(1, False), (2, False), (4, True)]
+        client.consumers.pop(4).release(lost=False)
+        await asyncio.sleep(1)
+        assert actives(client, old) == [(1, True), (2, False)]
+        exclusive = PulsarClient(broker)
+        await exclusive.subscribe(subscription="x")
+        assert actives(exclusive) == []
+
+
+async def test_a_native_consumer_that_takes_over_is_learned_of_too() -> None:
+    async with running_broker(failover_delay_ms=1) as broker:
+        client, owner = PulsarClient(broker), FakeClient(broker)
+        await client.subscribe(type="failover", priority_level=1)
+        actives(client)
+        await owner.consumer(1, "s", type="failover", priority_level=0)
+        await asyncio.sleep(1)
+        assert actives(client) == [(1, False)]
+
+
+@pytest.mark.parametrize(
+    ("version", "learns"),
+    [
+        ("Pulsar-Java-v4.0.6", True),
+        ("DotPulsar", True),
+        ("Pulsar-CPP-v3.7.2", False),
+        ("Pulsar Go 0.14.0", False),
+    ],
+)
+async def test_only_clients_that_know_the_end_of_a_topic_learn_of_it(version: str, learns: bool) -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish(b"0")
+        client = PulsarClient(broker, client_version=version)
+        await client.subscribe()
+        await broker.topics[str(TOPIC)].terminate()
+        await settle()
+        await client.redeliver()
+        assert len(client.link.names("reached_end_of_topic")) == learns
+
+
+async def test_an_unload_closes_consumers() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        await client.subscribe()
+        await broker.close()
+        assert client.link.names("close_consumer")
+        assert not client.consumers
+
+
+async def test_last_message_ids() -> None:
+    async with running_broker() as broker:
+        producer, client = Producer(broker), PulsarClient(broker)
+        await client.subscribe(type="shared")
+        none = (1 << 64) - 1
+        found = await client.last_id()
+        assert (found.last_message_id.ledger_id, found.last_message_id.entry_id) == (none, none)
+        expected: list[tuple[list[bytes] | bytes, bool, int]]
+        expected = [([b"1"], True, 0), (b"2", False, -1), ([b"3", b"4", b"5"], True, 2)]
+        for batch, has_index, batch_index in expected:
+            await producer.publish(b"x", batch)
+            found = await client.last_id()
+            last = client.link.messages[-1]
+            of = found.last_message_id
+            assert ((of.ledger_id, of.entry_id), of.HasField("batch_index")) == (last.id, has_index)
+            assert (of.batch_index, of.partition) == (batch_index, -1)
+        # All acknowledged: the mark is at or behind the last one, and before it if a part of that is not.
+        *before, last = client.link.take()
+        await client.ack(*before)
+        mark = (await client.last_id()).consumer_mark_delete_position
+        assert mark.entry_id == last.entry - 1
+        await client.ack(last, ack_set=[0b110])
+        mark = (await client.last_id()).consumer_mark_delete_position
+        assert mark.entry_id == last.entry - 1
+        await client.ack(last)
+        mark = (await client.last_id()).consumer_mark_delete_position
+        assert mark.entry_id >= last.entry
+
+
+async def test_the_last_id_of_a_native_batch_in_slices() -> None:
+    async with running_broker() as broker:
+        await native(broker, [b"%02d" % number * 50 for number in range(10)])
+        client = PulsarClient(broker, Transcoded(SLICE_BYTES))
+        await client.subscribe()
+        found = (await client.last_id()).last_message_id
+        assert (found.entry_id & 0xFFFFF, found.batch_index) == (8, 1)
