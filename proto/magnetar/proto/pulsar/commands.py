@@ -1,7 +1,7 @@
 """Pulsar's commands in and out: the messages of wire.proto, which protobuf's own compiler made `wire_pb2` from.
 
-This is the one module that imports protobuf. What is sent for each message (SEND, SEND_RECEIPT, MESSAGE, ACK) does not come
-through here: `frames`. A parse and its checks cost 1.2 us, as much as an encoded answer.
+This is the one module that imports protobuf. What is sent for each message (SEND, SEND_RECEIPT, MESSAGE, most ACKs) does not
+come through here: `frames`. `decode` takes 1.5 us for a FLOW, `encode` 1.7 us for a SUCCESS.
 
 >>> frame = encode(wire_pb2.CommandSuccess(request_id=7))
 >>> decode(frame[8:]).success.request_id

@@ -22,6 +22,6 @@ def verify_checksum(rest: bytes) -> bool:
 
     0.3 us for 170 bytes.
     """
-    if rest[:2] != MAGIC:
+    if rest.startswith(MAGIC + crc32c(rest[_BEFORE_BYTES:]).to_bytes(4, "big")):
         return True
-    return bool(crc32c(rest[_BEFORE_BYTES:]) == int.from_bytes(rest[2:_BEFORE_BYTES], "big"))
+    return not rest.startswith(MAGIC)
