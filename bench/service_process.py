@@ -64,7 +64,10 @@ class ServiceProcess:
         ports: Mapping[str, int] | None = None,
         module: str = "magnetar.cli.main",
     ) -> None:
-        """`ports` maps magnetar, bookie and http to numbers; absent ones are free ports. `data` None: no such option."""
+        """`ports` maps magnetar, pulsar, bookie and http to numbers; absent ones are free ports, but pulsar none.
+
+        `data` None: no such option.
+        """
         self._module = module
         self.data = None if data is None else str(data)
         self.command = command
@@ -208,6 +211,8 @@ class ServiceProcess:
         }[self.command]
         for scheme, flag in flags.items():
             line += [flag, str(self.ports.get(scheme, 0))]
+        if self.command in ("standalone", "broker"):
+            line += ["--pulsar-port", str(self.ports.get("pulsar", 0))]
         return line + self.arguments
 
     def _read_ready_line(self, deadline: float) -> str:

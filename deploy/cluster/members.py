@@ -24,6 +24,7 @@ MAX_BROKERS = 9
 _PORT = {"zookeeper": 2181, "bookie": 3181, "broker": 7650}
 _HTTP_PORT = {"bookie": 8001, "broker": 8081}
 _QUORUM_PORT, _ELECTION_PORT = 2881, 2981
+_PULSAR_PORT = 6650
 _HOST = "127.0.0.1"
 # Each entry goes to all three bookies and is confirmed by two. While one of them is away new ledgers have two copies.
 _QUORUMS = {
@@ -49,7 +50,7 @@ class Member:
     number: int  # from 1
     port: int
     http_port: int  # 0: it has none
-    extra_ports: tuple[int, ...]  # that the servers of an ensemble use among themselves
+    extra_ports: tuple[int, ...]  # those of an ensemble among themselves; a broker's for clients of Pulsar
 
     @property
     def name(self) -> str:
@@ -104,8 +105,8 @@ class Cluster:
             return first + number - 1 + self.offset
 
         http_port = port(_HTTP_PORT[kind]) if kind in _HTTP_PORT else 0
-        extra = (port(_QUORUM_PORT), port(_ELECTION_PORT)) if kind == "zookeeper" else ()
-        return Member(kind, number, port(_PORT[kind]), http_port, extra)
+        extra = {"zookeeper": (_QUORUM_PORT, _ELECTION_PORT), "broker": (_PULSAR_PORT,)}.get(kind, ())
+        return Member(kind, number, port(_PORT[kind]), http_port, tuple(map(port, extra)))
 
     @property
     def metadata(self) -> str:
@@ -140,6 +141,7 @@ class Cluster:
             line += ["--set", f"{member.kind}.zone={zone}", "--set", "ledger.placement=zone"]
         if member.kind == "bookie":
             return [*line, "--id", member.name]
+        line += ["--pulsar-port", str(member.extra_ports[0])]
         if self.brokers > 1:
             line += ["--set", f"broker.name={member.name}"]
         return line + [part for name, value in _QUORUMS.items() for part in ("--set", f"{name}={value}")]

@@ -198,7 +198,7 @@ def refused(arguments: list[str], code: int) -> str:
 
 
 def free_ports() -> list[str]:
-    return ["--port", "0", "--bookie-port", "0", "--http-port", "0"]
+    return ["--port", "0", "--bookie-port", "0", "--http-port", "0", "--pulsar-port", "0"]
 
 
 def test_second_process_on_the_same_data_directory(service: Service) -> None:
@@ -217,7 +217,13 @@ def test_a_second_process_with_the_ports_and_the_data_of_the_first_says_that_the
 
 
 @pytest.mark.parametrize(
-    ("flag", "setting"), [("--port", "port"), ("--bookie-port", "bookie_port"), ("--http-port", "http_port")]
+    ("flag", "setting"),
+    [
+        ("--port", "port"),
+        ("--bookie-port", "bookie_port"),
+        ("--http-port", "http_port"),
+        ("--pulsar-port", "broker.pulsar_port"),
+    ],
 )
 def test_port_in_use(tmp_path: Path, flag: str, setting: str) -> None:
     ports = dict(zip(free_ports()[::2], free_ports()[1::2], strict=True))

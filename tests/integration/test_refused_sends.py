@@ -52,7 +52,11 @@ class Site:
                     max_entry_bytes=MIB,
                 ),
                 BrokerSettings(
-                    service_url=self.url, retry_initial_ms=10, retry_max_ms=100, max_entry_bytes=MIB // 2
+                    service_url=self.url,
+                    pulsar_port=0,
+                    retry_initial_ms=10,
+                    retry_max_ms=100,
+                    max_entry_bytes=MIB // 2,
                 ),
                 LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, bookie_info_interval_s=0.1),
                 RepairSettings(),

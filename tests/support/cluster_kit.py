@@ -67,6 +67,7 @@ class Cluster:
                 session_timeout_s=1.0,
                 default_bundles=default_bundles,
                 http=settings.get("http_url", ""),
+                pulsar=settings.get("pulsar_url", ""),
             ),
             FakeClock(),
             random.Random(name),

@@ -38,6 +38,7 @@ _ZERO = {
     "compaction_threshold_bytes": "compacts topics only when asked",
     "compaction_tombstone_retention_ms": "leaves no message that deletes its key",
     "minimum_write_quorum": "refuses ledgers while there are fewer bookies than ensemble_size",
+    "pulsar_port": "opens no port for Pulsar's protocol",
     "exclusive_grace_ms": "gives it at once to the first that waits",
     "ledger_change_spread_ms": "has all topics change their ledgers at once",
 }
@@ -56,6 +57,11 @@ class BrokerSettings:
     http_url: str = (
         "http://127.0.0.1:8080"  # the same of HTTP: requests for a topic are redirected to its broker's
     )
+    # Pulsar's own protocol, on the same host as the native one; 0: it is not spoken.
+    pulsar_port: int = 6650
+    pulsar_url: str = ""  # what its look-ups answer; "": pulsar_port at the host of service_url
+    # Its clients stay on the URL that they were given, and connect to brokers through that: behind NAT, or a proxy.
+    pulsar_through_service_url: bool = False
     # In a cluster. A broker's name is unique there; one that keeps the default is named HOST:PORT of its service URL.
     zone: str = ""
     group: str = ""  # namespaces can be confined to the brokers of a group (the policy broker_group)
@@ -245,6 +251,12 @@ class BrokerSettings:
         if writable >= self.bookies_needed:
             return ""
         return f"{writable} bookies take entries, and broker.ensemble_size={self.ensemble_size} needs {self.bookies_needed}"
+
+    @property
+    def pulsar_url_for_clients(self) -> str:
+        """Where Pulsar's clients connect; "": nowhere."""
+        host = self.service_url.partition("://")[2].rpartition(":")[0]
+        return (self.pulsar_url or f"pulsar://{host}:{self.pulsar_port}") if self.pulsar_port else ""
 
     @property
     def max_group_bytes(self) -> int:

@@ -69,6 +69,7 @@ SETTINGS = ServiceSettings(
     ),
     BrokerSettings(
         service_url=f"magnetar://127.0.0.1:{PORT}",
+        pulsar_port=0,
         memory_budget_bytes=8 * MIB,
         max_topic_publish_bytes=MIB,
         max_outstanding_bytes=512 * 1024,
@@ -199,7 +200,7 @@ class StandaloneBackend:
         )
         service = Service(self._settings, components, on_failure=fail)
         addresses = await service.start_standalone()
-        assert addresses.broker[1] == PORT
+        assert addresses.broker["magnetar"][1] == PORT
         self._loop.trace.record("ready")
         self._loop.add_signal_handler(signal.SIGTERM, stop)
         self._serving = process

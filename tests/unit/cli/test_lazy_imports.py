@@ -124,6 +124,10 @@ def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"typer", "rich", "structlog", "aiohttp", "prometheus_client", "magnetar.client"}
+    # Of Pulsar's protocol, with the first connection.
+    assert not loaded & {"google.protobuf", "google_crc32c", "re2", "magnetar.proto.pulsar"}
+    assert "magnetar.broker.listeners.pulsar.listener" in loaded
+    assert "magnetar.broker.listeners.pulsar.protocol" not in loaded
     # Of a cluster alone.
     assert not loaded & {"magnetar.ledger.replication", "magnetar.broker.ownership.cluster_ownership"}
 

@@ -68,6 +68,7 @@ class OwnershipSettings:
     default_bundles: int = 4  # of a namespace that nobody divided yet
     version: str = ""
     http: str = ""  # where its HTTP is
+    pulsar: str = ""  # where it speaks Pulsar's protocol; "": nowhere
 
 
 class State(enum.Enum):
@@ -159,6 +160,7 @@ class BundleOwnership:
             self.load,
             self.host.problems(),
             settings.http,
+            settings.pulsar,
         ).encode()
 
     def _lost(self) -> None:

@@ -34,6 +34,7 @@ class BrokerRow(msgspec.Struct, frozen=True):
     load: BrokerLoad
     problems: dict[str, str] = {}
     http: str = ""
+    pulsar: str = ""
 
     @classmethod
     def of(cls, name: str, record: BrokerRecord) -> BrokerRow:

@@ -73,6 +73,7 @@ class BrokerRecord(Record):
     load: BrokerLoad
     problems: dict[str, str]  # what is wrong there, by what it is about
     http: str = ""  # where its HTTP is
+    pulsar: str = ""  # where it speaks Pulsar's protocol; "": nowhere
 
 
 class BoundsRecord(Record):

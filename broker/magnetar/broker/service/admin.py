@@ -44,6 +44,7 @@ class Owner(NamedTuple):
     here: bool  # this broker does
     url: str  # of the native protocol
     http: str
+    pulsar: str  # of Pulsar's; "": it is not spoken there
     final: bool  # False: ask that broker, with `authoritative`
 
 
@@ -86,11 +87,11 @@ class AdminService:
         ownership, settings = self._broker.ownership, self._broker.settings
         found = await ownership.locate(name, authoritative=authoritative, unreachable="")
         if found.url == settings.service_url:
-            return Owner(True, found.url, settings.http_url, found.final)
+            return Owner(True, found.url, settings.http_url, settings.pulsar_url_for_clients, found.final)
         brokers = await ownership.administration.brokers()
         for row in brokers:
             if row.url == found.url and row.http:
-                return Owner(False, found.url, row.http, found.final)
+                return Owner(False, found.url, row.http, row.pulsar, found.final)
         raise ServiceNotReady(
             f"{name} is served at {found.url}, which has not said yet where its HTTP is; try again"
         )

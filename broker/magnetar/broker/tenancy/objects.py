@@ -107,7 +107,10 @@ class Objects:
 
     def _always(self) -> dict[tuple[str, str], Record]:
         own = self._settings.cluster_name
-        urls = {"serviceUrl": self._settings.http_url, "brokerServiceUrl": self._settings.service_url}
+        urls = {
+            "serviceUrl": self._settings.http_url,
+            "brokerServiceUrl": self._settings.pulsar_url_for_clients or self._settings.service_url,
+        }
         return {
             (CLUSTER.what, own): ClusterRecord(urls, []),
             (TENANT.what, PUBLIC): TenantRecord([], [own], 0),

@@ -1,9 +1,10 @@
 """The daemons as processes: settings, event loop, logs, the ready line, metrics, signals, exit codes.
 
-    magnetar standalone is ready: magnetar://127.0.0.1:7650 bookie://127.0.0.1:3181 http://127.0.0.1:8080 data=/srv/data
+    magnetar standalone is ready: magnetar://127.0.0.1:7650 pulsar://127.0.0.1:6650 bookie://127.0.0.1:3181
+    http://127.0.0.1:8080 data=/srv/data
 
-is the one line on standard output; logs go to standard error. Exit codes: 0 stopped by a signal, 1 cannot start, 2 wrong
-command line, 70 a component failed (start it again: it recovers), 78 a wrong setting.
+is one line, the only one on standard output; logs go to standard error. Exit codes: 0 stopped by a signal, 1 cannot start,
+2 wrong command line, 70 a component failed (start it again: it recovers), 78 a wrong setting.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidSetting, MagnetarError, ServiceNotReady
 from magnetar.runtime.allocator import keep_large_buffers
+from magnetar.runtime.connection.addresses import listen_error
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .flags import UsageError, parse_flags
@@ -185,7 +187,10 @@ def _note_http_address(bookie: Bookie, address: Address) -> None:
 
 
 def _with_ports(settings: ServiceSettings, command: str, http_port: int) -> ServiceSettings:
-    """Port 0 of a broker becomes a free one, and HTTP has its port, before they are needed in what look-ups answer."""
+    """Port 0 of a broker becomes a free one, and HTTP has its port, before they are needed in what look-ups answer.
+
+    Nobody asked for the default port of Pulsar's protocol: where something listens there, a Pulsar say, all else is served.
+    """
     daemon, broker = settings.daemon, settings.broker
     host = format_host(daemon.host_for_clients)
     if not daemon.http_port:
@@ -194,4 +199,13 @@ def _with_ports(settings: ServiceSettings, command: str, http_port: int) -> Serv
         with socket.create_server((daemon.host, 0)) as probe:
             daemon = replace(daemon, port=probe.getsockname()[1])
         broker = replace(broker, service_url=f"magnetar://{host}:{daemon.port}")
+    if broker.pulsar_port and not settings.pulsar_port_given and command in ("standalone", "broker"):
+        try:
+            socket.create_server((daemon.host, broker.pulsar_port)).close()
+        except OSError as error:
+            taken = listen_error(
+                error, daemon.host, broker.pulsar_port, "broker.pulsar_port", "--pulsar-port"
+            )
+            _log.warning("clients of Pulsar cannot connect here: %s", taken.message)
+            broker = replace(broker, pulsar_port=0)
     return replace(settings, daemon=daemon, broker=broker)

@@ -40,6 +40,7 @@ _COMMON = (
 )
 _DATA = Flag("--data", "daemon.data", "DIR", "Data directory, made if it is not there; ./data by default.")
 _PORT = Flag("--port", "daemon.port", "N", "Native protocol, 7650; 0 takes a free port.")
+_PULSAR_PORT = Flag("--pulsar-port", "broker.pulsar_port", "N", "Pulsar's protocol, 6650; 0: none.")
 _ADVERTISED = Flag("--advertised-host", "daemon.advertised_host", "HOST", "Address that clients connect to.")
 
 _METADATA = Flag(
@@ -50,6 +51,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "standalone": (
         _DATA,
         _PORT,
+        _PULSAR_PORT,
         Flag("--bookie-port", "daemon.bookie_port", "N", "Bookie protocol, 3181; 0 takes a free port."),
         _ADVERTISED,
         *_COMMON,
@@ -65,6 +67,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "broker": (
         _DATA,
         _PORT,
+        _PULSAR_PORT,
         _METADATA,
         Flag(
             "--bookies",

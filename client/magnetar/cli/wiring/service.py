@@ -14,6 +14,7 @@ all imports of its start.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -27,7 +28,7 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
 from magnetar.bookie.server.server import InProcessBookie
-from magnetar.broker import Broker, BrokerSettings, listener
+from magnetar.broker import Broker, BrokerSettings, listener, start_pulsar_listener
 from magnetar.broker.log.reading import ArchiveReader, NoArchives
 from magnetar.broker.ownership.ownership import Ownership
 from magnetar.ledger import (
@@ -51,7 +52,7 @@ from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.metadata.timed import TimedStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, WrongBookie
 from magnetar.runtime.clock import Clock, SystemClock
-from magnetar.runtime.connection import ConnectionOptions, start_server
+from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from magnetar.runtime.files import Files, OsFiles
 
 from .metadata import open_shared_metadata, system_rng
@@ -124,7 +125,7 @@ class Storage(NamedTuple):
 class Addresses(NamedTuple):
     """Where a standalone service listens."""
 
-    broker: Address
+    broker: dict[str, Address]  # by scheme
     bookie: Address
 
 
@@ -339,8 +340,8 @@ class Service:
 
     async def start_broker(
         self, storage: Storage, ownership: Ownership | None = None, *, remember_deletions: bool = False
-    ) -> tuple[Broker, Address]:
-        """Ledger client, topics and the native protocol on TCP. ServiceNotReady when the port is taken.
+    ) -> tuple[Broker, dict[str, Address]]:
+        """Ledger client, topics, the native protocol and Pulsar's on TCP, by scheme. ServiceNotReady when a port is taken.
 
         `ownership`: of a broker that shares its topics with others.
         """
@@ -359,21 +360,37 @@ class Service:
             ownership,
         )
         options = ConnectionOptions(name="broker", max_message_bytes=daemon.max_message_bytes)
+        servers: dict[str, FramedServer] = {}
         try:
             await broker.start()
-            server = await start_server(daemon.host, daemon.port, listener(broker), options)
+            servers["magnetar"] = await start_server(daemon.host, daemon.port, listener(broker), options)
+            if port := self.settings.broker.pulsar_port:
+                servers["pulsar"] = await start_pulsar_listener(
+                    broker,
+                    daemon.host,
+                    port,
+                    replace(
+                        options,
+                        handshake_timeout_s=30.0,
+                        port_setting="broker.pulsar_port",
+                        port_flag="--pulsar-port",
+                    ),
+                )
         except BaseException:
+            for server in servers.values():
+                await server.close(0)
             await broker.close()
             raise
 
         async def stop() -> None:
-            server.stop_accepting()
+            for server in servers.values():
+                server.stop_accepting()
             await broker.close(drain_seconds=daemon.drain_s / 2)
-            await server.close(daemon.drain_s / 4)
+            await asyncio.gather(*[server.close(daemon.drain_s / 4) for server in servers.values()])
 
         self.stops.push_async_callback(stop)
         self.broker = broker
-        return broker, server.addresses[0]
+        return broker, {scheme: server.addresses[0] for scheme, server in servers.items()}
 
     async def repairs(self, metadata: MetadataStore, owner: str) -> AutoRecovery:
         """Not started yet: what an operator asks for needs no start."""
@@ -401,8 +418,8 @@ class Service:
         """
         try:
             storage, bookie_address = await self.own_storage()
-            _, broker_address = await self.start_broker(storage)
-            return Addresses(broker_address, bookie_address)
+            _, broker_addresses = await self.start_broker(storage)
+            return Addresses(broker_addresses, bookie_address)
         except BaseException:
             await self.close()
             raise

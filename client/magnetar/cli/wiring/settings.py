@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
@@ -129,6 +129,7 @@ class ServiceSettings:
     ledger: LedgerSettings
     repair: RepairSettings
     balance: BalanceSettings
+    pulsar_port_given: bool = True  # else it is the default, and a service goes without if it is taken
 
     @property
     def lock_path(self) -> str:
@@ -196,7 +197,9 @@ def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -
 
 def service_settings(sources: SettingSources, command: str = "standalone") -> ServiceSettings:
     """The values alone, for this daemon. Raises InvalidSetting."""
-    return ServiceSettings(*(section.value for section in load_all(sources, command)))
+    loaded = load_all(sources, command)
+    given = {section.section: section.sources for section in loaded}["broker"]["pulsar_port"] != "default"
+    return replace(ServiceSettings(*(section.value for section in loaded)), pulsar_port_given=given)
 
 
 def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> None:

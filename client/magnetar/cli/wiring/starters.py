@@ -49,7 +49,7 @@ async def start_standalone(service: Service) -> Started:
     assert broker is not None
     broker.trouble = lambda: {**bookie_problems(bookie), **broker.problems()}
     return Started(
-        {"magnetar": addresses.broker, "bookie": addresses.bookie},
+        {**addresses.broker, "bookie": addresses.bookie},
         _metrics(broker, bookie),
         broker.trouble,
         lambda: bookie_reasons(bookie),
@@ -139,10 +139,10 @@ async def start_broker(service: Service) -> Started:
         listed = StaticBookies(parse_bookies(settings.daemon.bookies))
         storage = await service.listed_storage(listed, "broker")
         infos = await service.read_infos(listed, storage.transport)
-        broker, address = await service.start_broker(storage, remember_deletions=True)
+        broker, addresses = await service.start_broker(storage, remember_deletions=True)
         broker.trouble = lambda: {**infos.problems(), **broker.problems()}
         return Started(
-            {"magnetar": address},
+            addresses,
             _metrics(broker, None),
             broker.trouble,
             lambda: broker_reasons(settings, len(listed.writable())),
@@ -158,7 +158,7 @@ async def start_broker(service: Service) -> Started:
     storage = await service.shared_storage(metadata, "broker", watch)
     service.settings = settings = _named(settings)
     ownership = _ownership(service, metadata)
-    broker, address = await service.start_broker(storage, ownership)
+    broker, addresses = await service.start_broker(storage, ownership)
     await _note_broker(service, metadata)
     health = _cluster_health(service, metadata)
 
@@ -168,7 +168,7 @@ async def start_broker(service: Service) -> Started:
 
     broker.trouble = lambda: {**health.problems, **broker.problems()}
     return Started(
-        {"magnetar": address},
+        addresses,
         _metrics(broker, None),
         broker.trouble,
         reasons,
@@ -200,6 +200,7 @@ def _ownership(service: Service, metadata: MetadataStore) -> ClusterOwnership:
             default_bundles=settings.broker.default_bundles,
             version=version("magnetar"),
             http=settings.broker.http_url,
+            pulsar=settings.broker.pulsar_url_for_clients,
         ),
         components.clock,
         components.rng,

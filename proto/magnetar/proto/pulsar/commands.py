@@ -45,7 +45,22 @@ def decode(command: bytes) -> BaseCommand:
         )
     if not found.HasField(FIELDS[found.type]) or not found.IsInitialized():
         raise MalformedFrame(f"a command {FIELDS[found.type].upper()} lacks a field that it must have")
+    _check_texts(getattr(found, FIELDS[found.type]))
     return found
+
+
+def _check_texts(message: Message) -> None:
+    """Raises MalformedFrame for a text that is not UTF-8: protobuf gives it as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            texts = value if field.is_repeated else (value,)
+            if not all(isinstance(text, str) for text in texts):
+                raise MalformedFrame(f"{field.full_name} is not UTF-8")
+        elif (
+            field.message_type is not None and field.message_type.name != "MessageIdData"
+        ):  # a thousand in an ACK
+            for part in value if field.is_repeated else (value,):
+                _check_texts(part)
 
 
 def encode(command: Message) -> bytes:

@@ -135,7 +135,12 @@ async def lookup(asked: Asked) -> dict[str, str]:
     owner = await asked.service.admin.owner(asked, asked.topic, authoritative=asked.authoritative)
     if not owner.final:
         raise Elsewhere(owner)
-    return {"brokerUrl": owner.url, "httpUrl": owner.http, "nativeUrl": owner.url, "brokerUrlSsl": ""}
+    return {
+        "brokerUrl": owner.pulsar or owner.url,
+        "httpUrl": owner.http,
+        "nativeUrl": owner.url,
+        "brokerUrlSsl": "",
+    }
 
 
 def _subscriptions(found: TopicFigures) -> list[str]:

@@ -1,0 +1,289 @@
+"""One connection of Pulsar's protocol, without I/O: its commands become calls on the service. See broker/ARCHITECTURE.md.
+
+Runs of SENDs take the short way to their producer. What concerns an open consumer is done at once, in order. Producers and
+consumers are `openings`; everything else is a task each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    MalformedFrame,
+    TooManyRequests,
+    Unsupported,
+)
+from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.proto.pulsar.commands import encode
+from magnetar.proto.pulsar.frames import Acks, Sends
+
+from ...service.broker import BrokerService
+from ..backpressure import Backpressure
+from ..openings import Openings
+from ..requests import Requests, for_client
+from .consumers import Consumer
+from .ports import Link
+from .producers import ACCESS_MODES, Producer
+from .requests import REFUSE_STATS, ROWS, consumer_stats, failed
+from .transcoded import Transcoded
+from .watches import Watches
+
+# For so long what a producer still sends is dropped that was closed here: it learns of that by then.
+CLOSED_PRODUCER_S = 30.0
+
+
+class ClientConnection:
+    """From the end of its handshake on."""
+
+    def __init__(self, service: BrokerService, transcoded: Transcoded, link: Link) -> None:
+        self._service = service
+        self._transcoded = transcoded
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._backpressure = Backpressure(link)
+        self._requests = Requests(service)
+        self._producers: Openings[wire.CommandProducer, Producer] = Openings(
+            "producer",
+            begin=self._open_producer,
+            accept=self._producer_opened,
+            refuse=self._refuse,
+            release=self._release_producer,
+            spawn=self._requests.begin,
+        )
+        self._consumers: Openings[wire.CommandSubscribe, Consumer] = Openings(
+            "consumer",
+            begin=self._open_consumer,
+            accept=self._consumer_opened,
+            refuse=self._refuse,
+            release=lambda consumer: consumer.release(lost=self._closed),
+            spawn=self._requests.begin,
+        )
+        # By id: when it was closed here (loop time), oldest first.
+        self._closed_producers: dict[int, float] = {}
+        self._watches = Watches(service)
+        self._closed = False
+        service.connections[self] = None
+
+    # --- what the link calls -----------------------------------------------------------------------------------------
+
+    def sends_received(self, sends: Sends) -> None:
+        """A run of SENDs. Raises MalformedFrame if their producer never was open."""
+        producer_id = sends.producer_id
+        producer = self._producers.get(producer_id)
+        if producer is not None:
+            producer.send(sends)
+        elif (
+            self._loop.time() - self._closed_producers.get(producer_id, -CLOSED_PRODUCER_S)
+            >= CLOSED_PRODUCER_S
+        ):
+            raise MalformedFrame(f"producer {producer_id} is not open on this connection; create it first")
+
+    def acks_received(self, acks: Acks) -> None:
+        """Plain ones of one consumer. Of one that is closed nothing is done: its client knows that, or learns it."""
+        if (consumer := self._consumers.get(acks.consumer_id)) is not None:
+            consumer.acknowledge_ids(acks.ids)
+
+    def command_received(self, name: str, command: Any) -> None:
+        """Any other command, by its name. Raises MalformedFrame for one that no client sends."""
+        if (row := ROWS.get(name)) is not None:
+            self._answer(command, lambda: row.answer(self._service, self._link, command), row.refuse)
+        elif (at_once := COMMANDS.get(name)) is not None:
+            at_once(self, command)
+        else:
+            raise MalformedFrame(f"{name.upper()} is no command for a broker")
+
+    def connection_closed(self) -> None:
+        """Producers and consumers of this connection go with it."""
+        self._closed = True
+        self._service.connections.pop(self, None)
+        self._backpressure.close()
+        self._requests.cancel()
+        self._producers.lose_all()
+        self._consumers.lose_all()
+        self._watches.close()
+
+    def writing_resumed(self) -> None:
+        """Consumers and watches go on."""
+        self._backpressure.writing_resumed(
+            list(self._consumers), lambda one: one.opened.subscription.writable(one.opened.consumer)
+        )
+        self._watches.writing_resumed()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _send(self, answer: Message) -> None:
+        self._link.send(encode(answer))
+
+    def _succeed(self, command: Any) -> None:
+        self._send(wire.CommandSuccess(request_id=command.request_id))
+
+    def _refuse(self, command: Any, error: MagnetarError) -> None:
+        self._send(failed(command, for_client(error)))
+
+    def _answer(
+        self,
+        command: Any,
+        work: Callable[[], Awaitable[Message | None]],
+        refusal: Callable[[Any, MagnetarError], Message] = failed,
+    ) -> None:
+        """With what `work` returns, or SUCCESS."""
+        try:
+            self._requests.ask(
+                work,
+                lambda answer: self._succeed(command) if answer is None else self._send(answer),
+                lambda error: self._send(refusal(command, error)),
+            )
+        except TooManyRequests as error:
+            self._send(refusal(command, error))
+
+    def _open(self, openings: Openings[Any, Any], id: int, command: Any) -> None:
+        try:
+            self._requests.check_busy()
+        except TooManyRequests as error:
+            self._refuse(command, error)
+        else:
+            openings.open(id, command)
+
+    # --- producers ---------------------------------------------------------------------------------------------------
+
+    async def _open_producer(self, command: wire.CommandProducer) -> Producer:
+        service, link = self._service, self._link
+        producer = Producer(link, command, self._backpressure.wait_for, self._producer_closed)
+        opened = await service.create_producer(
+            link,
+            command.topic,
+            new_port=lambda epoch: producer,
+            producer_name=command.producer_name or None,
+            access_mode=ACCESS_MODES[command.producer_access_mode],
+            topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else -1,
+        )
+        producer.topic, producer.session = opened
+        if command.initial_subscription_name:
+            try:
+                with contextlib.suppress(
+                    AlreadyExists, Unsupported
+                ):  # nothing is stored of a topic of memory
+                    await service.create_subscription(
+                        link, command.topic, command.initial_subscription_name, start=("earliest", None)
+                    )
+            except BaseException:
+                self._release_producer(producer)
+                raise
+        return producer
+
+    def _producer_opened(self, command: wire.CommandProducer, producer: Producer) -> None:
+        self._closed_producers.pop(command.producer_id, None)
+        producer.opened()
+
+    def _release_producer(self, producer: Producer) -> None:
+        producer.hold("")
+        producer.topic.producer_left(producer.session, lost=True)
+
+    def _producer_closed(self, producer: Producer) -> None:
+        """The session ended here. What its client has sent meanwhile is dropped."""
+        producer_id = producer.producer_id
+        if self._producers.get(producer_id) is producer:
+            self._producers.ended(producer_id, producer)
+            now, closed = self._loop.time(), self._closed_producers
+            closed.pop(producer_id, None)
+            closed[producer_id] = now
+            while closed[first := next(iter(closed))] <= now - CLOSED_PRODUCER_S:
+                del closed[first]
+
+    def _close_producer(self, command: wire.CommandCloseProducer) -> None:
+        """Answered once what it sent has its receipts."""
+        producer = self._producers.get(command.producer_id)
+        if producer is None:
+            self._producers.close(command.producer_id)
+            self._succeed(command)
+        else:
+            self._producers.ended(command.producer_id, producer)
+            producer.topic.producer_left(producer.session, lost=False)
+            producer.when_receipted(lambda: self._succeed(command))
+
+    # --- consumers ---------------------------------------------------------------------------------------------------
+
+    def _consumer(self, consumer_id: int) -> Consumer:
+        consumer = self._consumers.get(consumer_id)
+        if consumer is None:
+            raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
+        return consumer
+
+    def _with(self, command: Any, do: Callable[[Consumer, Any], None]) -> None:
+        """Of a consumer that is closed already nothing is done: the client learns that, or knows it."""
+        consumer = self._consumers.get(command.consumer_id)
+        if consumer is not None:
+            do(consumer, command)
+
+    async def _open_consumer(self, command: wire.CommandSubscribe) -> Consumer:
+        consumer = Consumer(
+            self._link, self._service, self._requests, self._transcoded, command, self._consumer_ended
+        )
+        return await consumer.open()
+
+    def _consumer_opened(self, command: wire.CommandSubscribe, consumer: Consumer) -> None:
+        self._succeed(command)
+        consumer.begin()
+
+    def _consumer_ended(self, consumer: Consumer) -> None:
+        self._consumers.ended(consumer.consumer_id, consumer)
+
+    def _close_consumer(self, command: wire.CommandCloseConsumer) -> None:
+        self._consumers.close(command.consumer_id)
+        self._succeed(command)
+
+    def _ask_of(
+        self,
+        command: Any,
+        do: Callable[[Consumer, Any], Awaitable[Message | None]],
+        refusal: Callable[[Any, MagnetarError], Message] = failed,
+    ) -> None:
+        async def work() -> Message | None:
+            return await do(self._consumer(command.consumer_id), command)
+
+        self._answer(command, work, refusal)
+
+    def _unsubscribe(self, command: wire.CommandUnsubscribe) -> None:
+        async def unsubscribe(consumer: Consumer, command: wire.CommandUnsubscribe) -> None:
+            await consumer.unsubscribe(command)
+            self._consumers.ended(command.consumer_id, consumer)
+
+        self._ask_of(command, unsubscribe)
+
+    async def _consumer_stats(self, consumer: Consumer, command: wire.CommandConsumerStats) -> Message:
+        return await consumer_stats(self._service, self._link, command, consumer.opened)
+
+    # --- watches -----------------------------------------------------------------------------------------------------
+
+    def _watch(self, command: wire.CommandWatchTopicList) -> None:
+        self._answer(command, lambda: self._watches.watch(self._link, command))
+
+    def _end_watch(self, command: wire.CommandWatchTopicListClose) -> None:
+        self._watches.end(command.watcher_id)
+        self._succeed(command)
+
+
+# By the name of the command, beside `requests.ROWS`.
+COMMANDS: dict[str, Callable[[ClientConnection, Any], None]] = {
+    "producer": lambda it, command: it._open(it._producers, command.producer_id, command),
+    "subscribe": lambda it, command: it._open(it._consumers, command.consumer_id, command),
+    "flow": lambda it, command: it._with(command, Consumer.flow),
+    "ack": lambda it, command: it._with(command, Consumer.acknowledge),
+    "redeliver_unacknowledged_messages": lambda it, command: it._with(command, Consumer.redeliver),
+    "close_producer": ClientConnection._close_producer,
+    "close_consumer": ClientConnection._close_consumer,
+    "unsubscribe": ClientConnection._unsubscribe,
+    "seek": lambda it, command: it._ask_of(command, Consumer.seek),
+    "get_last_message_id": lambda it, command: it._ask_of(command, Consumer.last_message_id),
+    "consumer_stats": lambda it, command: it._ask_of(command, it._consumer_stats, REFUSE_STATS),
+    "watch_topic_list": ClientConnection._watch,
+    "watch_topic_list_close": ClientConnection._end_watch,
+}

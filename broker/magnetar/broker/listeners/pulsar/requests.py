@@ -1,0 +1,173 @@
+"""Requests of Pulsar's protocol but for those of producers and consumers: commands to calls on the service, and answers.
+
+A row says by what a command is answered, and how it is refused: some answers have an error of their own, which is what
+clients look at then, and an ERROR refuses the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from magnetar.proto.errors import (
+    InvalidArgument,
+    MagnetarError,
+    NotAllowed,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from magnetar.proto.ids import DOMAINS
+from magnetar.proto.pulsar import wire_pb2 as wire
+
+from ...service.broker import BrokerService
+from ...service.results import ConsumerOpened
+from .errors import server_error
+from .ports import Link
+from .watches import MAX_PATTERN_CHARS, Pattern, list_topics, topics_hash
+
+Refusal = Callable[[Any, MagnetarError], Message]
+
+
+class Row(NamedTuple):
+    """Of a command."""
+
+    answer: Callable[[BrokerService, Link, Any], Awaitable[Message]]
+    refuse: Refusal
+
+
+def failed(command: Any, error: MagnetarError) -> Message:
+    """ERROR, always with a text."""
+    return wire.CommandError(request_id=command.request_id, error=server_error(error), message=error.message)
+
+
+def _refusing(answer: type[Message], **fixed: Any) -> Refusal:
+    """By the fields `error` and `message` of the answer."""
+
+    def refuse(command: Any, error: MagnetarError) -> Message:
+        code = server_error(error, lookup=True)
+        return answer(request_id=command.request_id, error=code, message=error.message, **fixed)
+
+    return refuse
+
+
+def _refusing_code(answer: type[Message]) -> Refusal:
+    """By its fields `error_code` and `error_message`."""
+
+    def refuse(command: Any, error: MagnetarError) -> Message:
+        code = server_error(error, lookup=True)
+        return answer(request_id=command.request_id, error_code=code, error_message=error.message)
+
+    return refuse
+
+
+# --- look-ups ------------------------------------------------------------------------------------------------------------
+
+
+async def _partitions(
+    service: BrokerService, link: Link, command: wire.CommandPartitionedMetadata
+) -> Message:
+    if command.metadata_auto_creation_enabled:
+        count = await service.partitions_to_use(link, command.topic)
+    else:
+        count = await service.partitions(link, command.topic, existing=True)
+    response = wire.CommandPartitionedMetadataResponse
+    return response(request_id=command.request_id, partitions=count, response=response.SUCCESS)
+
+
+async def _lookup(service: BrokerService, link: Link, command: wire.CommandLookup) -> Message:
+    owner = await service.admin.owner(link, command.topic, authoritative=command.authoritative)
+    if not owner.pulsar:
+        raise NotAllowed(f"{command.topic} is served at {owner.url}, where Pulsar's protocol is not spoken")
+    response = wire.CommandLookupResponse
+    return response(
+        request_id=command.request_id,
+        response=response.CONNECT if owner.final else response.REDIRECT,
+        broker_service_url=owner.pulsar,
+        authoritative=True,
+        proxy_through_service_url=service.settings.pulsar_through_service_url,
+    )
+
+
+async def _topics(service: BrokerService, link: Link, command: wire.CommandGetTopicsOfNamespace) -> Message:
+    """Partitions by their own names. A pattern that is long, or not one of RE2, is left to the client, as Pulsar may."""
+    mode = {command.PERSISTENT: DOMAINS[:1], command.NON_PERSISTENT: DOMAINS[1:]}.get(command.mode, DOMAINS)
+    topics = await list_topics(service, link, command.namespace, mode)
+    filtered = False
+    if 0 < len(command.topics_pattern) <= MAX_PATTERN_CHARS:
+        with contextlib.suppress(InvalidArgument):
+            topics = list(filter(Pattern(command.topics_pattern).matches, topics))
+            filtered = True
+    found = topics_hash(topics)
+    changed = found != command.topics_hash
+    return wire.CommandGetTopicsOfNamespaceResponse(
+        request_id=command.request_id,
+        topics=topics if changed else [],
+        filtered=filtered,
+        topics_hash=found,
+        changed=changed,
+    )
+
+
+# --- schemas: topics have none yet ---------------------------------------------------------------------------------------
+
+
+async def _get_schema(service: BrokerService, link: Link, command: wire.CommandGetSchema) -> Message:
+    raise TopicNotFound(f"topic {command.topic} has no schema")
+
+
+async def _make_schema(service: BrokerService, link: Link, command: wire.CommandGetOrCreateSchema) -> Message:
+    return wire.CommandGetOrCreateSchemaResponse(request_id=command.request_id, schema_version=b"")
+
+
+async def consumer_stats(
+    service: BrokerService, link: Link, command: wire.CommandConsumerStats, opened: ConsumerOpened
+) -> Message:
+    """Of a consumer and its subscription; the field `error_code`, which clients look at, stays unset."""
+    stats = await service.topic_stats(link, str(opened.topic.name))
+    of, consumer = stats.subscriptions.get(opened.subscription.name), opened.consumer
+    if of is None:
+        raise SubscriptionNotFound(f"subscription {opened.subscription.name!r} was deleted")
+    return wire.CommandConsumerStatsResponse(
+        request_id=command.request_id,
+        msg_rate_out=of.message_rate_out,
+        msg_throughput_out=of.byte_rate_out,
+        msg_rate_redeliver=of.redelivery_rate,
+        consumer_name=consumer.name,
+        available_permits=max(consumer.available_permits, 0),
+        unacked_messages=consumer.unacked_messages,
+        blocked_consumer_on_unacked_msgs=consumer.blocked_on_unacked_messages,
+        address=link.address,
+        connected_since="",
+        type=of.type.title(),
+        msg_rate_expired=0.0,
+        msg_backlog=of.backlog_messages,
+        message_ack_rate=of.acknowledge_rate,
+    )
+
+
+async def _transaction(service: BrokerService, link: Link, command: Any) -> Message:
+    raise NotAllowed("this service has no transactions: publish and acknowledge without one")
+
+
+REFUSE_STATS = _refusing_code(wire.CommandConsumerStatsResponse)
+# By the name of the command.
+ROWS: dict[str, Row] = {
+    "partitioned_metadata": Row(
+        _partitions,
+        _refusing(
+            wire.CommandPartitionedMetadataResponse, response=wire.CommandPartitionedMetadataResponse.FAILED
+        ),
+    ),
+    "lookup": Row(_lookup, _refusing(wire.CommandLookupResponse, response=wire.CommandLookupResponse.FAILED)),
+    "get_topics_of_namespace": Row(_topics, failed),
+    "get_schema": Row(_get_schema, _refusing_code(wire.CommandGetSchemaResponse)),
+    "get_or_create_schema": Row(_make_schema, _refusing_code(wire.CommandGetOrCreateSchemaResponse)),
+    "tc_client_connect_request": Row(_transaction, _refusing(wire.CommandTcClientConnectResponse)),
+    "new_txn": Row(_transaction, _refusing(wire.CommandNewTxnResponse)),
+    "add_partition_to_txn": Row(_transaction, _refusing(wire.CommandAddPartitionToTxnResponse)),
+    "add_subscription_to_txn": Row(_transaction, _refusing(wire.CommandAddSubscriptionToTxnResponse)),
+    "end_txn": Row(_transaction, _refusing(wire.CommandEndTxnResponse)),
+}

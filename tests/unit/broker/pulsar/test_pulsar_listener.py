@@ -1,0 +1,188 @@
+"""Connections of Pulsar's protocol under pressure: imports, backpressure, clients that do not read, several brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from magnetar.broker.listeners.pulsar import listener
+from magnetar.broker.listeners.pulsar.requests import ROWS
+from magnetar.broker.service.broker import BrokerService
+from magnetar.proto.errors import MagnetarError, QuorumLost
+from magnetar.proto.ids import TopicName
+from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.runtime.connection import ConnectionOptions
+from support.broker_kit import FakeClient
+from support.cluster_kit import brokers
+from support.pulsar_messages import frame
+from support.pulsar_scenario import PulsarClient, pulsar_server
+from support.virtual_time import in_virtual_time
+
+MIB = 1024 * 1024
+
+
+@asynccontextmanager
+async def connected(server: Any) -> AsyncIterator[PulsarClient]:
+    client = await PulsarClient.connect(server)
+    try:
+        client.send("CONNECT", client_version="test", protocol_version=21)
+        await client.next("connected")
+        yield client
+    finally:
+        await client.close()
+
+
+async def producer(client: PulsarClient, **fields: Any) -> Any:
+    client.send("PRODUCER", **{"topic": "orders", "producer_id": 1, "request_id": 1, **fields})
+    return await client.next("producer_success")
+
+
+def send(client: PulsarClient, sequence_id: int, value: bytes, producer_id: int = 1) -> None:
+    content = frame(value, sequence_id=sequence_id)
+    client.send("SEND", content, producer_id=producer_id, sequence_id=sequence_id)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_the_first_connections_wait_for_the_import_and_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imports: list[str] = []
+
+    async def slow(name: str) -> None:
+        imports.append(name)
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(listener, "import_in_thread", slow)
+    async with pulsar_server(port=0) as (_, server):
+        clients = [await PulsarClient.connect(server) for _ in range(3)]
+        for client in clients:
+            client.send("CONNECT", client_version="test", protocol_version=21)
+        for client in clients:
+            await client.next("connected")
+            await client.close()
+    assert imports == ["magnetar.broker.listeners.pulsar.protocol"]
+
+
+@in_virtual_time
+async def test_rule_46_what_cannot_be_imported_closes_the_connection_and_the_next_one_tries_again() -> None:
+    attempts = 0
+
+    async def fails(name: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ImportError("no module named protobuf")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "import_in_thread", fails)
+        async with pulsar_server() as (_, server):
+            first = await PulsarClient.connect(server)
+            await asyncio.sleep(1)
+            assert first.ended
+            await first.close()
+            async with connected(server):
+                assert attempts == 2
+
+
+@in_virtual_time
+async def test_a_full_budget_stops_reading_and_its_room_goes_on() -> None:
+    async with pulsar_server(max_topic_publish_bytes=1000) as (_, server), connected(server) as client:
+        await producer(client)
+        (transport,) = server.connections
+        for number in range(200):
+            send(client, number, bytes(100))
+        await asyncio.sleep(1)
+        assert len(client.received) == 200
+        assert [one.sequence_id for _, one, _ in client.received] == list(range(200))
+        assert not transport.reading_paused
+
+
+@in_virtual_time
+async def test_a_producer_above_its_rate_is_not_read_until_it_may_go_on() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        admin = FakeClient(broker)
+        await producer(client)
+        await admin.change_policies(topic="orders", publish_rate_messages=10)
+        began = asyncio.get_running_loop().time()
+        for number in range(100):
+            send(client, number, b"x")
+        async with asyncio.timeout(60):
+            while len(client.received) < 100:
+                await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - began > 5
+
+
+@in_virtual_time
+async def test_a_client_that_does_not_read_is_not_read_and_nothing_is_lost_when_it_does() -> None:
+    options = ConnectionOptions("broker", high_water_bytes=10_000)
+    async with pulsar_server(options) as (_, server), connected(server) as client:
+        client.hear(hears=False)
+        (transport,) = server.connections
+        most = 0
+        for turn in range(300):
+            for number in range(100):
+                client.send("LOOKUP", topic="orders", request_id=100 * turn + number)
+            await asyncio.sleep(0.01)
+            most = max(most, transport.buffered_bytes)
+        assert most < 300_000
+        assert transport.reading_paused
+        client.hear(hears=True)
+        await asyncio.sleep(10)
+        assert [one.request_id for _, one, _ in client.received] == list(range(30_000))
+
+
+@in_virtual_time
+async def test_what_cannot_be_stored_for_now_is_sent_again_on_a_new_producer() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        await producer(client, producer_name="p")
+        topic = await broker.topic(TopicName.parse("orders"), create=False)
+        (session,) = topic.producers
+        session.fail(0, QuorumLost("too few bookies"))
+        closed = await client.next("close_producer")
+        assert (closed.producer_id, closed.request_id) == (1, 2**64 - 1)
+        await producer(client, producer_name="p", epoch=1, request_id=2)
+
+
+@in_virtual_time
+async def test_a_request_too_many_is_refused_by_its_own_answer() -> None:
+    async with pulsar_server(max_requests_per_connection=1) as (_, server), connected(server) as client:
+        client.send("PRODUCER", topic="orders", producer_id=1, request_id=1)
+        client.send("LOOKUP", topic="orders", request_id=2)
+        client.send("SUBSCRIBE", topic="orders", subscription="s", sub_type=0, consumer_id=1, request_id=3)
+        refused = await client.next("lookup_response")
+        assert refused.error == wire.ServerError.TooManyRequests
+        assert (await client.next("error")).error == wire.ServerError.TooManyRequests
+        await client.next("producer_success")
+
+
+class Everybody:
+    """A caller who may do everything."""
+
+    def authorize(self, operation: str, resource: str) -> None: ...
+
+
+async def test_look_ups_at_another_broker_name_the_owner() -> None:
+    async with brokers() as cluster:
+        for name in "ab":
+            await cluster.start(name, pulsar_url=f"pulsar://{name}:6650", http_url=f"http://{name}:8080")
+        services = [BrokerService(one.broker) for one in cluster.brokers.values()]
+        answers = []
+        for number in range(8):
+            command = wire.CommandLookup(topic=f"topic-{number}", request_id=1)
+            for service in services:
+                while True:
+                    try:
+                        answer: Any = await ROWS["lookup"].answer(service, Everybody(), command)  # type: ignore[arg-type]
+                    except MagnetarError:
+                        await asyncio.sleep(0.1)
+                        continue
+                    break
+                answers.append(answer)
+                if answer.response == answer.REDIRECT:
+                    command.authoritative = True
+        assert {one.broker_service_url for one in answers} == {"pulsar://a:6650", "pulsar://b:6650"}
+        assert all(one.authoritative for one in answers)
