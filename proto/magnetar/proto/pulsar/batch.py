@@ -197,8 +197,10 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
             raise InvalidArgument(
                 f"not a chunk: number {index} of {chunks}, at most {MAX_CHUNKS}, with a uuid"
             )
-        found[EXT_CHUNK] = Chunk(xxh3_64_digest(fields[_UUID]), index, index == chunks - 1)
         sizes = signed(get(_CHUNKED_BYTES, 0), 32), signed(get(_RAW_SIZE, 0), 32)
+        # A uuid is the name and the sequence id as a rule, which a producer that begins anew has for other messages, too.
+        chunk_id = xxh3_64_digest(b"%b %d %d %d" % (fields[_UUID], chunks, *sizes))
+        found[EXT_CHUNK] = Chunk(chunk_id, index, index == chunks - 1)
         codec = CODECS.get(get(_COMPRESSION, 0))
         if codec is None or min(sizes) < 0:
             raise InvalidArgument(f"a message in chunks of {sizes} bytes, compressed by {get(_COMPRESSION)}")

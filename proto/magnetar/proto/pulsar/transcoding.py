@@ -29,8 +29,14 @@ from ..batch import (
     Key,
     Properties,
 )
-from ..batch_extensions import BATCH_HEADER_BYTES, EXT_SCHEMA_VERSION, BatchExtensions, batch_extensions
-from ..errors import InvalidArgument, MalformedFrame
+from ..batch_extensions import (
+    BATCH_HEADER_BYTES,
+    EXT_SCHEMA_VERSION,
+    UNDECODABLE,
+    BatchExtensions,
+    batch_extensions,
+)
+from ..errors import InvalidArgument, MagnetarError, MalformedFrame
 from .columns import CODECS
 from .crc import checksummed
 from .metadata import MessageMetadata, encode, varint, write_properties
@@ -64,6 +70,15 @@ def to_pulsar(batch: bytes | memoryview, producer_name: str, max_bytes: int) -> 
     mark = batch[CHECKSUM_END:_PLAIN_MARK_END]
     if mark in _PLAIN_MARKS and batch[_METADATA_LENGTH_AT:BATCH_HEADER_BYTES] == _NONE:
         return [Slice(0, 1, _plain(bytes(batch), producer_name))]
+    try:
+        return _slices(batch, producer_name, max_bytes)
+    except MagnetarError:
+        raise
+    except (*UNDECODABLE, AttributeError, IndexError) as error:  # no broker looks at keys when they come
+        raise MalformedFrame(f"a batch has what no message may have: {error}") from error
+
+
+def _slices(batch: bytes | memoryview, producer_name: str, max_bytes: int) -> list[Slice]:
     read = DecodedBatch(batch, 0, verify=False)
     header, values, metadata = read.header, read.values, read.metadata or {}
     n = header.message_count

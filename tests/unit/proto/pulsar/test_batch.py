@@ -141,7 +141,7 @@ def test_chunks() -> None:
         "uncompressed_size": 1000,
     }  # fmt: skip
     admitted = admit_pulsar([frame(piece, chunk_id=number, **fields) for number, piece in enumerate(pieces)])
-    chunk_id = xxh3_64_digest(b"p-7")
+    chunk_id = xxh3_64_digest(b"p-7 3 %d 1000" % len(packed))
     whole = WholeMessage(3, len(packed), 1, 1000)
     assert admitted.extensions == {
         number: BatchExtensions(chunk=Chunk(chunk_id, number, number == 2), whole=whole)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from magnetar.proto.batch_extensions import (
     WholeMessage,
 )
 from magnetar.proto.compression import Compression
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, MalformedFrame
 from magnetar.proto.message_rules import MAX_TIME_MS
 from magnetar.proto.pulsar.batch import admit_pulsar
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
@@ -158,3 +160,23 @@ def test_chunks(codec: Compression) -> None:
     assert (back.extensions[EXT_WHOLE], back.values) == ([*whole], [b"abc"])
     with pytest.raises(InvalidArgument, match="as a stream"):
         to_pulsar(_native(Columns([b"abc"]), 5, extensions={EXT_CHUNK: chunk}), "p", LIMIT)
+
+
+def test_damage_that_no_checksum_shows_is_malformed() -> None:
+    """What a client may have written into the columns, which no broker looks at."""
+    rng = random.Random(1)
+    whole = {EXT_CHUNK: Chunk(b"8 bytes.", 0, False), EXT_WHOLE: WholeMessage(2, 7, 1, 9)}
+    good = [
+        _native(Columns([b"a", None], ["k", b"k"], [{"a": "b"}, None], [1, 2], None, [7, 9])),
+        _native(Columns([b"a"], ["k"])),
+        _native(Columns([b"a"]), extensions=whole),
+    ]
+    transcoded = 0
+    for _ in range(3000):
+        content = bytearray(rng.choice(good)[12:])
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(len(content))] = rng.choice((0, 0x40, 0x80, 0xFF, rng.randrange(256)))
+        damaged = (len(content) + 8).to_bytes(4, "big") + bytes(8) + content
+        with contextlib.suppress(MalformedFrame, InvalidArgument):
+            transcoded += len(to_pulsar(memoryview(damaged), "p", LIMIT))
+    assert transcoded > 500
