@@ -11,11 +11,13 @@ from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument, TopicNotFound
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.ids import EARLIEST, LATEST, encode_ack_set, pack_entry
 from magnetar.proto.pulsar.transcoding import to_pulsar
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
+from support.compaction_kit import compact
 from support.fake_ledger import FakeLedgers
 from support.memory_metadata import MemoryMetadataStore
 from support.pulsar_kit import Producer, PulsarClient, message_id
@@ -656,17 +658,34 @@ async def test_last_message_ids() -> None:
             of = found.last_message_id
             assert ((of.ledger_id, of.entry_id), of.HasField("batch_index")) == (last.id, has_index)
             assert (of.batch_index, of.partition) == (batch_index, -1)
-        # All acknowledged: the mark is at or behind the last one, and before it if a part of that is not.
-        *before, last = client.link.take()
-        await client.ack(*before)
-        mark = (await client.last_id()).consumer_mark_delete_position
-        assert mark.entry_id == last.entry - 1
+        # The mark is the last batch up to which all is acknowledged, as a whole; clients compare it with the last one.
+        first, *between, before, last = client.link.take()
+
+        async def mark() -> tuple[int, int]:
+            found = (await client.last_id()).consumer_mark_delete_position
+            return found.ledger_id, found.entry_id
+
+        assert await mark() == (first.ledger, none)
+        await client.ack(first, *between)
+        assert await mark() == between[-1].id
+        await client.ack(before)
+        assert await mark() == before.id
         await client.ack(last, ack_set=[0b110])
-        mark = (await client.last_id()).consumer_mark_delete_position
-        assert mark.entry_id == last.entry - 1
+        assert await mark() == before.id
         await client.ack(last)
-        mark = (await client.last_id()).consumer_mark_delete_position
-        assert mark.entry_id >= last.entry
+        assert await mark() == last.id
+
+
+async def test_the_mark_of_a_subscription_at_the_end_of_a_ledger_is_the_last_message() -> None:
+    """A reader that begins at the latest message, included, finds it by that."""
+    async with running_broker(max_ledger_entries=1) as broker:
+        await Producer(broker).publish(b"0", [b"1", b"2"])
+        await settle()
+        client = PulsarClient(broker)
+        await client.subscribe(durable=False, start_message_id=message_id(LATEST, LATEST))
+        found = await client.last_id()
+        last, mark = found.last_message_id, found.consumer_mark_delete_position
+        assert (mark.ledger_id, mark.entry_id) == (last.ledger_id, last.entry_id)
 
 
 async def test_the_last_id_of_a_native_batch_in_slices() -> None:
@@ -676,3 +695,50 @@ async def test_the_last_id_of_a_native_batch_in_slices() -> None:
         await client.subscribe()
         found = (await client.last_id()).last_message_id
         assert (found.entry_id & 0xFFFFF, found.batch_index) == (8, 1)
+
+
+async def test_all_chunks_of_a_message_go_to_one_consumer() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        for number in range(1, 4):
+            await client.subscribe(number, type="shared", permits=2)
+        producer = Producer(broker)
+        for chunk in range(6):
+            fields: dict[str, Any] = {
+                "uuid": "u",
+                "num_chunks_from_msg": 6,
+                "total_chunk_msg_size": 6,
+                "chunk_id": chunk,
+            }
+            await producer.publish(b"c", sequence_id=0, **fields)
+            await producer.publish(b"other", sequence_id=chunk + 1)
+            for number in range(1, 4):
+                client.flow(1, number)
+            await settle()
+        found = [one for one in client.link.take() if one.values == [b"c"]]
+        assert (len(found), len({one.consumer_id for one in found})) == (6, 1)
+
+
+async def test_what_a_compaction_left_nothing_of_costs_no_permits() -> None:
+    async with running_broker() as broker:
+        owner = FakeClient(broker)
+        answer = await owner.producer(9)
+        for first, keys in ((0, ["a", "b"]), (2, ["a", "a"]), (4, ["c", "b"])):
+            values_ = [b"%d" % (first + number) for number in range(2)]
+            batch = encode_batch(values_, sequence_id=first, publish_time_ms=0, keys=keys)
+            owner.frame(c.Send(0, 9, answer["epoch"]), batch)
+        await owner.confirmed(6)
+        await compact(broker)
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(read_compacted=True, permits=10)
+        found = client.link.take()
+        assert [(one.place(), one.values) for one in found] == [((0, 2), [b"3"]), ((0, 4), [b"4", b"5"])]
+        assert consumer.opened.consumer.available_permits == 7
+        await client.ack(found[-1], cumulative=True)
+        assert mark_delete(broker) == (1, 0)
+        client.lose()
+        again = PulsarClient(broker)
+        await again.subscribe(read_compacted=True, permits=0)
+        await again.seek(message_id=message_id(found[1].ledger, found[1].entry - 1))
+        await again.subscribe(read_compacted=True)
+        assert values(again) == [b"4", b"5"]

@@ -43,7 +43,7 @@ from magnetar.proto.pulsar.ids import (
 )
 from magnetar.proto.ranges import Range
 
-from ...cursors.core.acks import AckRange, EntryKey, Position
+from ...cursors.core.acks import AckRange, EntryKey
 from ...dispatch.core import consumer as dispatch
 from ...dispatch.core.selection import SELECTORS
 from ...dispatch.subscription import SubscribeRequest
@@ -415,16 +415,22 @@ class Consumer:
             message_id.ledger_id, message_id.entry_id = last.ledger, pack_entry(last.entry, start)
             if last.index > start or _is_batch_of_one(entry, last.index):
                 message_id.batch_index = last.index - start
-        ledger, entry_id, index = await self._mark_delete()
         mark = response.consumer_mark_delete_position
-        mark.ledger_id, mark.entry_id = ledger, unsigned(pack_entry(entry_id, index) - 1)
+        mark.ledger_id, mark.entry_id = await self._mark_delete()
         return response
 
-    async def _mark_delete(self) -> Position:
-        """The mark-delete position, or the beginning of the batch that it is in."""
+    async def _mark_delete(self) -> tuple[int, int]:
+        """The last batch up to which all is acknowledged, which clients compare with the last one: ledger, packed entry."""
         ledger, entry, index = self.opened.subscription.cursor.state.mark_delete
-        borders = await self._borders_at((ledger, entry)) if index else ()
-        return ledger, entry, start_of_batch(borders or (), index)
+        borders = (await self._borders_at((ledger, entry)) if index else None) or ()
+        if start := start_of_batch(borders, index):
+            return ledger, pack_entry(entry, start_of_batch(borders, start - 1))
+        before = self.opened.topic.ledger.list.last_before(ledger)
+        key = (before.ledger_id, before.entries - 1) if before and not entry else (ledger, entry - 1)
+        if (found := await self._entry(key)) is None:
+            return ledger, unsigned(pack_entry(entry, 0) - 1)
+        borders = self._transcoded.borders(key, found)
+        return key[0], pack_entry(key[1], start_of_batch(borders, found.message_count - 1))
 
 
 def _keys(ids: Iterable[wire.MessageIdData]) -> list[EntryKey]:

@@ -46,21 +46,11 @@ def messages_of(
     runs, partly = ([(first, last)], {}) if not hidden else shown(entry, first, last, hidden)
     data, ends, offsets = entry.data, entry.end_indexes, entry.end_offsets
     shift, base = entry.body - entry.base_offset, entry_id << INDEX_BITS
-    whole: list[tuple[int, int]] = []  # packed entry and size of what has no ack set, ...
-    bodies: list[Piece] = []  # ... and what stands behind its command
-    pieces: list[Piece] = []
+    sent: list[tuple[int, int]] = []  # packed entry and size
+    bodies: list[Piece] = []  # what stands behind the command of each
+    ack_sets: dict[int, list[int]] = {}  # of some, by their place in the two lists
     cuts: list[int] = []
     unsent = 0
-
-    def write() -> None:
-        """So far."""
-        heads = message_frame_heads(consumer_id, ledger, whole, partition, redeliveries, (), epoch)
-        joined: list[Piece] = [b""] * (2 * len(heads))
-        joined[0::2], joined[1::2] = heads, bodies
-        pieces.extend(joined)
-        whole.clear()
-        bodies.clear()
-
     for begin, stop in runs:
         start, _ = entry.batch_bounds(begin)
         index = entry.batch_start_index(begin)
@@ -72,7 +62,7 @@ def messages_of(
                 and not (partly and position in partly)
             ):
                 at = start + (data[start + HEADER_LENGTH_AT] << 8 | data[start + HEADER_LENGTH_AT + 1])
-                whole.append((base + index, end - at))
+                sent.append((base + index, end - at))
                 bodies.append(data[at:end])
             else:
                 acknowledged = partly.get(position, ())
@@ -81,27 +71,24 @@ def messages_of(
                     unsent += ends[position] - index - sum([b - a + 1 for a, b in acknowledged])
                 for offset, count, body in slices:
                     at = index + offset
-                    left_out = [
-                        (max(a - at, 0), min(b - at, count - 1))
-                        for a, b in acknowledged
-                        if a < at + count and b >= at
-                    ]
-                    if not left_out:
-                        whole.append((base + at, len(body)))
-                        bodies.append(body)
-                    elif words := encode_ack_set(left_out, count):
-                        if whole:
-                            write()
-                        one = [(base + at, len(body))]
-                        pieces += message_frame_heads(
-                            consumer_id, ledger, one, partition, redeliveries, words, epoch
-                        )
-                        pieces.append(body)
                     if offset:
                         cuts.append(at)
+                    gone = [(max(a - at, 0), min(b - at, count - 1)) for a, b in acknowledged]
+                    if gone := [(a, b) for a, b in gone if a <= b]:
+                        if not (words := encode_ack_set(gone, count)):
+                            continue  # nothing is left of this slice
+                        ack_sets[len(sent)] = words
+                    sent.append((base + at, len(body)))
+                    bodies.append(body)
             start, index = end, ends[position]
-    if whole:
-        write()
+    heads = message_frame_heads(consumer_id, ledger, sent, partition, redeliveries, (), epoch)
+    for place, words in ack_sets.items():
+        one = [sent[place]]
+        heads[place : place + 1] = message_frame_heads(
+            consumer_id, ledger, one, partition, redeliveries, words, epoch
+        )
+    pieces: list[Piece] = [b""] * (2 * len(heads))
+    pieces[0::2], pieces[1::2] = heads, bodies
     return Messages(pieces, cuts, unsent)
 
 
