@@ -15,6 +15,7 @@ from magnetar.cli.bookie_tools.read import _message_lines, decode_payload
 from magnetar.client import Client, MessageId
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
 from magnetar.proto import commands as c
+from magnetar.proto.batch_extensions import WholeMessage
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError, MalformedFrame, ReceiveTimeout
 from magnetar.proto.pulsar.batch import admit_pulsar
@@ -41,7 +42,8 @@ class PulsarProducer:
 
 
 @pytest_asyncio.fixture
-async def served() -> AsyncIterator[tuple[Client, PulsarProducer]]:
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Client, PulsarProducer]]:
+    """`request.param`: options of the client."""
     with holding_port() as port:
         url = f"magnetar://127.0.0.1:{port}"
     async with running_broker(service_url=url) as broker:
@@ -49,7 +51,7 @@ async def served() -> AsyncIterator[tuple[Client, PulsarProducer]]:
         try:
             link = FakeClient(broker)
             await link.producer(topic="t")
-            async with connect_to(server) as client:
+            async with connect_to(server, **getattr(request, "param", {})) as client:
                 yield client, PulsarProducer(link)
         finally:
             await server.close(0.0)
@@ -124,6 +126,21 @@ async def test_a_compressed_message_in_chunks(served: Served, queue: int, stream
     else:
         assert message.value == VALUE
     assert (await consumer.receive(5.0)).value == b"after"
+
+
+@pytest.mark.parametrize("served", [{"max_message_bytes": 1000}], indirect=True)
+async def test_a_native_producer_says_what_a_message_is_as_a_whole_if_it_knows(served: Served) -> None:
+    """Which consumers of Pulsar's protocol have to know with the first chunk."""
+    client, _ = served
+    consumer = await client.subscribe("t", "s", start="earliest")
+    producer = await client.create_producer("t", chunking=True)
+    sent = [bytes(2500), bytes(2500), bytes(2500)]
+    await producer.send(sent[0])
+    await producer.send_nowait(sent[1])
+    await producer.send_stream(iter([sent[2]]))
+    got = await take(consumer, 3)
+    assert [one.value for one in got] == sent
+    assert [one.delivery.whole for one in got] == [WholeMessage(3, 2500), WholeMessage(3, 2500), None]
 
 
 async def test_a_message_in_chunks_that_inflates_to_more_than_is_allowed(served: Served) -> None:

@@ -282,6 +282,17 @@ def test_a_message_that_is_no_batch(value: bytes | None, codec: int) -> None:
     assert read.metadata == {META_PROPERTIES: [{"a": "1"}], META_EVENT_TIMES_MS: [7]}
 
 
+def test_a_byte_that_looks_like_the_tag_of_a_sequence_id() -> None:
+    singles = [
+        single(b"a" * 64, ordering_key=b"@a"),
+        single(b"b", ordering_key=b"@@"),
+        single(b"c", sequence_id=64),
+    ]
+    read = _one(batch(singles, sequence_id=9))
+    assert read.values == [b"a" * 64, b"b", b"c"]
+    assert read.metadata == {META_SEQUENCE_IDS: [9, 9, 64]}
+
+
 def test_what_is_no_time_or_no_text() -> None:
     raw = wire.SingleMessageMetadata(payload_size=0, event_time=MAX_TIME_MS + 1).SerializeToString()
     written = bytes(raw) + b"\x12\x01\xff" + b"\x0a\x06\x0a\x01\xff\x12\x01b"
