@@ -1,7 +1,7 @@
 """Pulsar's commands in and out: the messages of wire.proto, which protobuf's own compiler made `wire_pb2` from.
 
 This is the one module that imports protobuf. What is sent for each message (SEND, SEND_RECEIPT, MESSAGE, most ACKs) does not
-come through here: `frames`. `decode` takes 1.5 us for a FLOW, `encode` 1.7 us for a SUCCESS.
+come through here: `frames`. `decode` takes 2.1 us for a FLOW, `encode` 1.7 us for a SUCCESS.
 
 >>> frame = encode(wire_pb2.CommandSuccess(request_id=7))
 >>> decode(frame[8:]).success.request_id
@@ -51,15 +51,16 @@ def decode(command: bytes) -> BaseCommand:
 
 def _check_texts(message: Message) -> None:
     """Raises MalformedFrame for a text that is not UTF-8: protobuf gives it as bytes."""
+    # By the values, since descriptors of protobuf before 6 have no `is_repeated`.
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
-            texts = value if field.is_repeated else (value,)
+            texts = (value,) if isinstance(value, str | bytes) else value
             if not all(isinstance(text, str) for text in texts):
                 raise MalformedFrame(f"{field.full_name} is not UTF-8")
         elif (
             field.message_type is not None and field.message_type.name != "MessageIdData"
         ):  # a thousand in an ACK
-            for part in value if field.is_repeated else (value,):
+            for part in (value,) if isinstance(value, Message) else value:
                 _check_texts(part)
 
 
