@@ -542,6 +542,19 @@ async def test_where_a_subscription_begins() -> None:
         assert await begin(durable=False, start_message_id=missing) == []
 
 
+async def test_what_was_published_to_a_non_persistent_topic_before_is_not_delivered() -> None:
+    async with running_broker() as broker:
+        producer, client, topic = Producer(broker), PulsarClient(broker), "non-persistent://public/default/t"
+        await client.subscribe(1, "a", topic=topic)
+        await producer.publish(b"0", topic=topic)
+        await client.subscribe(2, "b", topic=topic)
+        await producer.publish(b"1", topic=topic)
+        await settle()
+        assert [(one.consumer_id, one.values) for one in client.link.take()] == [
+            (1, [b"0"]), (1, [b"1"]), (2, [b"1"]),
+        ]  # fmt: skip
+
+
 async def test_what_a_subscribe_refuses() -> None:
     async with running_broker() as broker:
         client = PulsarClient(broker)

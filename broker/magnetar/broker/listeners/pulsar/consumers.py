@@ -78,7 +78,7 @@ class Consumer:
 
     __slots__ = (
         "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_partition", "_requests",
-        "_service", "_told_end", "_transcoded", "consumer_id", "opened", "peer",
+        "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "opened", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +99,8 @@ class Consumer:
         self._transcoded = transcoded
         self._command = command
         self._on_ended = on_ended
-        self._partition = TopicName.parse(command.topic).partition
+        self._topic = TopicName.parse(command.topic)
+        self._partition = self._topic.partition
         self._individual = SELECTORS[TYPES[command.sub_type]].individual_acks
         # A number of the client's, with which it tells apart what it had asked for before; None: it has none.
         self._epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
@@ -119,7 +120,9 @@ class Consumer:
     async def _asked(self) -> SubscribeRequest:
         command = self._command
         start: Start = ("latest", None)
-        if back_ms := 1000 * command.start_message_rollback_duration_sec:
+        if not self._topic.persistent:
+            pass  # of what came before nothing is left for Pulsar's consumers, though some of it is in memory here
+        elif back_ms := 1000 * command.start_message_rollback_duration_sec:
             start = ("time", max(self._service.clock.now_ms() - back_ms, 0))
         elif not command.durable and command.HasField("start_message_id"):
             start = await self._start_at(command.start_message_id)
