@@ -98,6 +98,7 @@ def test_anything_else_is_a_malformed_frame(data: bytes) -> None:
     [
         (b"", "a command of 0 bytes has no type, or one that Magnetar does not know"),
         (b"\x08\x46\xb2\x04\x00", "a command of 5 bytes has no type, or one that Magnetar does not know"),
+        (b"\x08\x17\xba\x01\x05\x0a\x01\xff\x10\x01", "magnetar.pulsar.CommandLookup.topic is not UTF-8"),
         (b"\x08\x06", "a command SEND lacks a field that it must have"),
         (b"\x08\x06\x32\x02\x08\x01", "a command SEND lacks a field that it must have"),
     ],
