@@ -32,7 +32,7 @@ from ..requests import Requests, for_client
 from .consumers import Consumer
 from .ports import Link
 from .producers import ACCESS_MODES, Producer
-from .requests import REFUSE_STATS, ROWS, consumer_stats, failed
+from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, not_unsubscribed
 from .transcoded import Transcoded
 from .watches import Watches
 
@@ -256,7 +256,7 @@ class ClientConnection:
             await consumer.unsubscribe(command)
             self._consumers.ended(command.consumer_id, consumer)
 
-        self._ask_of(command, unsubscribe)
+        self._ask_of(command, unsubscribe, not_unsubscribed)
 
     async def _consumer_stats(self, consumer: Consumer, command: wire.CommandConsumerStats) -> Message:
         return await consumer_stats(self._service, self._link, command, consumer.opened)

@@ -48,5 +48,7 @@ _CODES: dict[type[e.MagnetarError], S] = {
 
 def server_error(error: e.MagnetarError, *, lookup: bool = False) -> S:
     """Its number. `lookup`: nothing was opened yet, and the answer must not end the connection."""
+    if "hash_ranges" in error.details:
+        return S.ConsumerAssignError
     code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
     return S.MetadataError if lookup and code == S.ServiceNotReady else code

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message
 
 from magnetar.proto.errors import (
+    ConsumerBusy,
     InvalidArgument,
     MagnetarError,
     NotAllowed,
@@ -21,6 +22,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import DOMAINS
 from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.proto.pulsar.wire_pb2 import ServerError as S
 
 from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
@@ -38,9 +40,17 @@ class Row(NamedTuple):
     refuse: Refusal
 
 
-def failed(command: Any, error: MagnetarError) -> Message:
+def failed(command: Any, error: MagnetarError) -> wire.CommandError:
     """ERROR, always with a text."""
     return wire.CommandError(request_id=command.request_id, error=server_error(error), message=error.message)
+
+
+def not_unsubscribed(command: Any, error: MagnetarError) -> Message:
+    """The same; that others are connected is an error of its own with Pulsar."""
+    refused = failed(command, error)
+    if isinstance(error, ConsumerBusy):
+        refused.error = S.MetadataError
+    return refused
 
 
 def _refusing(answer: type[Message], **fixed: Any) -> Refusal:

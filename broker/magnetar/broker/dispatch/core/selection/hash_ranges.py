@@ -123,15 +123,22 @@ def _parts(consumer: Consumer, label: str) -> dict[int, Range]:
 
 
 def check_hash_ranges(ranges: Sequence[Range], consumers: Sequence[Consumer]) -> None:
-    """Raises InvalidArgument or ConsumerBusy unless a consumer with these ranges may join the others."""
+    """Raises InvalidArgument or ConsumerBusy unless a consumer with these ranges may join the others.
+
+    The details hold them, as `hash_ranges`, if it is them that are wrong or taken.
+    """
     for first, last in ranges:
         if not 0 <= first <= last < SLOTS:
             raise InvalidArgument(
-                f"a hash range lies within 0 to {SLOTS - 1}, first to last; not {first} to {last}"
+                f"a hash range lies within 0 to {SLOTS - 1}, first to last; not {first} to {last}",
+                hash_ranges=ranges,
             )
     for (_, last), (first, _) in pairwise(sorted(ranges)):
         if first <= last:
-            raise InvalidArgument(f"the hash ranges of a consumer must not overlap; two of them hold {first}")
+            raise InvalidArgument(
+                f"the hash ranges of a consumer must not overlap; two of them hold {first}",
+                hash_ranges=ranges,
+            )
     for other in consumers:
         if bool(other.hash_ranges) != bool(ranges):
             one, two = (
@@ -145,5 +152,6 @@ def check_hash_ranges(ranges: Sequence[Range], consumers: Sequence[Consumer]) ->
             for start, end in other.hash_ranges:
                 if first <= end and start <= last:
                     raise ConsumerBusy(
-                        f"consumer {other.name!r} owns the hash range {start} to {end}, which overlaps {first} to {last}"
+                        f"consumer {other.name!r} owns the hash range {start} to {end}, which overlaps {first} to {last}",
+                        hash_ranges=ranges,
                     )
