@@ -88,6 +88,12 @@ class PulsarClient:
         else:
             self.received.append((name, getattr(command, name), rest))
 
+    async def until(self, count: int) -> None:
+        """It has received so many commands."""
+        async with asyncio.timeout(60):
+            while len(self.received) < count:
+                await asyncio.sleep(0.01)
+
     async def next(self, name: str) -> Any:
         """The next command, which is of that name."""
         async with asyncio.timeout(60):

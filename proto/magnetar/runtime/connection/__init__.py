@@ -10,12 +10,14 @@ from .authentication import (
     NoCredentials,
 )
 from .connection import Connection, ConnectionHandler, open_connection, start_server
+from .handshake import MAX_HANDSHAKE_FRAME_BYTES
 from .options import ConnectionOptions, TransportOptions
 from .requests import Reply
 from .server import FramedServer
 from .transport import Transport, WireProtocol
 
 __all__ = [
+    "MAX_HANDSHAKE_FRAME_BYTES",
     "Authenticated",
     "AuthenticationExchange",
     "Authenticator",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker.listeners.pulsar import listener
+from magnetar.broker.listeners.pulsar.consumers import Consumer
+from magnetar.broker.listeners.pulsar.producers import Producer
 from magnetar.broker.listeners.pulsar.requests import ROWS
 from magnetar.broker.service.broker import BrokerService
 from magnetar.proto.errors import MagnetarError, QuorumLost
@@ -18,6 +22,7 @@ from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.runtime.connection import ConnectionOptions
 from support.broker_kit import FakeClient
 from support.cluster_kit import brokers
+from support.fake_ledger import FakeLedgers
 from support.pulsar_messages import frame
 from support.pulsar_scenario import PulsarClient, pulsar_server
 from support.virtual_time import in_virtual_time
@@ -90,14 +95,23 @@ async def test_rule_46_what_cannot_be_imported_closes_the_connection_and_the_nex
 
 @in_virtual_time
 async def test_a_full_budget_stops_reading_and_its_room_goes_on() -> None:
-    async with pulsar_server(max_topic_publish_bytes=1000) as (_, server), connected(server) as client:
+    ledgers = FakeLedgers()
+    async with (
+        pulsar_server(ledgers=ledgers, max_topic_publish_bytes=1000) as (_, server),
+        connected(server) as client,
+    ):
         await producer(client)
+        ledgers.hold = True
         (transport,) = server.connections
-        for number in range(200):
+        for number in range(20):
             send(client, number, bytes(100))
-        await asyncio.sleep(1)
-        assert len(client.received) == 200
-        assert [one.sequence_id for _, one, _ in client.received] == list(range(200))
+            await asyncio.sleep(0.1)
+        assert transport.reading_paused
+        assert client.received == []
+        ledgers.hold = False
+        ledgers.confirm()
+        await client.until(20)
+        assert [one.sequence_id for _, one, _ in client.received] == list(range(20))
         assert not transport.reading_paused
 
 
@@ -186,3 +200,41 @@ async def test_look_ups_at_another_broker_name_the_owner() -> None:
                     command.authoritative = True
         assert {one.broker_service_url for one in answers} == {"pulsar://a:6650", "pulsar://b:6650"}
         assert all(one.authoritative for one in answers)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_nothing_of_a_connection_is_left_when_it_has_ended(end: str) -> None:
+    async with pulsar_server(port=0) as (_broker, server), connected(server) as client:
+        client.send("PRODUCER", topic="orders", producer_id=1, request_id=1)
+        client.send("PRODUCER", topic="orders", producer_id=2, request_id=2)
+        client.send("SUBSCRIBE", topic="orders", subscription="s", sub_type=1, consumer_id=1, request_id=3)
+        client.send("SUBSCRIBE", topic="orders", subscription="s", sub_type=1, consumer_id=2, request_id=4)
+        client.send(
+            "WATCH_TOPIC_LIST", request_id=5, watcher_id=1, namespace="public/default", topics_pattern=".*"
+        )
+        client.send("WATCH_TOPIC_LIST", request_id=6, watcher_id=2, namespace="a/b", topics_pattern="(")
+        await client.until(6)
+        client.send("FLOW", consumer_id=1, message_permits=10)
+        for number in range(5):
+            send(client, number, b"x")
+        client.send("CLOSE_PRODUCER", producer_id=2, request_id=7)
+        client.send("CLOSE_CONSUMER", consumer_id=2, request_id=8)
+        await client.until(18)
+        (transport,) = server.connections
+        protocol: Any = transport.protocol
+        connection = protocol._connection
+        there: list[weakref.ref[Any]] = [weakref.ref(one) for one in (transport, protocol, connection)]
+        del protocol, connection
+        gc.collect()
+        gc.disable()
+        try:
+            getattr(transport, end)()
+            await transport.wait_closed(5.0)
+            del transport
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert [one() for one in there if one() is not None] == []
+            assert [one for one in gc.get_objects() if isinstance(one, Producer | Consumer)] == []
+        finally:
+            gc.enable()

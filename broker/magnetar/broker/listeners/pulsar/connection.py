@@ -26,6 +26,7 @@ from magnetar.proto.pulsar.commands import encode
 from magnetar.proto.pulsar.frames import Acks, Sends
 
 from ...service.broker import BrokerService
+from ...topics.core.producers import NOT_ALONE
 from ..backpressure import Backpressure
 from ..openings import Openings
 from ..requests import Requests, for_client
@@ -157,26 +158,19 @@ class ClientConnection:
     async def _open_producer(self, command: wire.CommandProducer) -> Producer:
         service, link = self._service, self._link
         producer = Producer(link, command, self._backpressure.wait_for, self._producer_closed)
-        opened = await service.create_producer(
+        if command.initial_subscription_name:
+            with contextlib.suppress(AlreadyExists, Unsupported):  # nothing is stored of a topic of memory
+                await service.create_subscription(
+                    link, command.topic, command.initial_subscription_name, start=("earliest", None)
+                )
+        producer.topic, producer.session = await service.create_producer(
             link,
             command.topic,
             new_port=lambda epoch: producer,
             producer_name=command.producer_name or None,
             access_mode=ACCESS_MODES[command.producer_access_mode],
-            topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else -1,
+            topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else NOT_ALONE,
         )
-        producer.topic, producer.session = opened
-        if command.initial_subscription_name:
-            try:
-                with contextlib.suppress(
-                    AlreadyExists, Unsupported
-                ):  # nothing is stored of a topic of memory
-                    await service.create_subscription(
-                        link, command.topic, command.initial_subscription_name, start=("earliest", None)
-                    )
-            except BaseException:
-                self._release_producer(producer)
-                raise
         return producer
 
     def _producer_opened(self, command: wire.CommandProducer, producer: Producer) -> None:
@@ -186,12 +180,14 @@ class ClientConnection:
     def _release_producer(self, producer: Producer) -> None:
         producer.hold("")
         producer.topic.producer_left(producer.session, lost=True)
+        del producer.session  # which refers to the producer
 
     def _producer_closed(self, producer: Producer) -> None:
         """The session ended here. What its client has sent meanwhile is dropped."""
         producer_id = producer.producer_id
         if self._producers.get(producer_id) is producer:
             self._producers.ended(producer_id, producer)
+            del producer.session
             now, closed = self._loop.time(), self._closed_producers
             closed.pop(producer_id, None)
             closed[producer_id] = now
@@ -208,6 +204,7 @@ class ClientConnection:
             self._producers.ended(command.producer_id, producer)
             producer.topic.producer_left(producer.session, lost=False)
             producer.when_receipted(lambda: self._succeed(command))
+            del producer.session
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 

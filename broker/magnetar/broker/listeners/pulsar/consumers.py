@@ -77,8 +77,8 @@ class Consumer:
     """See the module docstring. It is the port of its consumer (`dispatch.core.consumer.ConsumerPort`) as well."""
 
     __slots__ = (
-        "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_partition", "_requests",
-        "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "opened", "peer",
+        "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_opened", "_partition",
+        "_requests", "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -93,7 +93,7 @@ class Consumer:
         """`on_ended`: it left by itself, and its id holds nothing any more. Raises InvalidTopicName."""
         self.peer = link
         self.consumer_id = command.consumer_id
-        self.opened: ConsumerOpened  # from `open` on
+        self._opened: ConsumerOpened | None = None  # it refers to this: from `open` until it has left
         self._service = service
         self._requests = requests
         self._transcoded = transcoded
@@ -114,7 +114,7 @@ class Consumer:
     async def open(self) -> Consumer:
         """Attaches it to its subscription, as SUBSCRIBE asks, and returns itself. Nothing is sent. Raises MagnetarError."""
         asked = await self._asked()
-        self.opened = await self._service.subscribe(self.peer, self._command.topic, asked, port=self)
+        self._opened = await self._service.subscribe(self.peer, self._command.topic, asked, port=self)
         return self
 
     async def _asked(self) -> SubscribeRequest:
@@ -145,6 +145,13 @@ class Consumer:
             read_compacted=command.read_compacted,
         )
 
+    @property
+    def opened(self) -> ConsumerOpened:
+        """What it has open. Raises AlreadyClosed once it has left, to whatever goes on for it."""
+        if self._opened is None:
+            raise AlreadyClosed(f"consumer {self.consumer_id} is closed")
+        return self._opened
+
     def begin(self) -> None:
         """SUCCESS is sent; from now on something may be sent to the consumer."""
         self._begun = True
@@ -158,6 +165,7 @@ class Consumer:
         """Leaves its subscription: the client closed it, or (`lost`) its connection is gone."""
         self._ended = True
         self.opened.subscription.remove_consumer(self.opened.consumer, lost=lost, returns=returns)
+        self._opened = None
 
     def _end(self, *, returns: bool = False) -> None:
         """It leaves by itself: the client learns that, and subscribes again."""
@@ -169,6 +177,7 @@ class Consumer:
         """The subscription is deleted, and the consumer with it, when this returns. Raises ConsumerBusy unless `force`."""
         await self._service.unsubscribe(self.peer, self.opened, force=command.force)
         self._ended = True
+        self._opened = None
         self._on_ended(self)
 
     # --- ConsumerPort ------------------------------------------------------------------------------------------------

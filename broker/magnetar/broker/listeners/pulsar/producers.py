@@ -109,7 +109,8 @@ class Producer:
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """Once all that was taken before is receipted, what is left begins with the SEND that failed."""
-        self.when_receipted(lambda: self._fail(for_client(error)))
+        session = self.session
+        self.when_receipted(lambda: self._fail(session, for_client(error)))
 
     def when_receipted(self, then: Callable[[], None]) -> None:
         """Calls `then` once nothing that was taken of the session is outstanding."""
@@ -118,8 +119,8 @@ class Producer:
         else:
             then()
 
-    def _fail(self, error: MagnetarError) -> None:
-        if not self.session.active:  # it was closed meanwhile
+    def _fail(self, session: ProducerSession, error: MagnetarError) -> None:
+        if not session.active:  # it was closed meanwhile
             return
         if not error.retryable and self._sent:
             sequence_id, highest, *_ = self._sent[0]
@@ -130,7 +131,7 @@ class Producer:
                 message=error.message,
             )
             self.peer.send(encode(failed))
-        self.topic.producer_left(self.session, lost=True)
+        self.topic.producer_left(session, lost=True)
         self.producer_closed(error)
 
     def send_delayed(self, error: MagnetarError) -> None:

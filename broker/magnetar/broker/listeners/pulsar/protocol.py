@@ -15,6 +15,7 @@ from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import FIELDS, NO_REQUEST, PROTOCOL_VERSION, decode, encode
 from magnetar.proto.pulsar.frames import PING, PONG, Acks, FrameCutter, Sends
 from magnetar.runtime.connection import (
+    MAX_HANDSHAKE_FRAME_BYTES,
     Authenticated,
     AuthenticationExchange,
     ConnectionOptions,
@@ -60,6 +61,10 @@ class PulsarProtocol:
         self._exchange: AuthenticationExchange | None = None  # from CONNECT to the end of the handshake
         self._connection: ClientConnection | None = None  # from the end of the handshake on
         self._cutter = FrameCutter(options.max_message_bytes)
+        self._max_frame_bytes, self._cutter.max_frame_bytes = (
+            self._cutter.max_frame_bytes,
+            MAX_HANDSHAKE_FRAME_BYTES,
+        )
         self._items = 0
 
     # --- Link --------------------------------------------------------------------------------------------------------
@@ -162,6 +167,7 @@ class PulsarProtocol:
         """Producers and consumers go with it."""
         if self._connection is not None:
             self._connection.connection_closed()
+            self._connection = None  # it refers to this
 
     # --- handshake ---------------------------------------------------------------------------------------------------
 
@@ -197,6 +203,7 @@ class PulsarProtocol:
             self.send(encode(challenge))
             return
         self._exchange, self._principal = None, outcome.principal
+        self._cutter.max_frame_bytes = self._max_frame_bytes
         connected = wire.CommandConnected(
             server_version=_SERVER_VERSION,
             protocol_version=self.protocol_version,

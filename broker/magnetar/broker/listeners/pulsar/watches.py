@@ -65,6 +65,9 @@ async def list_topics(
     return [topic for topic in topics if topic.startswith(prefixes)]
 
 
+def _nothing() -> None: ...
+
+
 class Watch:
     """One watch: which topics the client knows, and what it does not know yet."""
 
@@ -76,7 +79,7 @@ class Watch:
         self._changes: dict[str, bool] = {}  # by topic: whether it exists now
         self._flush: asyncio.Handle | None = None
         self._begun = False
-        self.stop: Callable[[], None] = lambda: None  # what the service gave
+        self.stop: Callable[[], None] = _nothing  # what the service gave, and refers to this
         self.closed = False
 
     def begin(self, topics: Iterable[str]) -> list[str]:
@@ -120,6 +123,7 @@ class Watch:
         """Nothing is sent any more."""
         self.closed = True
         self.stop()
+        self.stop = _nothing
 
 
 class Watches:
