@@ -49,9 +49,13 @@ class Requests:
         answer: Callable[[T], None],
         refuse: Callable[[MagnetarError], None],
     ) -> None:
-        """Gives one of the two what `work` returned or raised, an error as clients are told it. Raises TooManyRequests."""
-        self.check_busy()
-        self.begin(self._run(work, answer, refuse))
+        """Gives one of the two what `work` returned or raised, an error as clients are told it."""
+        try:
+            self.check_busy()
+        except TooManyRequests as error:
+            refuse(error)
+        else:
+            self.begin(self._run(work, answer, refuse))
 
     async def _run(
         self,

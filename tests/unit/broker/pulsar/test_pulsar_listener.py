@@ -131,6 +131,24 @@ async def test_a_producer_above_its_rate_is_not_read_until_it_may_go_on() -> Non
 
 
 @in_virtual_time
+async def test_a_producer_that_is_closed_above_its_rate_holds_up_nobody_else() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        admin = FakeClient(broker)
+        await producer(client)
+        await producer(client, topic="others", producer_id=2, request_id=2)
+        await admin.change_policies(topic="orders", publish_rate_messages=10)
+        for number in range(100):
+            send(client, number, b"x")
+        client.send("CLOSE_PRODUCER", producer_id=1, request_id=3)
+        await asyncio.sleep(1)
+        send(client, 0, b"x", producer_id=2)
+        await asyncio.sleep(1)
+        assert [one.producer_id for name, one, _ in client.received].count(2) == 1
+        await client.until(102)
+        assert client.received[-1][0] == "success"
+
+
+@in_virtual_time
 async def test_a_client_that_does_not_read_is_not_read_and_nothing_is_lost_when_it_does() -> None:
     options = ConnectionOptions("broker", high_water_bytes=10_000)
     async with pulsar_server(options) as (_, server), connected(server) as client:

@@ -136,14 +136,11 @@ class ClientConnection:
         refusal: Callable[[Any, MagnetarError], Message] = failed,
     ) -> None:
         """With what `work` returns, or SUCCESS."""
-        try:
-            self._requests.ask(
-                work,
-                lambda answer: self._succeed(command) if answer is None else self._send(answer),
-                lambda error: self._send(refusal(command, error)),
-            )
-        except TooManyRequests as error:
-            self._send(refusal(command, error))
+        self._requests.ask(
+            work,
+            lambda answer: self._succeed(command) if answer is None else self._send(answer),
+            lambda error: self._send(refusal(command, error)),
+        )
 
     def _open(self, openings: Openings[Any, Any], id: int, command: Any) -> None:
         try:
@@ -177,9 +174,9 @@ class ClientConnection:
         self._closed_producers.pop(command.producer_id, None)
         producer.opened()
 
-    def _release_producer(self, producer: Producer) -> None:
+    def _release_producer(self, producer: Producer, *, lost: bool = True) -> None:
         producer.hold("")
-        producer.topic.producer_left(producer.session, lost=True)
+        producer.topic.producer_left(producer.session, lost=lost)
         del producer.session  # which refers to the producer
 
     def _producer_closed(self, producer: Producer) -> None:
@@ -201,10 +198,9 @@ class ClientConnection:
             self._producers.close(command.producer_id)
             self._succeed(command)
         else:
-            self._producers.ended(command.producer_id, producer)
-            producer.topic.producer_left(producer.session, lost=False)
             producer.when_receipted(lambda: self._succeed(command))
-            del producer.session
+            self._producers.ended(command.producer_id, producer)
+            self._release_producer(producer, lost=False)
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -248,13 +244,6 @@ class ClientConnection:
 
         self._answer(command, work, refusal)
 
-    def _unsubscribe(self, command: wire.CommandUnsubscribe) -> None:
-        async def unsubscribe(consumer: Consumer, command: wire.CommandUnsubscribe) -> None:
-            await consumer.unsubscribe(command)
-            self._consumers.ended(command.consumer_id, consumer)
-
-        self._ask_of(command, unsubscribe, not_unsubscribed)
-
     async def _consumer_stats(self, consumer: Consumer, command: wire.CommandConsumerStats) -> Message:
         return await consumer_stats(self._service, self._link, command, consumer.opened)
 
@@ -277,7 +266,7 @@ COMMANDS: dict[str, Callable[[ClientConnection, Any], None]] = {
     "redeliver_unacknowledged_messages": lambda it, command: it._with(command, Consumer.redeliver),
     "close_producer": ClientConnection._close_producer,
     "close_consumer": ClientConnection._close_consumer,
-    "unsubscribe": ClientConnection._unsubscribe,
+    "unsubscribe": lambda it, command: it._ask_of(command, Consumer.unsubscribe, not_unsubscribed),
     "seek": lambda it, command: it._ask_of(command, Consumer.seek),
     "get_last_message_id": lambda it, command: it._ask_of(command, Consumer.last_message_id),
     "consumer_stats": lambda it, command: it._ask_of(command, it._consumer_stats, REFUSE_STATS),
