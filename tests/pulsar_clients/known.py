@@ -29,6 +29,33 @@ KNOWN = (
         "compaction keeps them, unless `compaction_keyless` says otherwise",
     ),
     Known(
+        "removed messages of a batch", "^reading_compacted_batches$", "",
+        "they do not come; this client shows those of Pulsar, which leaves their places, as empty ones",
+    ),
+    Known(
+        "hash ranges that cannot be had", "^sticky_ranges_that_overlap$",
+        "is '(ConsumerBusy|NotAllowedError)', not 'ConsumerAssignError'",
+        "they are refused as any place that another consumer holds, and as any argument that is wrong",
+    ),
+    Known(
+        "a subscription that others use", "^unsubscribing_while_others_are_there$",
+        "is 'ConsumerBusy', not 'BrokerMetadataError'",
+        "the error says why it is not deleted",
+    ),
+    Known(
+        "deduplication while producers are connected", "^deduplication_of_a_topic$", "",
+        "it is in force for producers that are opened from then on: those that are open send nothing twice",
+    ),
+    Known(
+        "properties of producers and consumers", "^properties_of_a_(producer|consumer)$", "(team|version) is missing",
+        "a broker keeps their names and addresses",
+    ),
+    Known(
+        "ids in figures", "^the_last_message_id_for_operators$", "",
+        "the administration shows the entry as it is stored, clients get numbers that have the index in them as well",
+    ),
+    Known("schemas", "schema", "", "they are not served yet"),
+    Known(
         "TLS to a port without it", "^tls_where_there_is_none$", "ConnectError",
         "the connection is closed at once; Pulsar lets the client wait",
     ),

@@ -33,7 +33,7 @@ from pulsar_clients.program import SCENARIOS
 from support.service import holding_port
 
 _TESTS = Path(__file__).parents[1]
-_ATTEMPTS = 3  # of a client whose library ends the process
+_ATTEMPTS = 5  # of a client whose library ends the process
 # Of the Pulsar that is recorded: as durable as Magnetar, and with what is off by default, but clients can ask for.
 _SETTINGS = {
     "acknowledgmentAtBatchIndexLevelEnabled": "true",

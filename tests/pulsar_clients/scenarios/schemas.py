@@ -29,7 +29,9 @@ class Outer(Record):  # type: ignore[misc]
 
 
 def _versions(p: Program, topic: str) -> list[Any]:
-    schemas = p.admin("GET", f"schemas/{topic.partition('://')[2]}/schemas").body
+    status, schemas = p.admin("GET", f"schemas/{topic.partition('://')[2]}/schemas")
+    if status != 200:
+        return [status]
     return [[one["version"], one["type"]] for one in schemas["getSchemaResponses"]]
 
 

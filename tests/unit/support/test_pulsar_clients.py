@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python")
 
 import pulsar_clients.scenarios  # noqa: F401 - registers them
+from pulsar_admin.known import table
 from pulsar_clients import golden
 from pulsar_clients.known import KNOWN
 from pulsar_clients.program import SCENARIOS, Id, Program, comparable
 from pulsar_clients.run import clients, report
 
+PAGE = Path(__file__).parents[3] / "docs" / "pulsar-clients.md"
 T = "persistent://public/default/t"
 
 
@@ -62,5 +65,6 @@ def test_every_scenario_is_recorded_of_every_client() -> None:
         assert not [name for name, row in rows.items() if "failed" in row]
 
 
-def test_the_table_is_of_scenarios() -> None:
+def test_the_page_has_the_table() -> None:
+    assert table(KNOWN) in PAGE.read_text()
     assert len({row.what for row in KNOWN}) == len(KNOWN)
