@@ -424,13 +424,14 @@ class Broker:
         count = await self.partitioned.count(name)
         if count or name.partition != NO_PARTITION or await self.exists(name):
             return count
-        wanted = await self.creation.by_use(name)
+        if (wanted := await self.creation.by_use(name)) is None:
+            raise TopicNotFound(f"topic {name} does not exist")
         if wanted:
             try:
                 await self.partitioned.create(name, wanted)
             except AlreadyExists:  # somebody else made it, in whichever form
                 return await self.partitioned.count(name)
-        return wanted or 0
+        return wanted
 
     async def known(self, name: TopicName) -> Topic:
         """For administration: the topic if it exists. Raises TopicNotFound, PartitionNotFound."""

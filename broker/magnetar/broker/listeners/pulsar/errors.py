@@ -31,7 +31,7 @@ _CODES: dict[type[e.MagnetarError], S] = {
     e.AuthenticationFailed: S.AuthenticationError,
     e.UnsupportedVersion: S.UnsupportedVersionError,
     e.TopicNotFound: S.TopicNotFound,
-    e.PartitionNotFound: S.TopicNotFound,
+    e.PartitionNotFound: S.NotAllowedError,
     e.NotFound: S.TopicNotFound,  # its namespace
     e.SubscriptionNotFound: S.SubscriptionNotFound,
     e.TopicTerminated: S.TopicTerminatedError,
