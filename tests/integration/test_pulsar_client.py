@@ -9,19 +9,14 @@ import pytest
 
 pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python")
 
-from pulsar_admin.distribution import Missing
-from pulsar_clients import golden
 from pulsar_clients.program import SHORT
-from pulsar_clients.run import clients, magnetar, report, saw
+from pulsar_clients.run import clients, judged, magnetar, report
 
 
 @pytest.mark.real
 async def test_it_sees_what_it_saw_of_a_pulsar(tmp_path: Path) -> None:
-    client, names, wanted = clients("")[0], sorted(SHORT), golden.read(golden.FIRST)
-    try:
-        with magnetar(tmp_path / "data") as (url, http):
-            rows = await saw(client, url, http, tmp_path / "log", names)
-    except Missing as error:
-        pytest.skip(str(error))
-    text, unexplained = report(client.name, {name: wanted[name] for name in names}, rows, Counter())
+    client = clients("")[0]
+    with magnetar(tmp_path / "data") as (url, http):
+        both = await judged(client, url, http, tmp_path / "log", sorted(SHORT))
+    text, unexplained = report(client.name, *both, Counter())
     assert not unexplained, text

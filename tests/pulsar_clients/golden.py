@@ -14,7 +14,8 @@ from typing import Any
 _FOLDER = Path(__file__).with_name("golden")
 FIRST = "pulsar-client-3.13.0"
 
-Rows = dict[str, dict[str, Any]]  # by scenario
+Row = dict[str, Any]
+Rows = dict[str, Row]  # by scenario
 
 
 def read(client: str) -> Rows:

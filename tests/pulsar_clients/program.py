@@ -45,7 +45,7 @@ def scenario(function: Scenario) -> Scenario:
 
 
 def slow(function: Scenario) -> Scenario:
-    """Registers a scenario that takes ten seconds or more, so that it is begun early."""
+    """Registers a scenario that takes ten seconds or more, which has a process with others of its kind."""
     SLOW.add(function.__name__)
     return scenario(function)
 

@@ -21,7 +21,7 @@ from typing import Any
 import pulsar
 
 import pulsar_clients.scenarios  # noqa: F401 - registers them
-from pulsar_clients.program import SCENARIOS, SLOW, Program, Unsupported, comparable, refuse_unsupported
+from pulsar_clients.program import SCENARIOS, Program, Unsupported, comparable, refuse_unsupported
 
 _AT_ONCE = 12  # scenarios; they mostly wait
 _LIMIT_S = 150.0  # of one scenario
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     work: queue.SimpleQueue[str] = queue.SimpleQueue()
-    names = sorted(given.names or SCENARIOS, key=lambda name: name not in SLOW)
+    names = given.names or list(SCENARIOS)
     for name in names:
         work.put(name)
     client: Callable[..., Any] = pulsar.Client

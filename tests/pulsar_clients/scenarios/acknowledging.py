@@ -103,6 +103,17 @@ def batches_are_acknowledged_as_a_whole(p: Program) -> Any:
     return {"again": p.receive(again, 4, ack=False), "then": p.nothing(again)}
 
 
+def _redelivered(p: Program, consumer: Any, count: int) -> Any:
+    """By content, `count` messages of a batch; a client that asks for them one by one gets the others more than once."""
+    found: dict[str, Any] = {}
+    while len(found) < count:
+        message = p.next(consumer)
+        consumer.acknowledge(message)
+        row = p.seen(message)
+        found[row["data"]] = row | {"redelivered": message.redelivery_count() > 0}
+    return [found[name] for name in sorted(found)]
+
+
 INDEXES: dict[str, Any] = {"batch_index_ack_enabled": True}
 
 
@@ -146,7 +157,7 @@ def batch_indexes_of_several_consumers(p: Program) -> Any:
     time.sleep(0.5)
     for at in (0, 2, 4, 5):
         consumer.negative_acknowledge(messages[at])
-    return {"again": p.receive(consumer, 4), "then": p.nothing(consumer)}
+    return _redelivered(p, consumer, 4)
 
 
 @short
@@ -190,7 +201,7 @@ def a_batch_is_negatively_acknowledged(p: Program) -> Any:
     messages = [p.next(consumer) for _ in range(4)]
     for message in messages:
         consumer.negative_acknowledge(message)
-    return {"again": p.receive(consumer, 4), "then": p.nothing(consumer)}
+    return _redelivered(p, consumer, 4)
 
 
 @scenario
@@ -295,8 +306,8 @@ def dead_letters_of_a_batch(p: Program) -> Any:
     topic = p.topic()
     letters = p.consumer(f"{topic}-s-DLQ", "letters")
     p.send_all(p.producer(topic, **BATCH), "abc")
-    _, tried = _dead(p, topic, 6, ConsumerDeadLetterPolicy(1), **SHARED)
-    return {"tried": tried, "letters": _letters(p, letters, 3)}
+    _dead(p, topic, 6, ConsumerDeadLetterPolicy(1), **SHARED)
+    return _letters(p, letters, 3)
 
 
 @scenario
