@@ -33,16 +33,6 @@ KNOWN = (
         "they do not come; this client shows those of Pulsar, which leaves their places, as empty ones",
     ),
     Known(
-        "hash ranges that cannot be had", "^sticky_ranges_that_overlap$",
-        "is '(ConsumerBusy|NotAllowedError)', not 'ConsumerAssignError'",
-        "they are refused as any place that another consumer holds, and as any argument that is wrong",
-    ),
-    Known(
-        "a subscription that others use", "^unsubscribing_while_others_are_there$",
-        "is 'ConsumerBusy', not 'BrokerMetadataError'",
-        "the error says why it is not deleted",
-    ),
-    Known(
         "deduplication while producers are connected", "^deduplication_of_a_topic$", "",
         "it is in force for producers that are opened from then on: those that are open send nothing twice",
     ),
