@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
-from magnetar.proto.admission import AdmittedGroups, check_entry
+from magnetar.proto.admission import AdmittedGroups, admit_groups
 from magnetar.proto.batch import (
     FORMAT_PULSAR,
     META_EVENT_TIMES_MS,
@@ -213,11 +213,14 @@ def test_metadata_in_another_order_is_read_as_well() -> None:
     assert admitted.batches[0][12:48] == expected.batches[0][12:48]
 
 
-def test_an_entry_with_such_batches_is_what_a_broker_takes_from_others() -> None:
-    native = encode_batch([b"n"], sequence_id=9, publish_time_ms=1)
-    admitted = admit_pulsar([frame(b"a", deliver_at_time=NOW_MS), batch([single(b"b")] * 3)])
-    both = AdmittedGroups([*admitted.batches, native], [*admitted.counts, 1], [*admitted.sequence_ids, 9])
-    check_entry(_entry(both), 1 << 20)
+@pytest.mark.parametrize("extensions", [{}, {"deliver_at_time": NOW_MS}])
+def test_such_a_batch_is_not_taken_from_native_producers_who_may_put_anything_into_it(
+    extensions: dict[str, Any],
+) -> None:
+    """Its bytes go to Pulsar's consumers as they are: only what `admit_pulsar` has looked at may be stored."""
+    [made] = admit_pulsar([frame(b"a", **extensions)]).batches
+    with pytest.raises(InvalidArgument, match="format 2"):
+        admit_groups([encode_batch([b"n"], sequence_id=9, publish_time_ms=1), made])
 
 
 # --- what native consumers read --------------------------------------------------------------------------------------
