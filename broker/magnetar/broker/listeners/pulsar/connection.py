@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from magnetar.proto.errors import (
     AlreadyExists,
-    InvalidArgument,
+    LookupAgainError,
     MagnetarError,
     MalformedFrame,
     TooManyRequests,
@@ -33,7 +33,7 @@ from ..requests import Requests, for_client
 from .consumers import Consumer
 from .ports import Link
 from .producers import ACCESS_MODES, Producer
-from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, not_unsubscribed
+from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, failed_request, not_unsubscribed
 from .transcoded import Transcoded
 from .watches import Watches
 
@@ -206,8 +206,8 @@ class ClientConnection:
 
     def _consumer(self, consumer_id: int) -> Consumer:
         consumer = self._consumers.get(consumer_id)
-        if consumer is None:
-            raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
+        if consumer is None:  # it may have been closed here a moment ago, and subscribe again
+            raise LookupAgainError(f"consumer {consumer_id} is not open on this connection; subscribe first")
         return consumer
 
     def _with(self, command: Any, do: Callable[[Consumer, Any], None]) -> None:
@@ -237,7 +237,7 @@ class ClientConnection:
         self,
         command: Any,
         do: Callable[[Consumer, Any], Awaitable[Message | None]],
-        refusal: Callable[[Any, MagnetarError], Message] = failed,
+        refusal: Callable[[Any, MagnetarError], Message] = failed_request,
     ) -> None:
         async def work() -> Message | None:
             return await do(self._consumer(command.consumer_id), command)

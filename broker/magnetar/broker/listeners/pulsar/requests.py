@@ -40,14 +40,20 @@ class Row(NamedTuple):
     refuse: Refusal
 
 
-def failed(command: Any, error: MagnetarError) -> wire.CommandError:
+def failed(command: Any, error: MagnetarError, *, lookup: bool = False) -> wire.CommandError:
     """ERROR, always with a text."""
-    return wire.CommandError(request_id=command.request_id, error=server_error(error), message=error.message)
+    code = server_error(error, lookup=lookup)
+    return wire.CommandError(request_id=command.request_id, error=code, message=error.message)
+
+
+def failed_request(command: Any, error: MagnetarError) -> wire.CommandError:
+    """The same of a request that a consumer makes: what is not possible now, its client asks again."""
+    return failed(command, error, lookup=True)
 
 
 def not_unsubscribed(command: Any, error: MagnetarError) -> Message:
     """The same; that others are connected is an error of its own with Pulsar."""
-    refused = failed(command, error)
+    refused = failed_request(command, error)
     if isinstance(error, ConsumerBusy):
         refused.error = S.MetadataError
     return refused
