@@ -28,7 +28,7 @@ from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from .errors import server_error
 from .ports import Link
-from .watches import MAX_PATTERN_CHARS, Pattern, list_topics, topics_hash
+from .watches import MAX_PATTERN_CHARS, Pattern, TopicsHash, list_topics
 
 Refusal = Callable[[Any, MagnetarError], Message]
 
@@ -110,18 +110,17 @@ async def _lookup(service: BrokerService, link: Link, command: wire.CommandLooku
 async def _topics(service: BrokerService, link: Link, command: wire.CommandGetTopicsOfNamespace) -> Message:
     """Partitions by their own names. A pattern that is long, or not one of RE2, is left to the client, as Pulsar may."""
     mode = {command.PERSISTENT: DOMAINS[:1], command.NON_PERSISTENT: DOMAINS[1:]}.get(command.mode, DOMAINS)
-    topics = await list_topics(service, link, command.namespace, mode)
-    filtered = False
+    pattern = None
     if 0 < len(command.topics_pattern) <= MAX_PATTERN_CHARS:
         with contextlib.suppress(InvalidArgument):
-            topics = list(filter(Pattern(command.topics_pattern).matches, topics))
-            filtered = True
-    found = topics_hash(topics)
+            pattern = Pattern(command.topics_pattern)
+    topics = await list_topics(service, link, command.namespace, mode, pattern)
+    found = str(TopicsHash(topics))
     changed = found != command.topics_hash
     return wire.CommandGetTopicsOfNamespaceResponse(
         request_id=command.request_id,
         topics=topics if changed else [],
-        filtered=filtered,
+        filtered=pattern is not None,
         topics_hash=found,
         changed=changed,
     )

@@ -9,13 +9,13 @@ A list and what changes in it are known by a hash: who sends the one that it has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import re2
-from google_crc32c import value as crc32c
+from xxhash import xxh3_64_intdigest
 
 from magnetar.proto.errors import InvalidArgument, TooManyRequests
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import DOMAINS, PARTITION_INFIX, TopicName
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import encode
 
@@ -41,28 +41,44 @@ class Pattern:
 
     def matches(self, topic: str) -> bool:
         """Whether the topic of this full name is one."""
-        whole = str(TopicName.parse(topic).whole)
-        return self._matches(whole.partition("://")[2]) is not None
+        name = topic.partition("://")[2]
+        if PARTITION_INFIX in name:
+            name = str(TopicName.parse(topic).whole).partition("://")[2]
+        return self._matches(name) is not None
 
 
-def topics_hash(topics: Iterable[str]) -> str:
-    """Of a list of topics, whatever their order: as Pulsar writes it."""
-    found: int = crc32c(",".join(sorted(topics)).encode())
-    return found.to_bytes(4, "little").hex()
+class TopicsHash:
+    """Of a list of topics, whatever their order. Clients send it back as it is, and know nothing else of it."""
+
+    def __init__(self, topics: Iterable[str] = ()) -> None:
+        self._value = 0
+        for topic in topics:
+            self.change(topic)
+
+    def change(self, topic: str) -> None:
+        """A topic comes or goes."""
+        self._value ^= xxh3_64_intdigest(topic.encode())
+
+    def __str__(self) -> str:
+        return f"{self._value:016x}"
 
 
 async def list_topics(
-    service: BrokerService, link: Link, namespace: str, domains: Iterable[str]
+    service: BrokerService, link: Link, namespace: str, domains: Iterable[str], pattern: Pattern | None = None
 ) -> list[str]:
-    """All of a namespace, partitions by their own names."""
-    topics: list[str] = []
-    more = True
-    while more:
-        page = await service.list_topics(link, namespace, after=topics[-1] if topics else "")
-        topics += page.topics
-        more = page.more
+    """All of a namespace that the pattern matches, partitions by their own names."""
     prefixes = tuple(f"{domain}://" for domain in domains)
-    return [topic for topic in topics if topic.startswith(prefixes)]
+    topics: list[str] = []
+    after, more = "", True
+    while more:  # a page is looked at in a turn of the loop
+        page = await service.list_topics(link, namespace, after=after)
+        topics += [
+            topic
+            for topic in page.topics
+            if topic.startswith(prefixes) and (pattern is None or pattern.matches(topic))
+        ]
+        more, after = page.more, page.topics[-1] if page.topics else ""
+    return topics
 
 
 def _nothing() -> None: ...
@@ -76,18 +92,19 @@ class Watch:
         self._watcher_id = watcher_id
         self._pattern = pattern
         self._known: dict[str, None] = {}
+        self._hash = TopicsHash()
         self._changes: dict[str, bool] = {}  # by topic: whether it exists now
         self._flush: asyncio.Handle | None = None
         self._begun = False
         self.stop: Callable[[], None] = _nothing  # what the service gave, and refers to this
         self.closed = False
 
-    def begin(self, topics: Iterable[str]) -> list[str]:
-        """Of those that were listed, the ones to answer with; what changed meanwhile follows."""
-        self._known = dict.fromkeys(filter(self._pattern.matches, topics))
+    def begin(self, topics: Sequence[str]) -> str:
+        """The client gets these, whose hash is returned; what changed meanwhile follows."""
+        self._known, self._hash = dict.fromkeys(topics), TopicsHash(topics)
         self._begun = True
         self._schedule()
-        return list(self._known)
+        return str(self._hash)
 
     def topic_changed(self, topic: str, exists: bool) -> None:
         """Sent at the end of the turn."""
@@ -110,12 +127,14 @@ class Watch:
         for topic in deleted:
             del self._known[topic]
         self._known.update(dict.fromkeys(new))
+        for topic in new + deleted:
+            self._hash.change(topic)
         if new or deleted:
             update = wire.CommandWatchTopicUpdate(
                 watcher_id=self._watcher_id,
                 new_topics=new,
                 deleted_topics=deleted,
-                topics_hash=topics_hash(self._known),
+                topics_hash=str(self._hash),
             )
             self._link.send(encode(update))
 
@@ -144,19 +163,20 @@ class Watches:
             raise TooManyRequests(
                 f"this connection has {most} watches of topics, which is max_watches_per_connection"
             )
-        watch = self._watches[watcher_id] = Watch(link, watcher_id, Pattern(command.topics_pattern))
+        pattern = Pattern(command.topics_pattern)
+        watch = self._watches[watcher_id] = Watch(link, watcher_id, pattern)
         try:
             stop = await service.watch_topics(link, command.namespace, watch.topic_changed)
             watch.stop = stop
             if watch.closed:
                 stop()
-            topics = watch.begin(await list_topics(service, link, command.namespace, ["persistent"]))
+            topics = await list_topics(service, link, command.namespace, DOMAINS[:1], pattern)
+            found = watch.begin(topics)
         except BaseException:
             watch.close()
             if self._watches.get(watcher_id) is watch:
                 del self._watches[watcher_id]
             raise
-        found = topics_hash(topics)
         return wire.CommandWatchTopicListSuccess(
             request_id=command.request_id,
             watcher_id=watcher_id,
