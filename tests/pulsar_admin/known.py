@@ -132,7 +132,6 @@ KNOWN = (
         "names", r"odd\?name", "^status: 412, not|^printed is|^answer",
         "a name has letters, digits and `-=:._`, so that it can stand in paths and file names as it is",
     ),
-    Known("schemas", "^schemas metadata", "^status: 404, not 200|^printed is", "they are not served yet"),
 )  # fmt: skip
 
 

@@ -44,7 +44,6 @@ KNOWN = (
         "ids in figures", "^the_last_message_id_for_operators$", "",
         "the administration shows the entry as it is stored, clients get numbers that have the index in them as well",
     ),
-    Known("schemas", "schema", "", "they are not served yet"),
     Known(
         "TLS to a port without it", "^tls_where_there_is_none$", "ConnectError",
         "the connection is closed at once; Pulsar lets the client wait",

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from magnetar.broker import Broker, Topic
+from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.broker.listeners.requests import Requests
 from magnetar.broker.service.broker import BrokerService
+from magnetar.broker.service.results import ProducerOpened
 from magnetar.broker.topics.core.producers import ReceiptFields
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.pulsar import wire_pb2 as wire
@@ -279,7 +280,7 @@ class Producer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._sequence_id = 0
-        self._opened: tuple[Topic, Any] | None = None
+        self._opened: ProducerOpened | None = None
         self._port = _Port(FakeLink())
 
     async def publish(
@@ -305,7 +306,7 @@ class Producer:
             count = 1 if isinstance(one, bytes) else len(one)
             self._sequence_id += count
             messages += count
-        found, session = self._opened
+        found, session, _ = self._opened
         before = self._port.receipted
         found.publish(session, admit_pulsar(frames))
         while self._port.receipted < before + messages:

@@ -10,7 +10,7 @@
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
     │   └── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand, UnsupportedVersion,
     │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting,
-    │       SequenceIdError, NotAllowed
+    │       SequenceIdError, NotAllowed, IncompatibleSchema
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
             EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
@@ -160,6 +160,10 @@ class InvalidArgument(InvalidCallError, ValueError, code=61):
 
 class NotAllowed(InvalidCallError, code=108):
     """The settings of the service do not allow this call."""
+
+
+class IncompatibleSchema(InvalidCallError, code=111):
+    """The topic has a schema that this one does not fit to."""
 
 
 class FrameTooLarge(InvalidCallError, code=62):

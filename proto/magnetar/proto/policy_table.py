@@ -386,19 +386,19 @@ DESCRIBED = (
     ),
     Described(
         ("schema_compatibility",), "schema-compatibility", "word", "STRATEGY",
-        "What a new version of a schema must be compatible with: BACKWARD, FULL, inherit.",
-        _words(*_STRATEGIES), pulsar=("schemaCompatibilityStrategy",), default="UNDEFINED", stored=True,
+        "What a new version of a schema must be compatible with: BACKWARD, FULL (as UNDEFINED), inherit.",
+        _words(*_STRATEGIES), pulsar=("schemaCompatibilityStrategy",), default="UNDEFINED",
     ),
     Described(
         ("schema_validation",), "schema-validation", "word", "WHETHER",
         "Whether producers of topics with a schema need one: on, off, inherit.",
-        _SWITCH, pulsar=("schemaValidationEnforced",), default=False, stored=True,
+        _SWITCH, pulsar=("schemaValidationEnforced",), default=False,
     ),
     Described(
         ("schema_auto_update",), "schema-auto-update", "word", "WHETHER",
         "Whether producers may bring new versions of a schema: on, off, inherit.",
         _SWITCH, pulsar=("isAllowAutoUpdateSchema",), dynamic="isAllowAutoUpdateSchemaEnabled", levels=NAMESPACE,
-        default=True, stored=True,
+        default=True,
     ),
     Described(
         ("offload_threshold_bytes",), "offload-threshold", "size", "SIZE",

@@ -12,6 +12,7 @@ from magnetar.broker.service.admin import AdminService
 from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE, BrokerService
 from magnetar.broker.service.ledgers import LedgerService
 from magnetar.broker.service.operations import OPERATIONS, Operation
+from magnetar.broker.service.schemas import SchemaService
 from magnetar.broker.service.stored import StoredService
 from magnetar.broker.service.tenancy import TenancyService
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotAuthorized
@@ -145,6 +146,13 @@ def test_the_table_of_operations() -> None:
         "BrokerService.split_bundle": Operation("split_bundle", "cluster"),
         "BrokerService.drain": Operation("drain", "cluster"),
         "BrokerService.drains": Operation("list_brokers", "cluster"),
+        "SchemaService.add_schema": Operation("produce", TOPIC),
+        "SchemaService.set_schema": Operation("set_schema", TOPIC),
+        "SchemaService.delete_schemas": Operation("set_schema", TOPIC),
+        "SchemaService.get_schema": Operation("produce or consume or get_schema", TOPIC),
+        "SchemaService.get_schemas": Operation("get_schema", TOPIC),
+        "SchemaService.find_schema": Operation("get_schema", TOPIC),
+        "SchemaService.test_schema": Operation("get_schema", TOPIC),
         **dict.fromkeys(
             (f"StoredService.{name}" for name in ("ledgers", "ledger", "repairs", "damage")),
             Operation("list_ledgers", "cluster"),
@@ -164,7 +172,9 @@ async def test_the_fields_of_a_request_are_the_arguments_of_its_operation(kind: 
 
 def test_every_operation_is_in_the_table() -> None:
     assert set(
-        public_operations(BrokerService, LedgerService, AdminService, TenancyService, StoredService)
+        public_operations(
+            BrokerService, LedgerService, AdminService, TenancyService, StoredService, SchemaService
+        )
     ) == set(OPERATIONS)
 
 
@@ -196,6 +206,7 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
             "AdminService": service.admin,
             "TenancyService": service.tenancy,
             "StoredService": service.stored,
+            "SchemaService": service.schemas,
         }
         owner: Any = owners[name.partition(".")[0]]
         method = getattr(owner, name.split(".")[1])

@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.service.broker import BrokerService
+from magnetar.broker.topics.core.schemas import Schema, SchemaType
 from magnetar.proto import commands as c
 from magnetar.proto.errors import NotAllowed, NotEmpty, NotFound, TopicBusy, TopicNotServed
 from magnetar.proto.ids import TopicName
@@ -28,7 +29,7 @@ class Everyone:
 
 
 ME = Everyone()
-ROOTS = ("/namespaces", "/topics", "/partitioned", "/deletions", "/bundles")
+ROOTS = ("/namespaces", "/topics", "/partitioned", "/deletions", "/bundles", "/schemas")
 
 
 async def everything(store: Any, *paths: str) -> list[str]:
@@ -52,6 +53,8 @@ async def filled(broker: Broker) -> FakeClient:
     await client.consumer(1, "audit", topic="acme/one/plain")
     await client.producer(2, "non-persistent://acme/one/light")
     await service.tenancy.grant_topic(ME, "acme/one/plain", "dave", ["produce"])
+    for name in ("plain", "parts-partition-1", "light", "never-made"):
+        await service.schemas.set_schema(ME, f"acme/one/{name}", Schema(SchemaType.STRING, b"", {}))
     return client
 
 

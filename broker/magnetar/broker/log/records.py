@@ -36,6 +36,7 @@ NAMESPACES_ROOT = "/namespaces"
 PARTITIONED_ROOT = "/partitioned"
 CLUSTERS_ROOT = "/clusters"
 DELETIONS_ROOT = "/deletions"
+SCHEMAS_ROOT = "/schemas"
 IF_EMPTY, FORCED = "if empty", "forced"  # see `NamespaceRecord.deletion`
 
 
@@ -107,6 +108,16 @@ def deletion_path(whole: str) -> str:
 def partitioned_path(name: TopicName) -> str:
     """Metadata path of a partitioned topic's record; its partitions have ledger lists of their own."""
     return f"{PARTITIONED_ROOT}/{name.tenant}/{name.namespace}/{name.domain}/{name.name}"
+
+
+def schemas_path(name: TopicName) -> str:
+    """Metadata path of the list of a topic's schemas, of which partitions and domains have none of their own."""
+    return f"{SCHEMAS_ROOT}/{name.full_namespace}/{name.whole.name}"
+
+
+def schema_path(name: TopicName, version: int) -> str:
+    """Metadata path of one of these schemas."""
+    return f"{schemas_path(name)}/{version:010d}"
 
 
 class LedgerInfo(msgspec.Struct, array_like=True, gc=False):
@@ -303,6 +314,31 @@ class PartitionedRecord(Record):
     def new(cls, created_ms: int) -> PartitionedRecord:
         """The record of a topic that is being made."""
         return cls(0, Policies(), 0, created_ms, {}, False, [])
+
+
+class SchemaRow(NamedTuple):
+    """A version of a topic's schema."""
+
+    type: int  # Pulsar's number
+    fingerprint: bytes  # by which the same schema is found again
+
+
+class SchemasRecord(Record):
+    """The versions of a topic's schema. A version's node is made in the commit that adds its row."""
+
+    first: int  # the number of the first one
+    rows: list[SchemaRow]
+
+
+class SchemaRecord(Record):
+    """A version of a topic's schema, which never changes."""
+
+    version: int
+    type: int
+    definition: bytes
+    properties: dict[str, str]
+    user: str  # who brought it, as far as that is known
+    created_ms: int
 
 
 class StagedRecord(Record):

@@ -39,6 +39,7 @@ from ..settings import BrokerSettings
 from ..tenancy.objects import NAMESPACE
 from ..topics.backlog import peek, skip
 from ..topics.core.producers import ACCESS_MODES, NOT_ALONE, Claim, ProducerPort
+from ..topics.core.schemas import Schema
 from ..topics.policies import ALL_BROKERS, Resolved, check_possible
 from ..topics.registry import Broker
 from ..topics.topic import Topic
@@ -61,6 +62,7 @@ from .results import (
     TopicPage,
     TopicStats,
 )
+from .schemas import SchemaService, check_consumer, version_of_producer
 from .stats import TopicOffsets, backlog, topic_stats
 from .stored import StoredService
 from .tenancy import TenancyService
@@ -78,6 +80,7 @@ class BrokerService:
         self.admin = AdminService(broker)
         self.tenancy = TenancyService(broker)
         self.stored = StoredService(broker)
+        self.schemas = SchemaService(broker)
 
     @property
     def settings(self) -> BrokerSettings:
@@ -106,12 +109,13 @@ class BrokerService:
         epoch: int = 0,
         access_mode: str = "shared",
         topic_epoch: int = NOT_ALONE,
+        schema: Schema | None = None,
     ) -> ProducerOpened:
         """A session to publish with; `new_port` makes its port for the epoch. The topic is made if settings allow it.
 
         Waits until nothing can land that an older session of the name sent, and as the access mode says
         (`topics.core.producers`). Raises ProducerBusy, ProducerFenced, QuorumLost, TopicNotFound, TopicTerminated,
-        InvalidArgument.
+        IncompatibleSchema, InvalidArgument.
         """
         if producer_name is not None and not 0 < len(producer_name) <= 255:
             raise InvalidArgument("a producer name has 1 to 255 characters")
@@ -125,7 +129,8 @@ class BrokerService:
             raise InvalidArgument(f"a topic epoch of {topic_epoch} is not allowed")
         topic = await self._broker.find(name)
         claim = Claim(producer_name or self._broker.generate_name(), epoch, access_mode, topic_epoch)
-        return ProducerOpened(topic, await topic.open_producer(claim, new_port))
+        version = await version_of_producer(self._broker, topic, schema)
+        return ProducerOpened(topic, await topic.open_producer(claim, new_port), version)
 
     @on_topic("consume")
     async def subscribe(
@@ -134,10 +139,11 @@ class BrokerService:
         asked: SubscribeRequest,
         *,
         port: ConsumerPort,
+        schema: Schema | None = None,
     ) -> ConsumerOpened:
         """A consumer; its subscription is made if there is none, the topic if the request and settings allow it.
 
-        Raises ConsumerBusy, TopicNotFound, InvalidArgument.
+        Raises ConsumerBusy, TopicNotFound, IncompatibleSchema, InvalidArgument.
         """
         asked.check()
         topic = await (self._broker.find(name) if asked.create else self._broker.known(name))
@@ -146,6 +152,7 @@ class BrokerService:
             asked = asked._replace(name=self._broker.generate_name())
         if asked.durable and topic.name.persistent:
             _check_made_by_use(topic, asked.subscription)
+        await check_consumer(self._broker, topic, schema)
         return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
 
     @on_consumer("consume")

@@ -22,6 +22,7 @@ class ProducerOpened(NamedTuple):
 
     topic: Topic
     session: ProducerSession
+    schema_version: int | None  # None: it has no schema
 
 
 class ConsumerOpened(NamedTuple):

@@ -21,11 +21,12 @@ from magnetar.proto.errors import (
     TopicBusy,
     VersionConflict,
 )
-from magnetar.proto.ids import DOMAINS, TopicName
+from magnetar.proto.ids import DOMAINS, NO_PARTITION, TopicName
 
 from ..log.records import ABSENT, TOPICS_ROOT, namespace_path
 from ..settings import BrokerSettings
 from ..topics.policies import NamespacePolicies, StoredPolicies
+from ..topics.schemas import remove_schemas
 from .objects import DEFAULT, NAMESPACE, Objects
 
 
@@ -92,7 +93,9 @@ class Creation:
         return found
 
     async def forget(self, name: TopicName) -> None:
-        """Before what is left of a deleted topic goes: who may use another one of the name is another matter."""
+        """Before what is left of a deleted topic goes: who may use another one of the name is another matter, with what."""
+        if name.partition == NO_PARTITION:
+            await remove_schemas(self._metadata, name)
         topic, namespace = str(name), name.full_namespace
         found = await self._objects.find(NAMESPACE, namespace)
         if found is not None and topic in found.record.topic_permissions:

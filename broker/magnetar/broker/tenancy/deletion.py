@@ -41,6 +41,7 @@ from ..log.records import (
     FORCED,
     IF_EMPTY,
     PARTITIONED_ROOT,
+    SCHEMAS_ROOT,
     Stored,
     TopicRecord,
     deletion_path,
@@ -52,6 +53,7 @@ from ..log.topic_names import list_topics
 from ..ownership.ownership import Ownership
 from ..ownership.records import bounds_path, owners_path
 from ..topics.partitions import PartitionedTopics
+from ..topics.schemas import remove_schemas
 from .objects import DEFAULT, NAMESPACE, PUBLIC, TENANT, Kind, Objects
 
 _log = logging.getLogger(__name__)
@@ -176,6 +178,8 @@ class Deletions:
             await self._partitioned.delete(whole)
         if await list_topics(self._metadata, name, count=1) or await self._partitioned_topics(name):
             return False
+        for topic in await self._metadata.children(f"{SCHEMAS_ROOT}/{name}"):  # of those that never were made
+            await remove_schemas(self._metadata, TopicName.parse(f"{name}/{topic}"))
         nodes: list[Operation] = [Delete(namespace_path(name), found.version)]
         # Bundles that somebody owns stay divided as they are: brokers serve by what they hold.
         bounds = await self._metadata.get(bounds_path(name))

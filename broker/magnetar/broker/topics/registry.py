@@ -59,6 +59,7 @@ from ..tenancy.objects import Objects
 from .components import Components, PublishCounters
 from .partitions import PartitionedTopics
 from .policies import NamespacePolicies
+from .schemas import Schemas
 from .topic import Topic
 from .watches import TopicWatches
 
@@ -147,6 +148,7 @@ class Broker:
         self.namespaces = NamespacePolicies(metadata, settings)
         self.objects = Objects(metadata, settings, clock)
         self.creation = Creation(self.objects, metadata, settings, self.namespaces)
+        self.schemas = Schemas(metadata, clock, partial(self.creation.make, topics=0))
         self.partitioned = PartitionedTopics(metadata, clock, self.watches, self.creation)
         self.deletions = Deletions(
             self.objects, metadata, self.partitioned, self.ownership, partial(self.delete_topic, force=True)

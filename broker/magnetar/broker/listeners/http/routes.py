@@ -115,7 +115,7 @@ class Asked:
     @property
     def topic(self) -> str:
         """Its full name; not checked yet."""
-        return "{domain}://{tenant}/{namespace}/{topic}".format_map(self.names)
+        return "{domain}://{tenant}/{namespace}/{topic}".format_map({"domain": "persistent", **self.names})
 
     @property
     def namespace(self) -> str:

@@ -31,6 +31,7 @@ from .openapi import document, page
 from .own_routes import OWN_ROUTES
 from .policy_routes import POLICY_ROUTES
 from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
+from .schemas_routes import SCHEMAS_ROUTES
 from .statuses import Refused, status_of
 from .tenancy_routes import TENANCY_ROUTES
 from .topics_routes import TOPICS_ROUTES
@@ -62,6 +63,7 @@ ROUTES: Final = (
     *POLICY_ROUTES,
     *TENANCY_ROUTES,
     *CLUSTER_ROUTES,
+    *SCHEMAS_ROUTES,
     *OWN_ROUTES,
     Route("GET", "/status", _status),
     Route("GET", "/status.html", _status),

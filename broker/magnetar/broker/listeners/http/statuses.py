@@ -11,7 +11,7 @@ STATUSES: Final[dict[type[e.MagnetarError], int]] = {
     e.MalformedFrame: 400, e.InvalidCallError: 400, e.AuthenticationFailed: 401, e.NotAuthorized: 403,
     e.TopicNotFound: 404, e.PartitionNotFound: 404, e.SubscriptionNotFound: 404, e.NotFoundInStore: 404, e.NotFound: 404,
     e.LedgerNotFound: 404, e.EntryNotFound: 404, e.MessageLost: 404, e.NotAllowed: 405,
-    e.AlreadyExists: 409, e.VersionConflict: 409, e.TopicBusy: 409, e.NotEmpty: 409,
+    e.AlreadyExists: 409, e.VersionConflict: 409, e.TopicBusy: 409, e.NotEmpty: 409, e.IncompatibleSchema: 409,
     e.InvalidArgument: 412, e.InvalidTopicName: 412, e.TopicInUse: 412, e.ConsumerBusy: 412, e.TopicTerminated: 412,
     e.FrameTooLarge: 413, e.MessageTooLarge: 413, e.TooManyRequests: 429,
     e.MagnetarError: 500, e.Unsupported: 501, e.RetryableError: 503, e.LookupAgainError: 503, e.RequestTimeout: 504,

@@ -237,7 +237,7 @@ class ClientConnection:
         )
         producer = opened.session.port
         assert isinstance(producer, Producer)
-        producer.topic, producer.session = opened
+        producer.topic, producer.session, _ = opened
         return producer
 
     def _producer_opened(self, command: c.CreateProducer, producer: Producer) -> None:

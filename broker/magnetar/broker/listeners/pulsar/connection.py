@@ -34,6 +34,7 @@ from .consumers import Consumer
 from .ports import Link
 from .producers import ACCESS_MODES, Producer
 from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, failed_request, not_unsubscribed
+from .schemas import schema_of
 from .transcoded import Transcoded
 from .watches import Watches
 
@@ -160,14 +161,16 @@ class ClientConnection:
                 await service.create_subscription(
                     link, command.topic, command.initial_subscription_name, start=("earliest", None)
                 )
-        producer.topic, producer.session = await service.create_producer(
+        opened = await service.create_producer(
             link,
             command.topic,
             new_port=lambda epoch: producer,
             producer_name=command.producer_name or None,
             access_mode=ACCESS_MODES[command.producer_access_mode],
             topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else NOT_ALONE,
+            schema=schema_of(command),
         )
+        producer.topic, producer.session, producer.schema_version = opened
         return producer
 
     def _producer_opened(self, command: wire.CommandProducer, producer: Producer) -> None:

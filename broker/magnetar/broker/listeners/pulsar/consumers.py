@@ -55,6 +55,7 @@ from .borders import Borders, borders_of, end_of_batch, start_of_batch
 from .errors import server_error
 from .messages import messages_of
 from .ports import Link
+from .schemas import schema_of
 from .transcoded import FORMAT_AT, Transcoded
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,9 @@ class Consumer:
     async def open(self) -> Consumer:
         """Attaches it to its subscription, as SUBSCRIBE asks, and returns itself. Nothing is sent. Raises MagnetarError."""
         asked = await self._asked()
-        self._opened = await self._service.subscribe(self.peer, self._command.topic, asked, port=self)
+        self._opened = await self._service.subscribe(
+            self.peer, self._command.topic, asked, port=self, schema=schema_of(self._command)
+        )
         return self
 
     async def _asked(self) -> SubscribeRequest:

@@ -38,6 +38,7 @@ _CODES: dict[type[e.MagnetarError], S] = {
     e.ConsumerBusy: S.ConsumerBusy,
     e.ProducerBusy: S.ProducerBusy,
     e.ProducerFenced: S.ProducerFenced,
+    e.IncompatibleSchema: S.IncompatibleSchema,
     e.AlreadyClosed: S.UnknownError,  # by the client itself
     e.RetryableError: S.ServiceNotReady,
     e.LookupAgainError: S.ServiceNotReady,

@@ -32,6 +32,7 @@ from ...topics.topic import Topic
 from ..requests import for_client
 from .errors import server_error
 from .ports import Link
+from .schemas import version_bytes
 
 # SENDs that were taken: the first sequence id, the highest one or 0, how many, messages of each (1, if they are several).
 _Sent = tuple[int, int, int, int]
@@ -44,7 +45,7 @@ class Producer:
 
     __slots__ = (
         "_hold_reason", "_name", "_on_closed", "_opening", "_request_id", "_sent", "_told", "_wait_for", "peer",
-        "producer_id", "session", "topic",
+        "producer_id", "schema_version", "session", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +58,9 @@ class Producer:
         """`wait_for`: stops reading until a budget has room. `on_closed`: the session ended here."""
         self.producer_id = command.producer_id
         self.peer = link
-        self.topic: Topic  # these two from its opening on
+        self.topic: Topic  # these three from its opening on
         self.session: ProducerSession
+        self.schema_version: int | None
         self._request_id = command.request_id
         self._name = command.producer_name
         self._opening = True
@@ -74,14 +76,23 @@ class Producer:
         """PRODUCER_SUCCESS: it may send."""
         self._opening = False
         session = self.session
-        self._succeed(session.name, session.last_sequence_id, session.topic_epoch, ready=True)
+        version = version_bytes(self.schema_version)
+        self._succeed(session.name, session.last_sequence_id, session.topic_epoch, version, ready=True)
 
-    def _succeed(self, name: str, last_sequence_id: int = -1, topic_epoch: int = -1, *, ready: bool) -> None:
+    def _succeed(
+        self,
+        name: str,
+        last_sequence_id: int = -1,
+        topic_epoch: int = -1,
+        schema_version: bytes = b"",
+        *,
+        ready: bool,
+    ) -> None:
         answer = wire.CommandProducerSuccess(
             request_id=self._request_id,
             producer_name=name,
             last_sequence_id=last_sequence_id,
-            schema_version=b"",
+            schema_version=schema_version,
             producer_ready=ready,
         )
         if topic_epoch >= 0:

@@ -18,7 +18,6 @@ from magnetar.proto.errors import (
     MagnetarError,
     NotAllowed,
     SubscriptionNotFound,
-    TopicNotFound,
 )
 from magnetar.proto.ids import DOMAINS
 from magnetar.proto.pulsar import wire_pb2 as wire
@@ -28,6 +27,7 @@ from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from .errors import server_error
 from .ports import Link
+from .schemas import add_schema, get_schema
 from .watches import MAX_PATTERN_CHARS, Pattern, TopicsHash, list_topics
 
 Refusal = Callable[[Any, MagnetarError], Message]
@@ -126,17 +126,6 @@ async def _topics(service: BrokerService, link: Link, command: wire.CommandGetTo
     )
 
 
-# --- schemas: topics have none yet ---------------------------------------------------------------------------------------
-
-
-async def _get_schema(service: BrokerService, link: Link, command: wire.CommandGetSchema) -> Message:
-    raise TopicNotFound(f"topic {command.topic} has no schema")
-
-
-async def _make_schema(service: BrokerService, link: Link, command: wire.CommandGetOrCreateSchema) -> Message:
-    return wire.CommandGetOrCreateSchemaResponse(request_id=command.request_id, schema_version=b"")
-
-
 async def consumer_stats(
     service: BrokerService, link: Link, command: wire.CommandConsumerStats, opened: ConsumerOpened
 ) -> Message:
@@ -178,8 +167,8 @@ ROWS: dict[str, Row] = {
     ),
     "lookup": Row(_lookup, _refusing(wire.CommandLookupResponse, response=wire.CommandLookupResponse.FAILED)),
     "get_topics_of_namespace": Row(_topics, failed),
-    "get_schema": Row(_get_schema, _refusing_code(wire.CommandGetSchemaResponse)),
-    "get_or_create_schema": Row(_make_schema, _refusing_code(wire.CommandGetOrCreateSchemaResponse)),
+    "get_schema": Row(get_schema, _refusing_code(wire.CommandGetSchemaResponse)),
+    "get_or_create_schema": Row(add_schema, _refusing_code(wire.CommandGetOrCreateSchemaResponse)),
     "tc_client_connect_request": Row(_transaction, _refusing(wire.CommandTcClientConnectResponse)),
     "new_txn": Row(_transaction, _refusing(wire.CommandNewTxnResponse)),
     "add_partition_to_txn": Row(_transaction, _refusing(wire.CommandAddPartitionToTxnResponse)),
