@@ -35,6 +35,7 @@ from ..batch_extensions import (
     Chunk,
     WholeMessage,
 )
+from ..compression import MAX_RAW_COLUMN_BYTES
 from ..errors import ChecksumMismatch, InvalidArgument, MalformedFrame
 from ..message_rules import (
     MAX_TIME_MS,
@@ -53,7 +54,9 @@ _MARK = struct.Struct(">BBHII")
 _pack = msgspec.msgpack.Encoder().encode
 
 # Of MessageMetadata, by tag.
-_NAME, _KEY, _SCHEMA_VERSION, _ORDERING_KEY, _UUID = (number << 3 | BYTES for number in (1, 6, 16, 18, 26))
+_NAME, _KEY, _ENCRYPTION, _SCHEMA_VERSION, _ORDERING_KEY, _UUID = (
+    number << 3 | BYTES for number in (1, 6, 13, 16, 18, 26)
+)
 _SEQUENCE_ID, _PUBLISH_TIME, _COMPRESSION, _RAW_SIZE, _COUNT, _EVENT_TIME, _BASE64 = (
     number << 3 | VARINT for number in (2, 3, 8, 9, 11, 12, 17)
 )
@@ -62,6 +65,7 @@ _DELIVER_AT, _MARKER, _TRANSACTION, _HIGHEST, _CHUNKS, _CHUNKED_BYTES, _CHUNK = 
 )
 
 MAX_EXTENSIONS_BYTES = 1024
+_LEAST_BYTES = 6  # of a message in a batch: the size of its metadata, and the size of its value there
 _REMEMBERED_BYTES = 256  # of metadata, without what every message has of its own
 
 
@@ -74,6 +78,7 @@ class _Kind(NamedTuple):
     """What metadata says beside the producer's name, the sequence id and the publish time: the same for many messages."""
 
     messages: int
+    least_bytes: int  # of what follows the metadata
     highest_sequence_id: int
     flags: int
     key_hash: int
@@ -120,6 +125,8 @@ def admit_pulsar(frames: Sequence[bytes]) -> AdmittedGroups:
             if at > end:
                 raise MalformedFrame("the metadata of a message is cut short")
             count, highest = kind.messages, kind.highest_sequence_id
+            if count > 1 and len(frame) - end < kind.least_bytes:
+                raise MalformedFrame(f"a batch of {count} messages has {len(frame) - end} bytes for them")
             last = highest if highest > sequence_id else sequence_id
             mark, packed, known = kind.header
             if last != sequence_id + count - 1:
@@ -182,6 +189,7 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
     check_message_count(count)
     if get(_EVENT_TIME, 0) > MAX_TIME_MS:
         checked_time_ms(fields[_EVENT_TIME])
+    compressed, raw_bytes = get(_COMPRESSION, 0) != 0, get(_RAW_SIZE, 0) & 0xFFFFFFFF
     found: dict[int, Any] = {}
     deliver_at_ms = signed(get(_DELIVER_AT, 0), 64)
     if deliver_at_ms > 0:
@@ -189,6 +197,12 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
     if _SCHEMA_VERSION in fields:
         found[EXT_SCHEMA_VERSION] = get(_SCHEMA_VERSION)
     chunks = signed(get(_CHUNKS, 0), 32)
+    if (
+        chunks <= 1 and compressed and raw_bytes > MAX_RAW_COLUMN_BYTES
+    ):  # consumers believe that, and make room
+        raise InvalidArgument(
+            f"a message that inflates to {raw_bytes} bytes, more than {MAX_RAW_COLUMN_BYTES}"
+        )
     if chunks > 1:
         if count > 1:
             raise InvalidArgument("a chunk is a batch of its own")
@@ -212,7 +226,8 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
         key = key_bytes(fields[_KEY], encoded=bool(get(_BASE64)))
     flags, key_hash = (0, 0) if key is None else (FLAG_KEYED, key_hash_of(key))
     header = _header(flags, count, key_hash, found)
-    return _Kind(count, get(_HIGHEST, 0), flags, key_hash, found, header)
+    least_bytes = 0 if compressed or _ENCRYPTION in fields else _LEAST_BYTES * count
+    return _Kind(count, least_bytes, get(_HIGHEST, 0), flags, key_hash, found, header)
 
 
 def _with_last(kind: _Kind, last_sequence_id: int) -> Header:

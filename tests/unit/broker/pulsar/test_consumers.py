@@ -301,6 +301,11 @@ async def test_before_the_first_entry_of_a_ledger_ends_the_one_before() -> None:
         await client.subscribe()
         first, second = client.link.take()
         assert first.ledger < second.ledger
+        # Before the first one of all nothing is, whether it is named by an entry or by an ack set.
+        await client.ack((first.ledger, (1 << 64) - 1), cumulative=True)
+        await client.ack(first, ack_set=[1], cumulative=True)
+        await client.ack((second.ledger + 1, (1 << 64) - 1), cumulative=True)
+        assert mark_delete(broker) == (0, 0)
         await client.ack((second.ledger, (1 << 64) - 1), cumulative=True)
         cursor = broker.topics[str(TOPIC)].subscriptions["s"].cursor
         assert cursor.state.mark_delete == (second.ledger, 0, 0)

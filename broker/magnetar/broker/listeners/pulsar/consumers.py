@@ -69,6 +69,8 @@ TYPES = {
 # How those clients call themselves that know REACHED_END_OF_TOPIC: others close their connection when it comes.
 _KNOW_THE_END = ("Pulsar-Java", "DotPulsar")
 _VERSION_OF_ACTIVE_CONSUMER_CHANGE = 12
+# What one ACK or REDELIVER may acknowledge with its ack sets, each of which may be of 16,384: it takes 0.1 s.
+MAX_RANGES = 100_000
 
 # Where the batches of entries end that were looked up; None: there is no such entry.
 Looked = Mapping[EntryKey, Sequence[int] | None]
@@ -308,9 +310,13 @@ class Consumer:
         """An acknowledgement of which all entries are known, or were looked up."""
         through, opened = command.ack_type == wire.CommandAck.CUMULATIVE, self.opened
         if through:
-            rows = [self._through(one, looked) for one in command.message_id[-1:]]
+            rows = [row for one in command.message_id[-1:] for row in self._through(one, looked)]
         else:
-            rows = [row for one in command.message_id for row in self._rows(one, looked)]
+            try:
+                rows = self._all_rows(command.message_id, looked)
+            except TooManyRequests as error:
+                self._answer(command, error)
+                return
         done = None
         if command.HasField("request_id"):
             done = self._requests.confirmed(
@@ -337,6 +343,23 @@ class Consumer:
             response.error, response.message = server_error(error), error.message
         self.peer.send(encode(response))
 
+    def _all_rows(self, ids: Iterable[wire.MessageIdData], looked: Looked) -> list[AckRange]:
+        """What ids mean together. Raises TooManyRequests."""
+        rows: list[AckRange] = []
+        known = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
+        for one in ids:
+            if one.ack_set:
+                named = (one.ledger_id, one.entry_id, *one.ack_set)
+                if named in known:
+                    continue
+                known.add(named)
+            rows += self._rows(one, looked)
+            if len(rows) > MAX_RANGES:
+                raise TooManyRequests(
+                    f"a command names more than {MAX_RANGES} ranges of messages; send several"
+                )
+        return rows
+
     def _rows(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """What an id means: its batch to the end, or what its ack set leaves out."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
@@ -348,18 +371,21 @@ class Consumer:
         acknowledged = decode_ack_set(one.ack_set, end - index)
         return [(ledger, entry, index + first, index + last) for first, last in acknowledged]
 
-    def _through(self, one: wire.MessageIdData, looked: Looked) -> AckRange:
+    def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         end = index + max(lowest_bit(ack_set_bits(one.ack_set)), 0)
         if not one.ack_set:
             end = self._end_of_batch((ledger, entry), index, looked)
         if end and entry >= 0:
-            return ledger, entry, 0, end - 1
+            return [(ledger, entry, 0, end - 1)]
         if entry <= 0:  # the place before the first message of a ledger
-            before = self.opened.topic.ledger.list.last_before(ledger)
-            ledger, entry = (ledger, 1) if before is None else (before.ledger_id, before.entries)
-        return ledger, entry - 1, 0, LAST_INDEX
+            topic = self.opened.topic
+            before = topic.ledger.list.last_before(ledger) if topic.log.is_known(ledger) else None
+            if before is None:
+                return []
+            ledger, entry = before.ledger_id, before.entries
+        return [(ledger, entry - 1, 0, LAST_INDEX)]
 
     def _end_of_batch(self, key: EntryKey, index: int, looked: Looked) -> int:
         borders = self._borders.get(key)
@@ -376,7 +402,7 @@ class Consumer:
         if self._individual and command.message_ids:
             held = opened.consumer.pending_acks
             ids = [one for one, key in zip(command.message_ids, _keys(command.message_ids)) if key in held]
-            rows = [row for one in ids for row in self._rows(one, {})]
+            rows = self._all_rows(ids, {})
             if not rows:
                 return
         opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
