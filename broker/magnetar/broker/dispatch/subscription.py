@@ -483,10 +483,14 @@ class Subscription:
             self.cursor.reset(position)
             self.epoch += 1
             self.dispatcher.handle(self._core.reset, self.epoch)
-            for consumer in list(self.consumers):
-                consumer.port.sought()
-            if self.durable:
-                await self.cursor.flush()
+            moved = list(self.consumers)
+            try:
+                if self.durable:
+                    await self.cursor.flush()
+            finally:
+                for consumer in moved:
+                    if not consumer.closed:
+                        consumer.port.sought()
             return self.epoch
         finally:
             self._seeking = False

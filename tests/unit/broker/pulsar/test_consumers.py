@@ -457,6 +457,24 @@ async def test_a_seek_closes_all_consumers_of_pulsar_before_it_succeeds() -> Non
         assert values(client) == [b"2", b"3"]
 
 
+async def test_consumers_are_closed_by_a_seek_only_when_it_is_durable() -> None:
+    """A client that comes again before SUCCESS takes a seek that is slow for one that goes on for ever (client 3.7)."""
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        await Producer(broker).publish(b"0", b"1")
+        client = PulsarClient(broker)
+        await client.subscribe()
+        client.link.sent.clear()
+        ledgers.hold = True
+        seeking = asyncio.ensure_future(client.seek(message_publish_time=0))
+        await settle()
+        assert not client.link.sent
+        ledgers.hold = False
+        ledgers.confirm()
+        await seeking
+        assert [name for name, _ in client.link.sent] == ["close_consumer", "success"]
+
+
 async def test_a_seek_by_an_administrator_closes_them_too_and_native_ones_go_on() -> None:
     async with running_broker() as broker:
         await Producer(broker).publish(b"0", b"1")

@@ -68,7 +68,7 @@ class ConsumerPort(Protocol):
         """The consumer waits for an entry that could not be read so far. `lost`: no later attempt will find it."""
 
     def sought(self) -> None:
-        """The subscription is being moved, by whomever: what was delivered means nothing any more.
+        """The subscription was moved, by whomever, and that is durable: what was delivered means nothing any more.
 
         A consumer that cannot learn its new epoch leaves here, to come again (`Subscription.remove_consumer`, `returns`).
         """
