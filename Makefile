@@ -31,7 +31,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: test-pulsar record-pulsar pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: test-pulsar record-pulsar pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark bench-pulsar sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -201,6 +201,9 @@ bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, reco
 
 bench-spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the benchmarks of the data pipeline: Spark reads and writes of a topic beside what Spark can do at all
 	@$(PY) -m bench spark $(ARGS)
+
+bench-pulsar: $(STAMP) ## run Pulsar's own pulsar-perf against the service, and against a Pulsar standalone
+	@PYTHONPATH=tests:. $(PY) -m bench pulsar build/pulsar $(ARGS)
 
 coverage: $(SPARK_STAMP) $(DEMO_STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase

@@ -14,6 +14,7 @@ python -m bench slow_disk        the turns of a service's loop on a slow disk (b
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
 python -m bench many_partitions  thousands of partitions, and of producers on one topic (bench/many_partitions.py)
 python -m bench partitions       a topic of several partitions beside one that has none (bench/partitions.py)
+python -m bench pulsar FOLDER    Pulsar's own pulsar-perf, beside a real Pulsar: `make bench-pulsar` (bench/pulsar.py)
 python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
 python -m bench startup          CPU and memory of a start beside another revision (bench/startup.py)
 python -m bench subscriptions    consumers of every type, fail-over, many topics (bench/subscriptions.py)
@@ -69,6 +70,7 @@ MODULES = (
     "failover",
     "many_partitions",
     "partitions",
+    "pulsar",
     "replicated",
     "slow_disk",
     "startup",

@@ -51,7 +51,7 @@ def standalone(pulsar: Path, **settings: str) -> Iterator[tuple[str, str]]:
     `settings`: of standalone.conf, also such as do not stand there.
     """
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+") as log:
-        http, native = _free_port(), _free_port()
+        http, native = free_port(), free_port()
         changed = {
             "webServicePort": http, "brokerServicePort": native, "advertisedAddress": "localhost",
             "allowAutoTopicCreationType": "non-partitioned", **settings,
@@ -75,7 +75,8 @@ def standalone(pulsar: Path, **settings: str) -> Iterator[tuple[str, str]]:
             process.wait(60)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Nobody listens there at this moment."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
