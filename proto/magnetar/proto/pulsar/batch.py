@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from google_crc32c import value as crc32c
@@ -89,65 +89,80 @@ class _Kind(NamedTuple):
 def admit_pulsar(frames: Sequence[bytes]) -> AdmittedGroups:
     """What SENDs carry behind their commands, verified, as batches of format 2, before the broker appends them.
 
-    Raises as `admission.admit_groups`. 2.1 us for an unbatched message of 100 bytes, 3 more where its metadata is not like
-    that of others (event times, many keys); nothing for a message of a batch.
+    Raises as `admission.admit_groups`. For an unbatched message of 100 bytes 0.8 us if it is like the one before it but for
+    the low seven bits of its sequence id, else 2.4, and 3 more where its metadata is not like that of others (event times,
+    many keys); nothing for a message of a batch.
     """
     batches, counts, sequence_ids = list[bytes](), list[int](), list[int]()
     extensions: dict[int, BatchExtensions] = {}
-    time_bytes, publish_time_ms = b"", 0  # the last one, which the next message often has as well
-    for position, frame in enumerate(frames):
-        try:
-            if frame[:2] != MAGIC:  # the producer leaves checksums out
-                frame = checksummed(frame)
-            elif crc32c(frame[6:]) != int.from_bytes(frame[2:6], "big"):
-                raise ChecksumMismatch("a message does not match its checksum: it was damaged on its way")
-            end = 10 + int.from_bytes(frame[6:10], "big")
-            if end > len(frame):
-                raise MalformedFrame("the metadata of a message is longer than the message")
-            # As every client writes it: name, sequence id, publish time, and the rest.
-            at = 12 + frame[11]
-            if frame[10] == _NAME and frame[11] < 0x80 and frame[at] == _SEQUENCE_ID:
-                sequence_id = frame[at + 1]
-                at += 2
-                if sequence_id > 0x7F:
-                    sequence_id, at = read_varint(frame, at - 1)
-                if frame[at : at + 7] == time_bytes:
-                    at += 7
-                else:
-                    start = at
-                    publish_time_ms, at = _publish_time(frame, at)
-                    time_bytes = frame[start:at] if at == start + 7 else b""
-                rest = frame[at:end]
-                kind = _kind(rest) if len(rest) <= _REMEMBERED_BYTES else _kind.__wrapped__(rest)
+    # Of the last frame: its metadata on both sides of the lowest byte of its sequence id. A size of -1: there is none.
+    size, before, low, behind, end, others = -1, b"", 0, b"", 0, 0
+    publish_time_ms, count, mark, packed, known = 0, 0, b"", b"", cast(BatchExtensions | None, None)
+    try:
+        for frame in frames:
+            if (
+                len(frame) == size
+                and frame[6:low] == before
+                and frame[low + 1 : end] == behind
+                and frame[low] > 0x7F
+                and frame[:6] == MAGIC + crc32c(frame[6:]).to_bytes(4, "big")
+            ):
+                sequence_id = others + frame[low]
             else:
-                sequence_id, publish_time_ms, kind = _in_any_order(frame[10:end])
-                at, time_bytes = end, b""
-            if at > end:
-                raise MalformedFrame("the metadata of a message is cut short")
-            count, highest = kind.messages, kind.highest_sequence_id
-            if count > 1 and len(frame) - end < kind.least_bytes:
-                raise MalformedFrame(f"a batch of {count} messages has {len(frame) - end} bytes for them")
-            last = highest if highest > sequence_id else sequence_id
-            mark, packed, known = kind.header
-            if last != sequence_id + count - 1:
-                mark, packed, known = _with_last(kind, last)
+                if frame[:2] != MAGIC:  # the producer leaves checksums out
+                    frame = checksummed(frame)
+                low, end, sequence_id, publish_time_ms, kind = _parsed(frame)
+                count, highest = kind.messages, kind.highest_sequence_id
+                last = highest if highest > sequence_id else sequence_id
+                mark, packed, known = kind.header
+                size = -1
+                if last != sequence_id + count - 1:
+                    mark, packed, known = _with_last(kind, last)
+                elif low and not highest:
+                    size, others = len(frame), (sequence_id & ~0x7F) - 0x80
+                    before, behind = frame[6:low], frame[low + 1 : end]
+                if last >> 63:
+                    checked_sequence_id(last)
             if known is not None:
                 extensions[len(batches)] = known
-            if last >> 63:
-                checked_sequence_id(last)
-            content = b"".join((_REST.pack(mark, sequence_id, publish_time_ms), packed, frame))
-            batches.append(b"".join((_LENGTH.pack(len(content) + 8), xxh3_64_digest(content), content)))
+            content = _REST.pack(mark, sequence_id, publish_time_ms) + packed + frame
+            batches.append(_LENGTH.pack(len(content) + 8) + xxh3_64_digest(content) + content)
             counts.append(count)
             sequence_ids.append(sequence_id)
-        except (struct.error, IndexError, MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
-            failure = (
-                error
-                if isinstance(error, MalformedFrame | ChecksumMismatch | InvalidArgument)
-                else MalformedFrame("a message is cut short")
-            )
-            failure.details["position"] = position
-            raise failure from None
+    except (struct.error, IndexError, MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
+        failure = (
+            error
+            if isinstance(error, MalformedFrame | ChecksumMismatch | InvalidArgument)
+            else MalformedFrame("a message is cut short")
+        )
+        failure.details["position"] = len(batches)
+        raise failure from None
     return AdmittedGroups(batches, counts, sequence_ids, extensions or None)
+
+
+def _parsed(frame: bytes) -> tuple[int, int, int, int, _Kind]:
+    """Where a sequence id of several bytes begins, else 0; where the metadata ends; sequence id, publish time, the rest."""
+    if crc32c(frame[6:]) != int.from_bytes(frame[2:6], "big"):
+        raise ChecksumMismatch("a message does not match its checksum: it was damaged on its way")
+    end = 10 + int.from_bytes(frame[6:10], "big")
+    if end > len(frame):
+        raise MalformedFrame("the metadata of a message is longer than the message")
+    # As every client writes it: name, sequence id, publish time, and the rest.
+    at = 12 + frame[11]
+    if frame[10] == _NAME and frame[11] < 0x80 and frame[at] == _SEQUENCE_ID:
+        low = at + 1 if frame[at + 1] > 0x7F else 0
+        sequence_id, at = read_varint(frame, at + 1)
+        publish_time_ms, at = _publish_time(frame, at)
+        rest = frame[at:end]
+        kind = _kind(rest) if len(rest) <= _REMEMBERED_BYTES else _kind.__wrapped__(rest)
+    else:
+        low, at = 0, end
+        sequence_id, publish_time_ms, kind = _in_any_order(frame[10:end])
+    if at > end:
+        raise MalformedFrame("the metadata of a message is cut short")
+    if kind.messages > 1 and len(frame) - end < kind.least_bytes:
+        raise MalformedFrame(f"a batch of {kind.messages} messages has {len(frame) - end} bytes for them")
+    return low, end, sequence_id, publish_time_ms, kind
 
 
 def _publish_time(frame: bytes, at: int) -> tuple[int, int]:

@@ -202,6 +202,44 @@ def test_what_is_refused(sent: bytes, error: type[Exception], text: str) -> None
     assert raised.value.details["position"] == 2  # type: ignore[attr-defined]
 
 
+UNLIKE: list[dict[str, Any]] = [
+    {}, {"publish_time": 1_700_000_000_001}, {"producer_name": "q"}, {"partition_key": "k"}, {"partition_key": "l"},
+    {"event_time": 7}, {"num_messages_in_batch": 1}, {"num_messages_in_batch": 3}, {},
+]  # fmt: skip
+
+
+def test_what_is_like_the_message_before_it_is_admitted_as_it_is_alone() -> None:
+    frames = [
+        frame(b"x" * 10, sequence_id=number) for number in [*range(100, 300), 16_383, 16_384, 129, 1, 128]
+    ]
+    frames += [frame(b"y" * 10, sequence_id=130, **fields) for fields in UNLIKE]
+    frames += [
+        frame(b"z", sequence_id=131, deliver_at_time=5),
+        frame(b"z", sequence_id=132, deliver_at_time=5),
+    ]
+    for number in (140, 150, 141):  # the last one has an id below the highest of its batch
+        frames.append(frame(b"z", sequence_id=number, highest_sequence_id=150))
+    frames += [frame(b"z", sequence_id=number, checksum=False) for number in (142, 143, 144)]
+    random.Random(0).shuffle(tail := frames[200:])
+    for some in (frames, frames[:200] + tail, frames[::-1]):
+        admitted = admit_pulsar(some)
+        alone = [admit_pulsar([one]) for one in some]
+        assert admitted.batches == [one.batches[0] for one in alone]
+        assert admitted.counts == [one.counts[0] for one in alone]
+        assert admitted.sequence_ids == [one.sequence_ids[0] for one in alone]
+        expected = {place: one.extensions[0] for place, one in enumerate(alone) if one.extensions}
+        assert (admitted.extensions or {}) == expected
+
+
+@pytest.mark.parametrize("place", [0, 3, 7, 12, 18, 25, 30])
+def test_damage_is_seen_in_what_is_like_the_message_before_it(place: int) -> None:
+    first, second = frame(b"x" * 9, sequence_id=200), bytearray(frame(b"x" * 9, sequence_id=201))
+    second[place] ^= 4
+    with pytest.raises((ChecksumMismatch, MalformedFrame)) as raised:
+        admit_pulsar([first, first, bytes(second)])
+    assert raised.value.details["position"] == 2
+
+
 def test_metadata_in_another_order_is_read_as_well() -> None:
     usual = frame(b"a", sequence_id=300, partition_key="k")
     end = 10 + int.from_bytes(usual[6:10], "big")
