@@ -9,12 +9,13 @@ import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
+from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument, TopicNotFound
 from magnetar.proto.pulsar import wire_pb2 as wire
-from magnetar.proto.pulsar.ids import EARLIEST, LATEST, encode_ack_set, pack_entry
+from magnetar.proto.pulsar.ids import EARLIEST, INDEX_BITS, LATEST, encode_ack_set, pack_entry
 from magnetar.proto.pulsar.transcoding import to_pulsar
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.compaction_kit import compact
@@ -217,6 +218,30 @@ async def test_plain_acknowledgements_of_one_read_go_together() -> None:
         consumer.acknowledge_ids([found[2].id, found[1].id, found[0].id])
         assert mark_delete(broker) == (1, 0)
         assert consumer.opened.consumer.unacked_messages == 0
+
+
+def test_acknowledged_batches_that_follow_one_another_are_one_row() -> None:
+    known = Borders()
+    known.remember((5, 0), UNBATCHED)
+    known.remember((5, 1), [2, 3, 1 << INDEX_BITS])
+    known.remember((5, 2), UNBATCHED)
+
+    def packed(*places: tuple[int, int]) -> list[tuple[int, int]]:
+        return [(5, entry << INDEX_BITS | index) for entry, index in places]
+
+    rows, unknown = known.rows_of(
+        packed((0, 3), (0, 4), (0, 5), (0, 7), (0, 7), (0, 6), (1, 0), (1, 2), (1, 3), (2, 0))
+    )
+    assert rows == [
+        (5, 0, 3, 5), (5, 0, 7, 7), (5, 0, 7, 7), (5, 0, 6, 6), (5, 1, 0, (1 << INDEX_BITS) - 1), (5, 2, 0, 0),
+    ]  # fmt: skip
+    assert not unknown
+    elsewhere = [(4, 1), *packed((3, 1), (3, 2))]
+    assert known.rows_of([*packed((0, 0)), *elsewhere, *packed((0, 1))]) == (
+        [(5, 0, 0, 0), (5, 0, 1, 1)],
+        elsewhere,
+    )
+    assert known.rows_of([]) == ([], [])
 
 
 async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest() -> None:

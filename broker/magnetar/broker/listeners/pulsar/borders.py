@@ -8,11 +8,12 @@ slices is a batch for each of them. Entries of unbatched messages, which are the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from magnetar.proto.entry import Entry
+from magnetar.proto.pulsar.ids import INDEX_BITS, LAST_INDEX
 
-from ...cursors.core.acks import EntryKey, Position
+from ...cursors.core.acks import AckRange, EntryKey, Position
 
 # Above, the oldest entries are forgotten, and looked up when somebody acknowledges them. An entry counts 1, and its batches.
 MAX_BORDERS = 200_000
@@ -65,6 +66,35 @@ class Borders(dict[EntryKey, Sequence[int]]):
         self._size += 1 + len(borders)
         while self._size > MAX_BORDERS and len(self) > 1:
             self._forget(next(iter(self)))
+
+    def rows_of(self, ids: Iterable[EntryKey]) -> tuple[list[AckRange], list[EntryKey]]:
+        """What whole batches are, of which ledger and packed entry are given, and those that are of no entry known here.
+
+        Batches that follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
+        """
+        rows: list[AckRange] = []
+        unknown: list[EntryKey] = []
+        ledger = entry = first = end = (
+            following
+        ) = -1  # `following`: the id behind the row that is not among `rows` yet
+        borders: Sequence[int] | None = None
+        for one in ids:
+            found, packed = one
+            index = packed & LAST_INDEX
+            if packed != following or found != ledger or not index:
+                if following >= 0:
+                    rows.append((ledger, entry, first, end - 1))
+                    following = -1
+                ledger, entry, first = found, packed >> INDEX_BITS, index
+                borders = self.get((ledger, entry))
+                if borders is None:
+                    unknown.append(one)
+                    continue
+            end = end_of_batch(borders, index) if borders else index + 1
+            following = packed - index + end
+        if following >= 0:
+            rows.append((ledger, entry, first, end - 1))
+        return rows, unknown
 
     def drop_below(self, mark_delete: Position) -> None:
         """Forgets the oldest ones as far as nobody has to acknowledge them any more."""
