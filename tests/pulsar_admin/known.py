@@ -89,8 +89,8 @@ KNOWN = (
         "dropped messages are counted by subscription",
     ),
     Known(
-        "consumers", "^topics stats", r"consumers\[0?\]\.(connectedSince|clientVersion) is missing",
-        "a broker does not know when a consumer came and of which version it is",
+        "consumers", "^topics stats", r"consumers\[0?\]\.connectedSince is missing",
+        "a broker does not know when a consumer came",
     ),
     Known(
         "ledgers of an empty topic", "^topics ((partitioned-)?stats-internal|info-internal)",

@@ -88,6 +88,7 @@ class FakeClient:
     """Both the connection that the listener writes to, and the client behind it."""
 
     address = "127.0.0.1:50000"
+    client_version = "magnetar-python"
 
     def __init__(self, broker: Broker) -> None:
         self.writable = True

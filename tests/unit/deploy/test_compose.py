@@ -38,7 +38,7 @@ def test_it_fits_the_schema_of_compose_files(tmp_path: Path) -> None:
 
 
 def test_the_daemons_have_good_settings_and_time_to_stop() -> None:
-    urls, names = [], []
+    urls, pulsar_urls, names = [], [], []
     for name, service in services().items():
         line = service.get("command", [""])
         if line[0] not in ("bookie", "broker"):
@@ -50,15 +50,17 @@ def test_the_daemons_have_good_settings_and_time_to_stop() -> None:
         assert str(settings.daemon.http_port) in published
         assert f":{settings.daemon.http_port}/health/ready" in service["healthcheck"]["test"][-1]
         if line[0] == "broker":
-            assert str(settings.daemon.port) in published
+            assert {str(settings.daemon.port), str(settings.broker.pulsar_port)} <= set(published)
             assert settings.broker.name == name
             urls.append(settings.broker.service_url.partition("://")[2])
+            pulsar_urls.append(settings.broker.pulsar_url_for_clients.partition("://")[2])
         else:
             assert settings.bookie.bookie_id == settings.daemon.advertised_host == name
             assert service["volumes"] == [f"{name}:/data"]
         names.append(name)
     assert names == ["bookie-1", "bookie-2", "bookie-3", "broker-1", "broker-2"]
-    assert f"magnetar://{','.join(urls)}" in COMPOSE.read_text()
+    for scheme, found in (("magnetar", urls), ("pulsar", pulsar_urls)):
+        assert f"{scheme}://{','.join(found)}" in COMPOSE.read_text()
 
 
 def test_what_is_named_is_there() -> None:

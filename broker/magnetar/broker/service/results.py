@@ -81,6 +81,7 @@ class ProducerStats(msgspec.Struct, frozen=True):
     access_mode: str
     topic_epoch: int  # under which it has the topic for itself; -1: it is one of several
     address: str  # host:port
+    client: str  # what it calls itself, with its version
     messages_in: int  # these two since it was opened here
     bytes_in: int
     message_rate_in: float  # these two a second, of the last ten seconds or a little more
@@ -126,6 +127,7 @@ class ConsumerStats(msgspec.Struct, frozen=True):
 
     name: str
     address: str  # host:port
+    client: str  # what it calls itself, with its version
     active: bool  # false: a failover consumer that waits for its place
     priority_level: int
     draining_slots: int  # key_shared: owned by others now, and wait for what this one has unacknowledged

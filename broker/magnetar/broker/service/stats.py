@@ -74,6 +74,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
                 session.access_mode,
                 session.topic_epoch,
                 session.port.peer.address,
+                session.port.peer.client_version,
                 session.messages_in,
                 session.bytes_in,
                 *session.rates.per_second,
@@ -175,6 +176,7 @@ async def _subscription_stats(
             ConsumerStats(
                 name=consumer.name,
                 address=consumer.port.peer.address,
+                client=consumer.port.peer.client_version,
                 active=dispatch.active in (None, consumer),
                 priority_level=consumer.priority_level,
                 draining_slots=draining.get(consumer.name, 0),

@@ -49,14 +49,14 @@ async def subscriptions_stats(client: Client, topic: Topic, subscription: Subscr
         rows = [
             (
                 consumer["name"],
-                consumer.get("address", ""),
+                *(consumer.get(name, "") for name in ("address", "client")),
                 *(text(consumer[count]) for count in counts),
                 _state(consumer),
             )
             for consumer in found["consumers"]
         ]
-        columns = ("name", "address", "priority", "permits", "unacked", "delivered", "state")
-        shown.append(Table("consumers", columns, rows, right=(2, 3, 4, 5)))
+        columns = ("name", "address", "client", "priority", "permits", "unacked", "delivered", "state")
+        shown.append(Table("consumers", columns, rows, right=(3, 4, 5, 6)))
     return Answer(found, shown)
 
 

@@ -180,6 +180,11 @@ class Connection:
         """`host:port` of the peer."""
         return self.transport.address
 
+    @property
+    def client_version(self) -> str:
+        """What the peer calls itself."""
+        return self.transport.peer
+
     def close(self, error: MagnetarError | None = None) -> None:
         """Sends what is queued, then Failed if `error` is given, and closes. May be called twice.
 

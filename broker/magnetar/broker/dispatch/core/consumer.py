@@ -43,6 +43,10 @@ class Peer(Protocol):
     def address(self) -> str:
         """`host:port` of who is there."""
 
+    @property
+    def client_version(self) -> str:
+        """What the client calls itself, for example "Pulsar-CPP-v3.7.2" or "Pulsar-Java-v4.0.6"."""
+
     def probe(self) -> Awaitable[None]:
         """Done when somebody has answered there, or when it is closed, with all that it held, since nobody did."""
 

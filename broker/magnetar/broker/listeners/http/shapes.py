@@ -67,6 +67,7 @@ _CONSUMER: Final = {
     "bytesOutCounter": "delivered_bytes", "msgOutCounter": "delivered_messages", "consumerName": "name",
     "availablePermits": "permits", "unackedMessages": "unacked_messages", "drainingHashesCount": "draining_slots",
     "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages", "address": "address",
+    "clientVersion": "client",
 }  # fmt: skip
 _NOT_OF_CONSUMERS: Final = {
     **dict.fromkeys(
@@ -78,6 +79,7 @@ _NOT_OF_CONSUMERS: Final = {
 }  # fmt: skip
 _PRODUCER: Final = {
     "msgRateIn": "message_rate_in", "msgThroughputIn": "byte_rate_in", "producerName": "name", "address": "address",
+    "clientVersion": "client",
 }  # fmt: skip
 _NOT_OF_PRODUCERS: Final = {"chunkedMessageRate": 0.0, "supportsPartialProducer": False, "metadata": {}}
 # Of these the figure of a partitioned topic is the largest of its partitions'; all other numbers are summed.

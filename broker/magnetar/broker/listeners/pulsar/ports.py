@@ -17,10 +17,6 @@ class Link(Peer, Caller, Protocol):
     """A connection on which Pulsar's protocol is spoken, once its handshake is done (`protocol.PulsarProtocol`)."""
 
     @property
-    def client_version(self) -> str:
-        """What the client calls itself, for example "Pulsar-CPP-v3.7.2" or "Pulsar-Java-v4.0.6"."""
-
-    @property
     def protocol_version(self) -> int:
         """That both sides speak, at most 21."""
 
