@@ -111,6 +111,7 @@ $(OLDER_PULSAR)/.installed: $(STAMP)
 
 test-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## run 254 scenarios with each of Pulsar's Python clients, and compare what they see with what they saw of Pulsar
 	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_clients.run test build/pulsar $(OLDER_PULSAR)/bin/python $(ARGS))
+	@PULSAR_DISTRIBUTION=build/pulsar $(PY) -m pytest -q -n0 --no-header tests/integration/test_readme.py -k other_languages
 
 record-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## write the files that test-pulsar compares with, from a Pulsar standalone
 	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_clients.run record build/pulsar $(OLDER_PULSAR)/bin/python $(ARGS))

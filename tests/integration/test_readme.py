@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from pulsar_admin.distribution import Missing, distribution
 from support.forked_commands import run_magnetar, spawn
 from support.pages import blocks_of, same
 
@@ -30,8 +31,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
 DOCS = REPOSITORY / "docs"
-PORT = re.compile(r"\b(7650|7651|3181|3182|3183|3184|8080|8081|8001|8002|8003)\b")
+PORT = re.compile(r"\b(6650|7650|7651|3181|3182|3183|3184|8080|8081|8001|8002|8003)\b")
 NUMBER = re.compile(r"\d[\d,]*")
+GO_CLIENT = "github.com/apache/pulsar-client-go/pulsar@v0.14.0"
 SOURCES = ("proto", "bookie", "broker", "client", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -82,7 +84,7 @@ class Terminals:
         for language, text, output, _ in blocks_of(page.read_text()):
             if language == "python":
                 out = self.run(
-                    [shutil.which("python", path=self.environment["PATH"]) or "", "-c", self._freed(text)]
+                    [shutil.which("python", path=self.environment["PATH"]) or "", "-c", self.freed(text)]
                 )
                 assert out.strip() if output is None else same(output, out), f"{text}\n{out}"
                 continue
@@ -96,7 +98,7 @@ class Terminals:
 
     def type(self, command: str) -> str:
         """What a command prints. Daemons go on running, in terminals of their own."""
-        command = self._freed(command)
+        command = self.freed(command)
         if command.endswith(" &") or command == "magnetar standalone":
             self._start(command.removesuffix(" &"))
             return ""
@@ -135,7 +137,8 @@ class Terminals:
         words = shlex.split(command)
         return words[1:] if ours and words[0] == "magnetar" and not set(command) & set("|>$;&\n") else []
 
-    def _freed(self, text: str) -> str:
+    def freed(self, text: str) -> str:
+        """With the free ports."""
         return PORT.sub(lambda found: self.port(found[0]), text)
 
     def _start(self, command: str) -> None:
@@ -245,6 +248,52 @@ def test_the_page_of_deduplication_works_as_it_is_written(terminals: Terminals) 
 def test_the_page_of_rates_and_quotas_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.follow(DOCS / "quotas.md", by_shape=True)
+
+
+def pulsar_page(terminals: Terminals) -> Path:
+    """A service that Pulsar's clients find at the free port that stands for 6650."""
+    terminals.environment["MAGNETAR_BROKER_PULSAR_PORT"] = terminals.port("6650")
+    terminals.type("magnetar standalone")
+    return DOCS / "coming-from-pulsar.md"
+
+
+@pytest.mark.real
+def test_the_page_of_pulsars_clients_works_as_it_is_written(terminals: Terminals) -> None:
+    pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python")
+    terminals.follow(pulsar_page(terminals))
+    assert terminals.ran >= 5
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("language", ["java", "go"])
+def test_its_programs_in_other_languages_print_what_it_shows(terminals: Terminals, language: str) -> None:
+    folder = os.environ.get("PULSAR_DISTRIBUTION")
+    if not folder:
+        pytest.skip("`make test-pulsar` compiles and runs it")
+    found = re.search(
+        rf"^```{language}\n(.*?)^```\n\n```text\n(.*?)^```\n",
+        pulsar_page(terminals).read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None
+    (terminals.folder / f"Payments.{language}").write_text(terminals.freed(found[1]))
+    if language == "go":
+        if not shutil.which("go"):
+            pytest.skip("there is no `go` here")
+        commands = ["go mod init payments", f"go get {GO_CLIENT}", "go run ."]
+    else:
+        try:
+            commands = [f"java -cp '{distribution(REPOSITORY / folder)}/lib/*' Payments.java"]
+        except Missing as error:
+            pytest.skip(str(error))
+    # With the caches and registries of whoever runs this.
+    terminals.environment = {
+        **os.environ,
+        **terminals.environment,
+        "PATH": os.environ["PATH"],
+        "HOME": str(Path.home()),
+    }
+    assert found[2] in "".join(map(terminals.run, commands))
 
 
 @pytest.mark.real

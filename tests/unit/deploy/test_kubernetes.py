@@ -79,7 +79,11 @@ def test_the_arguments_and_variables_are_settings(name: str) -> None:
     assert settings.daemon.drain_s < pod["terminationGracePeriodSeconds"]
     assert settings.ledger.placement == "zone"
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    own = {"bookie": settings.daemon.bookie_port, "magnetar": settings.daemon.port, "pulsar": settings.broker.pulsar_port}
+    own = {
+        "bookie": settings.daemon.bookie_port,
+        "magnetar": settings.daemon.port,
+        "pulsar": settings.broker.pulsar_port,
+    }
     for port_name, port in ports.items():
         assert port == own.get(port_name, settings.daemon.http_port)
     if name != "magnetar-autorecovery":

@@ -140,13 +140,16 @@ async def test_a_server_that_never_answers_and_one_that_is_not_there() -> None:
         await open_connection(*address, RecordingHandler(), CLIENT)
 
 
-async def test_a_server_of_another_protocol() -> None:
-    async def ssh(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2p1\r\n", bytes.fromhex("00000006 00000002 080e")])
+async def test_a_server_of_another_protocol(greeting: bytes) -> None:
+    """The second one, of Pulsar's protocol, is a frame."""
+
+    async def other_server(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
         await _reader.read(1000)
         writer.close()
 
-    other = await asyncio.start_server(ssh, "127.0.0.1", 0)
+    other = await asyncio.start_server(other_server, "127.0.0.1", 0)
     with pytest.raises(MalformedFrame, match="does not speak the Magnetar protocol"):
         await open_connection(*listening(other), RecordingHandler(), CLIENT)
     other.close()

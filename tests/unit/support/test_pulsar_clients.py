@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_every_scenario_is_recorded_of_every_client() -> None:
         rows = golden.read(client.name)
         assert set(rows) == set(SCENARIOS), "make record-pulsar"
         assert not [name for name, row in rows.items() if "failed" in row]
+
+
+def test_the_page_of_features_names_scenarios() -> None:
+    page = PAGE.with_name("coming-from-pulsar.md").read_text()
+    features = page[page.index("## What works") : page.index("## What differs")].partition("|---|---|\n")[2]
+    named = re.findall(r"`(\w+)`", features)
+    assert len(named) > 100
+    assert sorted(set(named) - set(SCENARIOS)) == []
 
 
 def test_the_page_has_the_table() -> None:

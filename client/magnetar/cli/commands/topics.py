@@ -94,7 +94,11 @@ async def topics_stats(client: Client, topic: Topic) -> Answer:
         shown.append(_compaction(stats["compaction"], title="compaction"))
     if stats.get("producers"):
         rows = [
-            (producer["name"], text(producer.get("epoch", "")), *(producer[name] for name in ("access_mode", "address", "client")))
+            (
+                producer["name"],
+                text(producer.get("epoch", "")),
+                *(producer[name] for name in ("access_mode", "address", "client")),
+            )
             for producer in stats["producers"]
         ]
         shown.append(Table("producers", ("name", "epoch", "access", "address", "client"), rows))

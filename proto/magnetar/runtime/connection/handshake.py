@@ -38,7 +38,7 @@ _MIN_FRAME_BYTES = 4 * 1024
 _CONNECT_REQUEST_ID = 1
 _NOT_MAGNETAR = (
     "this is not the Magnetar protocol: the first frame must be CONNECT "
-    "(this port serves Magnetar clients; HTTP has a port of its own)"
+    "(this port serves Magnetar clients; those of Pulsar, and HTTP, have ports of their own)"
 )
 
 
@@ -156,12 +156,16 @@ class ConnectingHandshake:
     def stream_error(self, error: MagnetarError) -> MagnetarError:
         """The error for the caller when the bytes of the server are no frames."""
         return MalformedFrame(
-            "the server does not speak the Magnetar protocol; check host and port (HTTP has a port of its own)"
+            "the server does not speak the Magnetar protocol; check host and port "
+            "(clients of Pulsar, and HTTP, have ports of their own)"
         )
 
     def receive(self, header: bytes, payload: bytes) -> tuple[bytes, Negotiated | None]:
         """Raises the error that the server sent, or what is wrong with its frames."""
-        command = decode_command(header)
+        try:
+            command = decode_command(header)
+        except MalformedFrame as error:
+            raise self.stream_error(error) from None
         if isinstance(command, Failed):
             raise command.to_error()
         if isinstance(command, AuthChallenge):

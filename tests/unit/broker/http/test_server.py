@@ -320,4 +320,5 @@ async def test_each_publisher_has_its_rates_and_a_backlog_its_age() -> None:
         found = (await admin("GET", f"{TOPIC}/stats")).body
         (publisher,) = found["publishers"]
         assert (publisher["msgRateIn"], publisher["averageMsgSize"] > 10) == (0.2, True)
+        assert publisher["clientVersion"] == client.client_version
         assert found["oldestBacklogMessageAgeSeconds"] >= 0

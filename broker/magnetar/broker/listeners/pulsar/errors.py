@@ -2,6 +2,8 @@
 
 ServiceNotReady       the producer or consumer comes again; in an answer to a look-up the client closes the whole connection,
                       so there MetadataError stands in its place: the look-up is repeated
+InvalidTopicName      in an answer to a look-up C++, and with it Python, asks again until its time is over: NotAllowedError
+                      stands in its place, which is final
 PersistenceError, MetadataError, TooManyRequests, UnknownError    the same call again, later
 the others            final, and an exception of that name for the application
 """
@@ -45,6 +47,7 @@ _CODES: dict[type[e.MagnetarError], S] = {
     e.InvalidCallError: S.NotAllowedError,
     e.MagnetarError: S.UnknownError,
 }
+_OF_LOOKUPS = {S.ServiceNotReady: S.MetadataError, S.InvalidTopicName: S.NotAllowedError}
 
 
 def server_error(error: e.MagnetarError, *, lookup: bool = False) -> S:
@@ -52,4 +55,4 @@ def server_error(error: e.MagnetarError, *, lookup: bool = False) -> S:
     if "hash_ranges" in error.details:
         return S.ConsumerAssignError
     code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
-    return S.MetadataError if lookup and code == S.ServiceNotReady else code
+    return _OF_LOOKUPS.get(code, code) if lookup else code

@@ -223,4 +223,7 @@ def protocol_factory(
     return lambda transport: PulsarProtocol(transport, service, transcoded, options)
 
 
-_FIRST = "this port speaks Pulsar's protocol, and the first frame must be CONNECT; HTTP has a port of its own"
+_FIRST = (
+    "this port speaks Pulsar's protocol, without TLS, and the first frame must be CONNECT; "
+    "Magnetar's clients and HTTP have ports of their own"
+)
