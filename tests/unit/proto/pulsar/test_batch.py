@@ -212,7 +212,7 @@ def test_what_is_like_the_message_before_it_is_admitted_as_it_is_alone() -> None
     frames = [
         frame(b"x" * 10, sequence_id=number) for number in [*range(100, 300), 16_383, 16_384, 129, 1, 128]
     ]
-    frames += [frame(b"y" * 10, sequence_id=130, **fields) for fields in UNLIKE]
+    frames += [frame(b"y" * 20, sequence_id=130, **fields) for fields in UNLIKE]
     frames += [
         frame(b"z", sequence_id=131, deliver_at_time=5),
         frame(b"z", sequence_id=132, deliver_at_time=5),
