@@ -37,10 +37,11 @@ from pulsar_admin.distribution import Missing, distribution, free_port, standalo
 NAMESPACE = "persistent/public/default"
 SIZE = 100
 JAVA_S = 3.0  # until a consumer has subscribed
+START_S = 60.0  # at most, until the first message
 FILL = 2_000_000  # messages, at most, that are sent before a workload that reads
 LATE = "late"  # a subscription that keeps what was sent, for the consumers that come afterwards
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
-_MEMORY = "-Xmx400m -XX:MaxDirectMemorySize=400m"
+_MEMORY = "-Xmx1500m -XX:MaxDirectMemorySize=600m"  # the histograms alone take half of that
 # What its client says with `-i 1`, each second. The producer's figures are receipts and their latencies.
 _RECEIVED = re.compile(r"Consume throughput received: ([\d.]+) msgs/s")
 _PRODUCED = re.compile(
@@ -76,11 +77,12 @@ WORKLOADS = (
 
 
 class Sample(NamedTuple):
-    """A second of `pulsar-perf`: when it ended, messages a second in it, CPU of the service so far, latencies in ms."""
+    """A second of `pulsar-perf`: when it ended, messages a second, CPU of service and clients so far, latencies in ms."""
 
     at: float
     rate: float
     cpu_s: float
+    client_s: float
     p50: float
     p99: float
 
@@ -97,17 +99,22 @@ def tree(pid: int) -> Iterator[int]:
 class Perf:
     """One `pulsar-perf` that runs, and a thread that reads what it says."""
 
-    def __init__(self, pulsar: Path, arguments: Sequence[str], service: Sequence[int], log: Path) -> None:
+    def __init__(
+        self, pulsar: Path, arguments: Sequence[str], service: Sequence[int], clients: list[int], log: Path
+    ) -> None:
+        """`service` and `clients`: processes of which CPU is measured; this one is added to the clients."""
         self.samples: list[Sample] = []  # of seconds in which there was a message
         self._service = service
+        self._clients = clients
         self._log = log
         self._process = subprocess.Popen(
             [pulsar / "bin" / "pulsar-perf", *arguments],
-            env=os.environ | {"PULSAR_MEM": _MEMORY},
+            env=os.environ | {"PULSAR_EXTRA_OPTS": _MEMORY},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        clients.append(self._process.pid)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -116,23 +123,24 @@ class Perf:
         with self._log.open("w") as log:
             for line in self._process.stdout:
                 log.write(line)
-                cpu_s = sum(cpu_time(pid).total for pid in self._service)
+                cpu = [sum(cpu_time(pid).total for pid in pids) for pids in (self._service, self._clients)]
                 if match := _RECEIVED.search(line):
-                    figures = float(match[1]), cpu_s, 0.0, 0.0
+                    figures = float(match[1]), *cpu, 0.0, 0.0
                 elif match := _PRODUCED.search(line):
-                    figures = float(match[3]), cpu_s, float(match[1]), float(match[2])
+                    figures = float(match[3]), *cpu, float(match[1]), float(match[2])
                 else:
                     continue
                 if figures[0]:
                     self.samples.append(Sample(time.monotonic(), *figures))
 
-    def wait(self, timeout_s: float) -> None:
-        """Until it ends by itself; it is killed when it does not."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.stop()
-        self._reader.join()
+    def wait(self, seconds: float) -> None:
+        """Until it ends by itself, or for so many seconds from its first message on; then it is ended."""
+        latest = time.monotonic() + seconds + START_S
+        while self._process.poll() is None and time.monotonic() < latest:
+            if self.samples:
+                latest = min(latest, self.samples[0].at + seconds)
+            time.sleep(0.1)
+        self.stop()
 
     def stop(self) -> None:
         """Ends it."""
@@ -141,11 +149,11 @@ class Perf:
         self._reader.join()
 
     def measured(self, warm_up_s: float) -> list[Sample]:
-        """The samples after the warm-up, or the second half of them where there are few."""
+        """The samples after the warm-up, or the second half of them where there are few. Raises Missing."""
         found = [one for one in self.samples if one.at >= self.samples[0].at + warm_up_s]
         found = max(found, self.samples[len(self.samples) // 2 :], key=len)
         if len(found) < 2:
-            raise SystemExit(f"bench: pulsar-perf said too little; {self._log} has its output")
+            raise Missing(f"pulsar-perf said too little; {self._log} has its output")
         return found
 
 
@@ -190,21 +198,21 @@ def run(
 ) -> dict[str, float]:
     """One workload's figures."""
     topic = f"persistent://public/default/{workload.topic}"
+    clients: list[int] = []
     log = scratch / f"{service.name}-{workload.name}"
     common = ["-u", service.url, "-i", "1", topic]
     consume = ["consume", *workload.consume, "-sp", "Earliest", *common]
     produce = ["produce", *workload.produce, "-r", "2000000", "-s", str(SIZE), *common]
-    if workload.produces:
-        produce += ["-time", str(seconds)]
-    else:
-        filling = Perf(pulsar, [*produce, "-m", str(FILL)], service.pids, log.with_suffix(".fill.log"))
+    if not workload.produces:
+        filling = Perf(
+            pulsar, [*produce, "-m", str(FILL)], service.pids, clients, log.with_suffix(".fill.log")
+        )
         filling.wait(2 * seconds)
-        consume += ["-time", str(seconds)]
-    consumer = timed = Perf(pulsar, consume, service.pids, log.with_suffix(".consume.log"))
+    consumer = timed = Perf(pulsar, consume, service.pids, clients, log.with_suffix(".consume.log"))
     if workload.produces:
         time.sleep(JAVA_S)
-        timed = Perf(pulsar, produce, service.pids, log.with_suffix(".produce.log"))
-    timed.wait(seconds + 60)
+        timed = Perf(pulsar, produce, service.pids, clients, log.with_suffix(".produce.log"))
+    timed.wait(seconds)
     consumer.stop()
     received = consumer.measured(warm_up_s)
     if workload.produces:
@@ -214,6 +222,7 @@ def run(
     figures = {
         "rate": messages / (end.at - first.at),
         "cpu_us_per_message": (end.cpu_s - first.cpu_s) * 1e6 / messages,
+        "client_us_per_message": (end.client_s - first.client_s) * 1e6 / messages,
         "cores": (end.cpu_s - first.cpu_s) / (end.at - first.at),
         "messages": messages,
     }
@@ -256,8 +265,12 @@ def main(arguments: Sequence[str]) -> int:
                 _put(f"{topics}/{topic}/subscription/{LATE}", _EARLIEST)
             rows = found[service.name] = {}
             for one in wanted:
-                rows[one.name] = run(service, one, pulsar, given.seconds, given.warm_up, scratch)
-                row = rows[one.name]
+                try:
+                    row = run(service, one, pulsar, given.seconds, given.warm_up, scratch)
+                except Missing as error:
+                    screen.print(f"{service.name}: {one.label}: {error}")
+                    continue
+                rows[one.name] = row
                 cost = row["cpu_us_per_message"]
                 screen.print(
                     f"{service.name}: {one.label}: {row['rate']:,.0f}/s, {cost:.2f} us of CPU a message"
@@ -272,13 +285,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def _table(workloads: Sequence[Workload], found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     table = Table("workload", "service")
-    for name in ("received/s", "target", "p50 ms", "p99 ms", "CPU us/message", "cores"):
+    for name in ("received/s", "target", "p50 ms", "p99 ms", "CPU us/message", "of the clients", "cores"):
         table.add_column(name, justify="right")
     for workload in workloads:
         for service, rows in found.items():
-            row = rows[workload.name]
+            row = rows.get(workload.name)
+            if row is None:
+                continue
             target = workload.target if service == "Magnetar" else ""
-            names = ("p50_ms", "p99_ms", "cpu_us_per_message", "cores")
+            names = ("p50_ms", "p99_ms", "cpu_us_per_message", "client_us_per_message", "cores")
             figures = [f"{row[name]:.2f}" if name in row else "" for name in names]
             table.add_row(workload.label, service, f"{row['rate']:,.0f}", target, *figures)
     return table
