@@ -432,8 +432,35 @@ def message_frame_heads(
     """MESSAGE frames but for their last bytes: for each entry, and size of what follows as it was sent (checksum and all).
 
     `partition` is -1 for a topic that is none, `epoch` None for a consumer without; `ack_set` has signed words of 64 bits.
-    2.4 us, and 0.22 us for each message.
+    0.6 us, 2 more for the first ones of a consumer and a ledger, and 0.2 us for each message.
     """
+    head = _message_head.__wrapped__ if ack_set else _message_head  # which is rarely the same twice
+    command_bytes, start, behind, pack = head(
+        consumer_id, ledger, partition, redelivery_count, tuple(ack_set), epoch
+    )
+    heads: list[bytes] = []
+    high, end = -1, b""
+    for entry, size in messages:
+        if entry >> 21 != high:
+            high = entry >> 21
+            end = _padded_high(high) + behind
+        low = entry & _RUN - 1
+        heads.append(
+            pack(4 + command_bytes + size, start, _LOW[low], _MIDDLE[low], entry >> 14 & 127 | 128, end)
+        )
+    return heads
+
+
+@lru_cache(1024)
+def _message_head(
+    consumer_id: int,
+    ledger: int,
+    partition: int,
+    redelivery_count: int,
+    ack_set: Sequence[int],
+    epoch: int | None,
+) -> tuple[int, bytes, bytes, Callable[..., bytes]]:
+    """Size of a MESSAGE's command; what stands before the entry, from that size on, and behind it; packs the whole."""
     before = b"\x08" + _varint(ledger) + b"\x10"
     behind = b"" if partition < 0 else b"\x18" + _varint(partition)
     start = b"\x08%b\x12%c%b" % (_varint(consumer_id), len(before) + 10 + len(behind), before)
@@ -446,15 +473,4 @@ def message_frame_heads(
     start = b"\x08\x09\x4a" + _varint(len(start) + 10 + len(behind)) + start
     command_bytes = len(start) + 10 + len(behind)
     start = command_bytes.to_bytes(4, "big") + start
-    pack = struct.Struct(f">I{len(start)}sBBB{7 + len(behind)}s").pack
-    heads: list[bytes] = []
-    high, end = -1, b""
-    for entry, size in messages:
-        if entry >> 21 != high:
-            high = entry >> 21
-            end = _padded_high(high) + behind
-        low = entry & _RUN - 1
-        heads.append(
-            pack(4 + command_bytes + size, start, _LOW[low], _MIDDLE[low], entry >> 14 & 127 | 128, end)
-        )
-    return heads
+    return command_bytes, start, behind, struct.Struct(f">I{len(start)}sBBB{7 + len(behind)}s").pack
