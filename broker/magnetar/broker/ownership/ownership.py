@@ -189,10 +189,11 @@ class SoleBroker:
     alone = True
     valid = True
 
-    def __init__(self, name: str, url: str, http: str = "") -> None:
+    def __init__(self, name: str, url: str, http: str = "", pulsar: str = "") -> None:
         self._name = name
         self._url = url
         self._http = http
+        self._pulsar = pulsar
         self._host: Host | None = None
 
     @property
@@ -226,7 +227,8 @@ class SoleBroker:
     # --- Administration ----------------------------------------------------------------------------------------------
 
     async def brokers(self) -> list[BrokerRow]:
-        return [BrokerRow(self._name, self._url, "", "", READY, 0, "", BrokerLoad(), {}, self._http)]
+        name, url = self._name, self._url
+        return [BrokerRow(name, url, "", "", READY, 0, "", BrokerLoad(), {}, self._http, self._pulsar)]
 
     async def balancer(self) -> str:
         return ""

@@ -131,7 +131,7 @@ class Broker:
         """
         self.settings = settings
         self.ownership: Ownership = ownership or SoleBroker(
-            settings.name, settings.service_url, settings.http_url
+            settings.name, settings.service_url, settings.http_url, settings.pulsar_url_for_clients
         )
         self.metadata = metadata
         self.clock = clock

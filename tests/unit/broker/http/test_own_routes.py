@@ -226,6 +226,14 @@ async def test_a_standalone_service_has_no_drains() -> None:
             assert (refused.status, "this broker is alone" in refused.reason) == (501, True)
 
 
+async def test_a_broker_that_is_alone_says_where_each_protocol_is_spoken() -> None:
+    async with administered() as admin:
+        (row,) = (await admin("GET", f"{OWN}/brokers")).body["brokers"]
+        settings = admin.broker.settings
+        assert (row["url"], row["pulsar"]) == (settings.service_url, settings.pulsar_url_for_clients)
+        assert row["pulsar"].startswith("pulsar://")
+
+
 async def test_brokers_bookies_and_zones_are_drained_and_come_back() -> None:
     async with brokers("a") as cluster:
         await cluster.start("b", zone="east")
