@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from google_crc32c import value as crc32c
@@ -97,7 +97,8 @@ def admit_pulsar(frames: Sequence[bytes]) -> AdmittedGroups:
     extensions: dict[int, BatchExtensions] = {}
     # Of the last frame: its metadata on both sides of the lowest byte of its sequence id. A size of -1: there is none.
     size, before, low, behind, end, others = -1, b"", 0, b"", 0, 0
-    publish_time_ms, count, mark, packed, known = 0, 0, b"", b"", cast(BatchExtensions | None, None)
+    length, mark, packed, publish_time_ms, count = b"", b"", b"", 0, 0
+    known: BatchExtensions | None = None
     try:
         for frame in frames:
             if (
@@ -123,10 +124,11 @@ def admit_pulsar(frames: Sequence[bytes]) -> AdmittedGroups:
                     before, behind = frame[6:low], frame[low + 1 : end]
                 if last >> 63:
                     checked_sequence_id(last)
+                length = _LENGTH.pack(BATCH_HEADER_BYTES - _LENGTH.size + len(packed) + len(frame))
             if known is not None:
                 extensions[len(batches)] = known
             content = _REST.pack(mark, sequence_id, publish_time_ms) + packed + frame
-            batches.append(_LENGTH.pack(len(content) + 8) + xxh3_64_digest(content) + content)
+            batches.append(length + xxh3_64_digest(content) + content)
             counts.append(count)
             sequence_ids.append(sequence_id)
     except (struct.error, IndexError, MalformedFrame, ChecksumMismatch, InvalidArgument) as error:

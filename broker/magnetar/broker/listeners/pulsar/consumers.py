@@ -69,6 +69,7 @@ TYPES = {
 # How those clients call themselves that know REACHED_END_OF_TOPIC: others close their connection when it comes.
 _KNOW_THE_END = ("Pulsar-Java", "DotPulsar")
 _VERSION_OF_ACTIVE_CONSUMER_CHANGE = 12
+_SMALL_BYTES = 1024  # pieces of this size on average are copied
 # What one ACK or REDELIVER may acknowledge with its ack sets, each of which may be of 16,384: it takes 0.1 s.
 MAX_RANGES = 100_000
 
@@ -240,8 +241,11 @@ class Consumer:
         opened, entry = self.opened, delivery.entry
         self._borders.remember((delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts)
         self._borders.drop_below(opened.subscription.cursor.state.mark_delete)
-        if sent.pieces:
-            self.peer.write(sent.pieces, sum(map(len, sent.pieces)))
+        if pieces := sent.pieces:
+            size = sum(map(len, pieces))
+            if size < _SMALL_BYTES * len(pieces):  # in C, what the transport would do piece by piece
+                pieces = [b"".join(pieces)]
+            self.peer.write(pieces, size)
         if sent.unsent:  # the client, which does not see them, returns no permits for them
             opened.subscription.flow(opened.consumer, sent.unsent, 0)
 
