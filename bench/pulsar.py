@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from bench.arguments import OUT, console, parser_of
-from bench.service_process import ServiceProcess, cpu_time
-from pulsar_admin.distribution import Missing, distribution, free_port, standalone
+from bench.service_process import ServiceProcess, cpu_time, free_port
+from pulsar_admin.distribution import Missing, distribution, standalone
 
 NAMESPACE = "persistent/public/default"
 SIZE = 100

@@ -15,6 +15,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,8 @@ class ServiceProcess:
         ports: Mapping[str, int] | None = None,
         module: str = "magnetar.cli.main",
     ) -> None:
-        """`ports` maps magnetar, pulsar, bookie and http to numbers; absent ones are free ports, but pulsar none.
+        """`ports` maps magnetar, pulsar, bookie and http to numbers; absent ones are free ports, but pulsar none. A pulsar
+        of -1 is an older revision, which has no such option.
 
         `data` None: no such option.
         """
@@ -211,7 +213,7 @@ class ServiceProcess:
         }[self.command]
         for scheme, flag in flags.items():
             line += [flag, str(self.ports.get(scheme, 0))]
-        if self.command in ("standalone", "broker"):
+        if self.command in ("standalone", "broker") and self.ports.get("pulsar") != -1:
             line += ["--pulsar-port", str(self.ports.get("pulsar", 0))]
         return line + self.arguments
 
@@ -299,6 +301,14 @@ def io_counters(pid: int) -> dict[str, int]:
     except OSError:
         return {}
     return {name: int(value) for name, value in (line.split(": ") for line in text.splitlines())}
+
+
+def free_port() -> int:
+    """Nobody listens there at this moment."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        return port
 
 
 def _alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.arguments import OUT, console
 from bench.compare.errors import CompareFailed
 from bench.compare.revisions import Repository
-from bench.service_process import ServiceProcess, cpu_time
+from bench.service_process import ServiceProcess, cpu_time, free_port
 
 ROOTS = ("proto", "bookie", "broker", "client")
 IDLE_S = 2.0
@@ -31,7 +31,9 @@ def figures(source: Path, data: Path) -> dict[str, float]:
     """Of one start."""
     shutil.rmtree(data, ignore_errors=True)
     path = os.pathsep.join(str(source / root) for root in ROOTS)
-    with ServiceProcess(data, environment={"PYTHONPATH": path}) as service:
+    listens = (source / "broker/magnetar/broker/listeners/pulsar").exists()
+    ports = {"pulsar": free_port() if listens else -1}
+    with ServiceProcess(data, environment={"PYTHONPATH": path}, ports=ports) as service:
         pids = service.processes().values()
         cpu_s = sum(cpu_time(pid).total for pid in pids)
         time.sleep(IDLE_S)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from bench.service_process import free_port
 
 VERSION = "4.0.6"
 ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
@@ -73,14 +74,6 @@ def standalone(pulsar: Path, **settings: str) -> Iterator[tuple[str, str]]:
         finally:
             process.terminate()
             process.wait(60)
-
-
-def free_port() -> int:
-    """Nobody listens there at this moment."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-        return port
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
