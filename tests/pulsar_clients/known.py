@@ -9,7 +9,8 @@ from pulsar_admin.known import Known
 
 KNOWN = (
     Known(
-        "tenants and namespaces", "^a_(namespace|tenant)_that_is_not_there$", " is 'no error', not 'TopicNotFound'",
+        "tenants and namespaces", "^(a_(namespace|tenant)_that_is_not_there|names_that_are_none)$",
+        " is 'no error', not 'Topic(NotFound|DoesNotExistException)'",
         "they are made when they are used",
     ),
     Known(
@@ -37,8 +38,15 @@ KNOWN = (
         "it is in force for producers that are opened from then on: those that are open send nothing twice",
     ),
     Known(
-        "properties of producers and consumers", "^properties_of_a_(producer|consumer)$", "(team|version) is missing",
-        "a broker keeps their names and addresses",
+        "properties of producers and consumers", "^properties_of_a_(producer|consumer|subscription)$",
+        "(team|version|of) is missing", "a broker keeps their names and addresses",
+    ),
+    Known(
+        "properties of subscriptions", "^properties_of_a_subscription$", "x is missing", "there are none",
+    ),
+    Known(
+        "readers of a range of hashes", "^a_reader_of_a_range_of_hashes$", "hash_ranges are for key_shared",
+        "ranges are for Key_Shared subscriptions",
     ),
     Known(
         "ids in figures", "^the_last_message_id_for_operators$", "",

@@ -1,8 +1,8 @@
-"""Pulsar's Python clients against a Magnetar of one process: `make test-pulsar`.
+"""Pulsar's clients against a Magnetar of one process: `make test-pulsar`.
 
-Each client runs every scenario, and what it saw is compared with what it saw of a real Pulsar, as `golden/*.json` keep it.
-What differs must stand in the table `known.KNOWN`. The last lines count; the exit code is 1 where something is unexplained,
-or where the table explains what does not differ.
+Each Python client runs every scenario of `scenarios`, `others` have their own. What a client saw is compared with what it
+saw of a real Pulsar, as `golden/*.json` keep it. What differs must stand in the table `known.KNOWN`. The last lines count;
+the exit code is 1 where something is unexplained, or where the table explains what does not differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import secrets
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from bench.service_process import ServiceProcess
 import pulsar_clients.scenarios  # noqa: F401 - registers them
 from pulsar_admin.distribution import VERSION, Missing, distribution, standalone
 from pulsar_admin.known import explained
-from pulsar_clients import golden
+from pulsar_clients import golden, others
 from pulsar_clients.golden import FIRST, Row, Rows
 from pulsar_clients.known import KNOWN
 from pulsar_clients.program import SCENARIOS, SLOW
@@ -39,6 +40,10 @@ _SETTINGS = {
     "acknowledgmentAtBatchIndexLevelEnabled": "true",
     "journalSyncData": "true",
 }
+
+
+# What a client sees of a service, by scenario: its URL, that of its administration, a log, names of scenarios.
+Saw = Callable[[str, str, Path, Sequence[str]], Awaitable[Rows]]
 
 
 class Client(NamedTuple):
@@ -87,16 +92,27 @@ async def _saw(client: Client, url: str, http: str, log: Path, wanted: list[str]
     return rows
 
 
+def _all(folder: Path, older: str, chosen: str) -> Iterator[tuple[str, Saw]]:
+    """All clients whose names contain `chosen`."""
+    for client in clients(older):
+        if chosen in client.name:
+            yield client.name, functools.partial(saw, client)
+    for other, command in others.available(folder, chosen):
+        yield other.name, functools.partial(others.saw, command)
+
+
 async def judged(
-    client: Client, url: str, http: str, log: Path, names: Sequence[str] = ()
+    client: str, see: Saw, url: str, http: str, log: Path, names: Sequence[str] = ()
 ) -> tuple[Rows, Rows]:
     """What it saw, beside what it is to see. What nothing explains is tried once more: the machine may have been busy."""
-    recorded = golden.read(client.name)
-    wanted = {name: recorded[name] for name in names or recorded}
-    rows = await saw(client, url, http, log, list(wanted))
+    recorded = golden.read(client)
+    wanted = {name: recorded[name] for name in names or recorded if name in recorded}
+    if not wanted:
+        return {}, {}
+    rows = await see(url, http, log, list(wanted))
     if again := [name for name, row in wanted.items() if _unexplained(name, row, rows)]:
-        sys.stdout.write(f"{client.name}: once more: {', '.join(again)}\n")
-        rows |= await saw(client, url, http, log, again)
+        sys.stdout.write(f"{client}: once more: {', '.join(again)}\n")
+        rows |= await see(url, http, log, again)
     return wanted, rows
 
 
@@ -107,7 +123,7 @@ def magnetar(data: Path) -> Iterator[tuple[str, str]]:
         yield f"pulsar://{service.host}:{port}", f"http://{service.host}:{service.ports['http']}"
 
 
-def record(pulsar: Path, older: str, names: Sequence[str]) -> int:
+def record(pulsar: Path, older: str, chosen: str, names: Sequence[str]) -> int:
     """Writes the golden files, or `names` of them, from a Pulsar standalone: of each client what it saw twice."""
     made = {
         "by": "make record-pulsar",
@@ -116,36 +132,44 @@ def record(pulsar: Path, older: str, names: Sequence[str]) -> int:
         "python": platform.python_version(),
     }
     refused = 0
-    with tempfile.TemporaryDirectory() as folder, standalone(pulsar, **_SETTINGS) as (http, url):
-        for client in clients(older):
-            one, two = (asyncio.run(saw(client, url, http, Path(folder, "log"), names)) for _ in range(2))
+    running = standalone(distribution(pulsar), **_SETTINGS)
+    with tempfile.TemporaryDirectory() as folder, running as (http, url):
+        for client, see in _all(pulsar, older, chosen):
+
+            async def once(see: Saw = see) -> Rows:
+                return await see(url, http, Path(folder, "log"), names)
+
+            one, two = (asyncio.run(once()) for _ in range(2))
             for name in list(one):
                 if "failed" in one[name] or one[name] != two.get(name):
                     refused += 1
-                    sys.stdout.write(f"{client.name}: {name}: {one.pop(name)}\n    then {two.get(name)}\n")
-            golden.write(client.name, made, golden.read(client.name) | one if names else one)
-            sys.stdout.write(f"{client.name}: {len(one)} scenarios are recorded\n")
+                    sys.stdout.write(f"{client}: {name}: {one.pop(name)}\n    then {two.get(name)}\n")
+            golden.write(client, made, golden.read(client) | one if names else one)
+            sys.stdout.write(f"{client}: {len(one)} scenarios are recorded\n")
     return int(bool(refused))
 
 
-def test(older: str, names: Sequence[str]) -> int:
-    """Compares Magnetar with them."""
-    with tempfile.TemporaryDirectory() as folder, magnetar(Path(folder, "data")) as (url, http):
-
-        async def all_at_once() -> list[tuple[Rows, Rows]]:
-            given = clients(older)
-            return await asyncio.gather(
-                *(judged(one, url, http, Path(folder, one.name), names) for one in given)
-            )
-
-        found = asyncio.run(all_at_once())
+def test(pulsar: Path, older: str, chosen: str, names: Sequence[str]) -> int:
+    """Compares Magnetar with them: with the Python clients at once, then with the others one by one."""
     used: Counter[str] = Counter()
     unexplained = 0
-    for client, both in zip(clients(older), found, strict=True):
-        text, rest = report(client.name, *both, used)
+    given = list(_all(pulsar, older, chosen))
+    of_python = [one for one in given if one[0] in {client.name for client in clients(older)}]
+    with tempfile.TemporaryDirectory() as folder, magnetar(Path(folder, "data")) as (url, http):
+
+        async def compared() -> list[tuple[Rows, Rows]]:
+            def judge(client: str, see: Saw) -> Awaitable[tuple[Rows, Rows]]:
+                return judged(client, see, url, http, Path(folder, client), names)
+
+            found = await asyncio.gather(*(judge(*one) for one in of_python))
+            return [*found, *[await judge(*one) for one in given[len(of_python) :]]]
+
+        found = asyncio.run(compared())
+    for (client, _), both in zip(given, found, strict=True):
+        text, rest = report(client, *both, used)
         sys.stdout.write(text)
         unexplained += rest
-    stale = [] if names else [row for row in KNOWN if not used[row.what]]
+    stale = [] if names or chosen else [row for row in KNOWN if not used[row.what]]
     for row in stale:
         sys.stdout.write(f"known.py explains what does not differ: {row.what}\n")
     return int(bool(unexplained or stale))
@@ -186,11 +210,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where Pulsar's distribution is, or comes to be")
     parser.add_argument("older", help="the Python of an environment with pulsar-client 3.7.0")
     parser.add_argument("names", nargs="*", help="of scenarios; none: all")
+    parser.add_argument("--client", default="", help="those whose names contain it")
     given = parser.parse_args(None if arguments is None else list(arguments))
     try:
-        if given.what == "test":
-            return test(given.older, given.names)
-        return record(distribution(given.folder), given.older, given.names)
+        return (test if given.what == "test" else record)(
+            given.folder, given.older, given.client, given.names
+        )
     except Missing as error:
         sys.stdout.write(f"make {given.what}-pulsar: skipped: {error}\n")
         return 0

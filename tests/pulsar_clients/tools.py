@@ -1,4 +1,6 @@
-"""Runs scenarios with `pulsar-client`, `pulsar-perf` and `pulsar-shell`, and prints a line of JSON for each, as `runner` does.
+"""Runs scenarios with `pulsar-client`, `pulsar-perf` and `pulsar-shell`, and prints a line of JSON for each.
+
+It prints as `runner` does.
 
 Arguments: Pulsar's distribution, the URL of the service, that of its administration, what tells this run from others, and
 names of scenarios (none: all). Each command is a Java virtual machine, which takes three seconds; a few run at once.

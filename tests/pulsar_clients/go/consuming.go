@@ -75,7 +75,7 @@ func (Scenarios) AllPartitions(p *Program) any {
 	p.send(p.producer(topic, nil), sent...)
 	found := Seen{}
 	for name, kind := range map[string]pulsar.SubscriptionType{
-		"exclusive": pulsar.Exclusive, "shared": pulsar.Shared, "failover": pulsar.Failover, "key shared": pulsar.KeyShared,
+		"exclusive": pulsar.Exclusive, "shared": pulsar.Shared, "failover": pulsar.Failover, "key-shared": pulsar.KeyShared,
 	} {
 		consumer := p.consumer(topic, func(options *pulsar.ConsumerOptions) {
 			options.Type = kind
@@ -110,9 +110,9 @@ func (Scenarios) TheLastMessageIds(p *Program) any {
 	consumer := p.consumer(topic, nil)
 	p.sendAll(p.producer(topic+"-partition-0", batching), texts("a", "b", "c")...)
 	p.send(p.producer(topic+"-partition-1", nil), "d", "e")
-	found := make([]any, 2)
+	found := Seen{}
 	for _, id := range sure(consumer.GetLastMessageIDs()) {
-		found[id.PartitionIdx()] = []any{p.plain(id.Topic()), identified(id, topic)}
+		found[p.plain(id.Topic())] = identified(id, id.Topic()+" alone")
 	}
 	return found
 }

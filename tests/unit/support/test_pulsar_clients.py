@@ -12,8 +12,9 @@ pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python"
 
 import pulsar_clients.scenarios  # noqa: F401 - registers them
 from pulsar_admin.known import table
-from pulsar_clients import golden
+from pulsar_clients import golden, others
 from pulsar_clients.known import KNOWN
+from pulsar_clients.others import OTHERS, Other
 from pulsar_clients.program import SCENARIOS, Id, Program, comparable
 from pulsar_clients.run import clients, report
 
@@ -72,6 +73,20 @@ def test_the_page_of_features_names_scenarios() -> None:
     named = re.findall(r"`(\w+)`", features)
     assert len(named) > 100
     assert sorted(set(named) - set(SCENARIOS)) == []
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda other: other.name)
+def test_scenarios_of_others_are_recorded(other: Other) -> None:
+    folder = Path(others.__file__).parent
+    pattern, files = {
+        "java": (r"public static Object (\w+)\(Program", folder.glob("java/*.java")),
+        "go": (r"func \(Scenarios\) (\w+)\(", folder.glob("go/*.go")),
+        "tools": (r"^async def ([a-z]\w+)\(t: Tools", folder.glob("tools.py")),
+    }[next(kind for kind in ("java", "go", "tools") if kind in other.name)]
+    names = {one for file in files for one in re.findall(pattern, file.read_text(), re.MULTILINE)}
+    rows = golden.read(other.name)
+    assert set(rows) == {re.sub("(?<!^)([A-Z])", r"_\1", one).lower() for one in names}, "make record-pulsar"
+    assert not [name for name, row in rows.items() if "failed" in row]
 
 
 def test_the_page_has_the_table() -> None:

@@ -449,6 +449,7 @@ class Consumer:
         message_id = response.last_message_id
         message_id.ledger_id = message_id.entry_id = unsigned(EARLIEST)
         message_id.partition = self._partition
+        message_id.batch_index = -1  # Go takes 0 for what is not set
         entry = None if last is None else await self._entry(last[:2])
         if last is not None and entry is not None:
             borders = self._transcoded.borders(last[:2], entry)

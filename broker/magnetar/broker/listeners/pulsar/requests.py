@@ -7,6 +7,7 @@ clients look at then, and an ERROR refuses the others.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -94,7 +95,10 @@ async def _partitions(
 
 
 async def _lookup(service: BrokerService, link: Link, command: wire.CommandLookup) -> Message:
-    owner = await service.admin.owner(link, command.topic, authoritative=command.authoritative)
+    """Java looks up a pattern as if it were a topic, before it watches what matches: what no name has is a dash then."""
+    namespace, slash, name = command.topic.rpartition("/")
+    topic = namespace + slash + re.sub(r"[^-=:.\w]", "-", name)
+    owner = await service.admin.owner(link, topic, authoritative=command.authoritative)
     if not owner.pulsar:
         raise NotAllowed(f"{command.topic} is served at {owner.url}, where Pulsar's protocol is not spoken")
     response = wire.CommandLookupResponse
