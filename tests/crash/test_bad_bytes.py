@@ -1,25 +1,33 @@
 """Raw bytes thrown at the ports of a real service: it answers or closes, goes on serving, and does not grow.
 
-20,000 mutated frames (100,000 in the long form), before and after the handshake, at the ports of
-broker and bookie: valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
+20,000 mutated frames (100,000 in the long form), before and after the handshake, at the ports of broker and bookie and at
+the one for Pulsar's protocol: valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, plain noise.
+And clients that do nothing: connections without a word, halves of frames, answers that nobody reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import resource
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
 import pytest
 
-from magnetar.client import connect
+from magnetar.client import Client, MalformedFrame, connect
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from support.long_form import times
+from support.pulsar_messages import frame
+from support.pulsar_mutations import HELLO as PULSAR_HELLO
+from support.pulsar_mutations import any_frame, command_frame
+from support.pulsar_scenario import PulsarClient
 from support.service import Service, resident_bytes
 
 pytestmark = pytest.mark.real
@@ -30,6 +38,10 @@ FRAMES = times(20_000, 100_000)
 FRAMES_PER_CONNECTION = 5
 TOGETHER = 10  # connections: half of them wait a moment for the service to hang up
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
+# Connections that say nothing, or read nothing; messages of 1 MiB meanwhile.
+SILENT = min(times(500, 10_000), resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 200)
+UNREAD = times(10, 50)
+LARGE = times(40, 400)
 HELLO = encode_frame(c.Connect(1, c.PROTOCOL_VERSION, c.MIN_PROTOCOL_VERSION).encode())
 
 
@@ -91,15 +103,16 @@ def mutate(rng: random.Random, frames: list[bytes]) -> bytes:
     return bytes(frame)
 
 
-async def throw(port: int, rng: random.Random, frames: list[bytes], count: int) -> None:
-    """Throws `count` frames at one connection, reading whatever comes back, and leaves in one of several ways."""
+async def throw(seed: int, port: int, hello: bytes, make: Callable[[random.Random], bytes]) -> None:
+    """Throws frames at one connection, reading whatever comes back, and leaves in one of several ways."""
+    rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answers = asyncio.create_task(drain(reader))
     try:
         if rng.random() < 0.85:
-            writer.write(HELLO)
-        for _ in range(count):
-            writer.write(mutate(rng, frames))
+            writer.write(hello)
+        for _ in range(FRAMES_PER_CONNECTION):
+            writer.write(make(rng))
             if rng.random() < 0.05:
                 await writer.drain()
         if rng.random() < 0.5:
@@ -120,38 +133,136 @@ async def drain(reader: asyncio.StreamReader) -> None:
         pass
 
 
+# Of Pulsar's producers and consumers, so that what follows is not refused for want of them.
+OPENINGS = b"".join(
+    command_frame("PRODUCER", topic=topic, producer_id=number, request_id=number)
+    + command_frame("SUBSCRIBE", topic=topic, subscription="s", sub_type=1, consumer_id=number, request_id=9)
+    for number, topic in enumerate(("orders", "shared"), 1)
+)
+
+
+async def read_by_native(client: Client, last: bytes) -> list[bytes]:
+    """What is good, up to `last`; bad batches are errors, one each."""
+    found: list[bytes] = []
+    async with client.create_reader("shared", start="earliest") as reader:
+        while last not in found[-1:]:
+            with contextlib.suppress(MalformedFrame):
+                value = (await reader.read_next(timeout=10)).value
+                if value.startswith(b"good"):
+                    found.append(value)
+    return found
+
+
+async def opened(service: Service) -> PulsarClient:
+    """A client of Pulsar's protocol."""
+    client = PulsarClient(*await asyncio.open_connection("127.0.0.1", service.pulsar_port))
+    client.writer.write(PULSAR_HELLO)
+    await client.next("connected")
+    return client
+
+
+async def read_by_pulsar(service: Service, last: bytes) -> list[bytes]:
+    """The same; who reads as little of a message as this finds nothing bad."""
+    client = await opened(service)
+    client.send(
+        "SUBSCRIBE",
+        topic="shared",
+        subscription="r",
+        sub_type=0,
+        consumer_id=1,
+        request_id=1,
+        initial_position=1,
+    )
+    await client.next("success")
+    client.send("FLOW", consumer_id=1, message_permits=2**32 - 1)
+    found: list[bytes] = []
+    async with asyncio.timeout(30):
+        while last not in found[-1:]:
+            await asyncio.sleep(0.05)
+            bodies = [
+                rest[10 + int.from_bytes(rest[6:10]) :]
+                for name, _, rest in client.received
+                if name == "message"
+            ]
+            client.received.clear()
+            found += [body for body in bodies if body.startswith(b"good")]
+    await client.close()
+    return found
+
+
 @pytest.mark.timeout(600)
 async def test_mutated_frames_neither_crash_nor_hang_nor_grow_the_service(tmp_path: Path) -> None:
     frames = seed_frames()
-    service = Service(tmp_path / "data")
+    service = Service(tmp_path / "data", pulsar=True)
     await asyncio.to_thread(service.start)
+
+    def native(rng: random.Random) -> bytes:
+        return mutate(rng, frames)
+
+    ports = [
+        (service.port, HELLO, native),
+        (service.pulsar_port, PULSAR_HELLO + OPENINGS, any_frame),
+        (service.bookie_port, HELLO, native),
+    ]
     try:
         async with connect(service.url) as client:
-            producer = await client.create_producer("healthy")
-            ids = [await producer.send(b"%d" % n) for n in range(10)]
+            producer = await client.create_producer("shared")
+            ids = [await producer.send(b"good-%d" % n) for n in range(10)]
             connections = FRAMES // FRAMES_PER_CONNECTION
             after_warm_up = 0
             for first in range(0, connections, TOGETHER):
                 turns = range(first, first + TOGETHER)
-                ports = [service.bookie_port if turn % 4 == 3 else service.port for turn in turns]
-                await asyncio.gather(
-                    *[
-                        throw(port, random.Random(turn), frames, FRAMES_PER_CONNECTION)
-                        for port, turn in zip(ports, turns)
-                    ]
-                )
+                await asyncio.gather(*[throw(turn, *ports[turn % 3]) for turn in turns])
                 if first % 1000 == 0:
                     async with asyncio.timeout(5):
-                        ids.append(await producer.send(b"%d" % len(ids)))
+                        ids.append(await producer.send(b"good-%d" % len(ids)))
                 if not after_warm_up and first >= connections // 4:
                     after_warm_up = resident_bytes(service.daemon_pid)
             growth = resident_bytes(service.daemon_pid) - after_warm_up
-            async with client.create_reader("healthy", start="earliest") as healthy:
-                found = [(await healthy.read_next(timeout=10)) for _ in ids]
-            assert [message.value for message in found] == [b"%d" % n for n in range(len(ids))]
+            sent = [b"good-%d" % n for n in range(len(ids))]
+            assert await read_by_native(client, sent[-1]) == sent
+            assert await read_by_pulsar(service, sent[-1]) == sent
         print(
             f"{connections * FRAMES_PER_CONNECTION} frames, {connections} connections, daemon grew {growth >> 10} KiB"
         )
         assert growth < MAX_GROWTH_BYTES
+    finally:
+        await asyncio.to_thread(service.stop)
+
+
+@pytest.mark.timeout(600)
+async def test_clients_that_do_nothing_cost_a_bounded_memory(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", pulsar=True)
+    await asyncio.to_thread(service.start)
+    try:
+        client = await opened(service)
+        client.send("PRODUCER", topic="shared", producer_id=1, request_id=1)
+        await client.next("producer_success")
+        before = resident_bytes(service.daemon_pid)
+        silent = [await asyncio.open_connection("127.0.0.1", service.pulsar_port) for _ in range(SILENT)]
+        for number, (_, writer) in enumerate(silent):
+            if number % 3 == 1:
+                writer.write(PULSAR_HELLO)
+            elif number % 3 == 2:  # a frame of 5 MiB of which the beginning comes, and no more
+                writer.write(PULSAR_HELLO + (5 << 20).to_bytes(4) + bytes(1000))
+        unread = [await opened(service) for _ in range(UNREAD)]
+        for one in unread:
+            one.hear(hears=False)
+            one.send("SUBSCRIBE", topic="shared", subscription="s", sub_type=1, consumer_id=1, request_id=1)
+            one.writer.write(command_frame("FLOW", consumer_id=1, message_permits=2**32 - 1))
+            one.writer.write(command_frame("LOOKUP", topic="shared", request_id=1) * 20_000)
+        for number in range(LARGE):
+            content = frame(bytes(1 << 20), sequence_id=number)
+            client.send("SEND", content, producer_id=1, sequence_id=number)
+            await client.next("send_receipt")
+        growth = resident_bytes(service.daemon_pid) - before
+        print(
+            f"{SILENT} silent connections, {UNREAD} that read nothing of {LARGE} MiB: {growth >> 20} MiB more"
+        )
+        assert growth < SILENT * 32 * 1024 + UNREAD * 4 * 1024 * 1024 + 256 * 1024 * 1024
+        for _, writer in silent:
+            writer.transport.abort()
+        for one in (*unread, client):
+            await one.close()
     finally:
         await asyncio.to_thread(service.stop)

@@ -64,14 +64,17 @@ class Service:
         journal_disk: str = "real",
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        pulsar: bool = False,
     ) -> None:
+        """`pulsar`: it has a port for Pulsar's protocol, too."""
+        schemes = ("magnetar", "bookie", "http", *(("pulsar",) if pulsar else ()))
         self.data = data
         self._process = ServiceProcess(
             data,
             arguments=arguments,
             environment=_TESTS | dict(environment or {}),
             module="support.lossy.service" if journal_disk == "lossy" else "magnetar.cli.main",
-            ports={scheme: held_port(self) for scheme in ("magnetar", "bookie", "http")},
+            ports={scheme: held_port(self) for scheme in schemes},
         )
 
     def start(self) -> None:
@@ -97,6 +100,11 @@ class Service:
     def port(self) -> int:
         """Of the broker's listener."""
         return self._process.ports["magnetar"]
+
+    @property
+    def pulsar_port(self) -> int:
+        """Of the listener for Pulsar's protocol."""
+        return self._process.ports["pulsar"]
 
     @property
     def bookie_port(self) -> int:
