@@ -29,8 +29,9 @@ TOPIC = "mixed"
 OF_PULSAR = {
     "p-single": '{"batching_enabled": false}',
     "p-batch": '{"batching_enabled": true, "batching_max_publish_delay_ms": 1}',
-    "p-keys": '{"batching_enabled": true, "batching_max_messages": 20}',
+    "p-small": '{"batching_enabled": true, "batching_max_messages": 20}',
 }
+BATCHED = ("p-batch", "p-small")
 NATIVE = {"n-single": {"batching": False}, "n-batch": {"compression": "zstd"}}
 MESSAGES = 300  # of each producer in each round
 _TESTS = Path(__file__).parents[1]
@@ -175,7 +176,8 @@ class Mixed:
         native, of_pulsar = (self.seen[name] for name in self.subscriptions["key_shared"])
         both = set(native) & set(of_pulsar)
         for seen in (native, of_pulsar):
-            check_order([one for one in seen if one not in both], by_key=True)
+            # A batch of Pulsar's goes where its first key belongs, so that others of it are not in order.
+            check_order([one for one in seen if one not in both and one[0] not in BATCHED], by_key=True)
         check_order(self.seen["tail"], by_key=False)
         found: list[tuple[str, int]] = []
         async with self._client.create_reader(TOPIC, start="earliest") as reader:
