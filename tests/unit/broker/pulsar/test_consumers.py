@@ -13,7 +13,7 @@ from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
-from magnetar.proto.errors import ConsumerBusy, InvalidArgument, TopicNotFound
+from magnetar.proto.errors import ConsumerBusy, InvalidArgument, MalformedFrame, TopicNotFound
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.ids import EARLIEST, INDEX_BITS, LATEST, encode_ack_set, pack_entry
 from magnetar.proto.pulsar.transcoding import to_pulsar
@@ -118,6 +118,32 @@ async def test_a_native_batch_that_cannot_be_transcoded_costs_nobody_else_anythi
         assert values(client) == [b"c", b"d"]
         assert consumer.opened.consumer.available_permits == 1
         assert "is not delivered to Pulsar's consumers: damaged" in caplog.text
+
+
+@pytest.mark.parametrize("type", ["shared", "key_shared", "exclusive"])
+async def test_rule_41_native_batches_that_nobody_can_read_do_not_count_as_held(
+    type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(data: memoryview, producer: str, max_bytes: int) -> Any:
+        raise MalformedFrame("its columns are shorter than they say")
+
+    monkeypatch.setattr(transcoded_module, "to_pulsar", broken)
+    async with running_broker() as broker:
+        await native(broker, *[[b"a"] * 30_000] * 2)
+        await Producer(broker).publish([b"b"], [b"c", b"d"])
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(type=type)
+        first, second = client.link.take()
+        assert first.values + second.values == [b"b", b"c", b"d"]
+        assert not consumer.opened.consumer.blocked_on_unacked_messages
+        assert mark_delete(broker) == (2, 0)
+        client.lose()
+        # An acknowledgement that has to be looked up may name such an entry, too.
+        client = PulsarClient(broker)
+        await client.subscribe(type=type, permits=0)
+        response = await client.ack((second.ledger, 0), second.id)
+        assert response is not None
+        assert not response.HasField("error")
 
 
 async def test_a_batch_beyond_the_frame_limit_goes_out_in_slices_that_are_acknowledged_one_by_one() -> None:

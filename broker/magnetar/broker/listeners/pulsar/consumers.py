@@ -248,6 +248,12 @@ class Consumer:
             self.peer.write(pieces, size)
         if sent.unsent:  # the client, which does not see them, returns no permits for them
             opened.subscription.flow(opened.consumer, sent.unsent, 0)
+        if (
+            sent.damaged
+        ):  # as Pulsar's clients acknowledge what they cannot read: else it would count as held for ever
+            key = delivery.ledger_id, delivery.entry_id
+            rows = [(*key, *one) for one in sent.damaged]
+            opened.subscription.acknowledge(opened.consumer, rows, cumulative=False, done=None)
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ of format 2, not hidden         the bytes that its producer sent, behind a comma
 of format 2, hidden in part     the same, with an ack set
 native                          transcoded, in one slice or several, each with its own id
 hidden as a whole, or of which a compaction left nothing, or that cannot be transcoded     nothing
+The last ones are acknowledged as well where no native consumer can read them either.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from magnetar.proto.batch import FORMAT_PULSAR
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, MalformedFrame
 from magnetar.proto.pulsar.frames import message_frame_heads
 from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
 from magnetar.proto.ranges import Range
@@ -31,11 +32,15 @@ _LARGE_BYTES = 16 * 1024  # of which a view is cheaper than a copy
 
 
 class Messages(NamedTuple):
-    """What is to be written; where slices end within a batch; how many messages of the delivery there are not among them."""
+    """What is to be written; where slices end within a batch; how many messages of the delivery there are not among them.
+
+    `damaged`: those of the latter that no consumer can read.
+    """
 
     pieces: list[Piece]
     cuts: list[int]
     unsent: int
+    damaged: list[Range]
 
 
 def messages_of(
@@ -51,6 +56,7 @@ def messages_of(
     ack_sets: dict[int, list[int]] = {}  # of some, by their place in the two lists
     cuts: list[int] = []
     unsent = 0
+    damaged: list[Range] = []
     for begin, stop in runs:
         start, _ = entry.batch_bounds(begin)
         index = entry.batch_start_index(begin)
@@ -66,7 +72,19 @@ def messages_of(
                 bodies.append(data[at:end])
             else:
                 acknowledged = partly.get(position, ())
-                slices = _slices((ledger, entry_id), entry, position, transcoded)
+                slices: Sequence[tuple[int, int, Piece]] = ()
+                try:
+                    slices = _slices((ledger, entry_id), entry, position, transcoded)
+                except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
+                    _log.warning(
+                        "batch %d:%d:%d is not delivered to Pulsar's consumers: %s",
+                        ledger,
+                        entry_id,
+                        index,
+                        error,
+                    )
+                    if isinstance(error, MalformedFrame):
+                        damaged.append((index, ends[position] - 1))
                 if not slices:
                     unsent += ends[position] - index - sum([b - a + 1 for a, b in acknowledged])
                 for offset, count, body in slices:
@@ -89,13 +107,13 @@ def messages_of(
         )
     pieces: list[Piece] = [b""] * (2 * len(heads))
     pieces[0::2], pieces[1::2] = heads, bodies
-    return Messages(pieces, cuts, unsent)
+    return Messages(pieces, cuts, unsent, damaged)
 
 
 def _slices(
     key: EntryKey, entry: Entry, position: int, transcoded: Transcoded
 ) -> Sequence[tuple[int, int, Piece]]:
-    """A batch of any format as Pulsar's; none if there is nothing of it to be sent."""
+    """A batch of any format as Pulsar's; none if there is nothing of it to be sent. Raises as `to_pulsar`."""
     start, end = entry.batch_bounds(position)
     if start == end:
         return ()
@@ -103,12 +121,7 @@ def _slices(
         at = start + int.from_bytes(entry.data[start + HEADER_LENGTH_AT : start + HEADER_LENGTH_AT + 2])
         count = entry.end_indexes[position] - entry.batch_start_index(position)
         return ((0, count, memoryview(entry.data)[at:end]),)
-    try:
-        return transcoded.slices(key, entry, position)
-    except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
-        index = entry.batch_start_index(position)
-        _log.warning("batch %d:%d:%d is not delivered to Pulsar's consumers: %s", *key, index, error)
-        return ()
+    return transcoded.slices(key, entry, position)
 
 
 def shown(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from magnetar.proto.batch import FORMAT_NATIVE
 from magnetar.proto.entry import Entry
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.pulsar.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 
@@ -57,7 +59,8 @@ class Transcoded:
             start, end = entry.batch_bounds(position)
             if end > start and entry.data[start + FORMAT_AT] == FORMAT_NATIVE:
                 index = entry.batch_start_index(position)
-                cuts += [index + one.first for one in self.slices(key, entry, position)[1:]]
+                with contextlib.suppress(MagnetarError):  # what cannot be transcoded is not delivered either
+                    cuts += [index + one.first for one in self.slices(key, entry, position)[1:]]
         return sorted({*borders, *cuts}) if cuts else borders
 
 
