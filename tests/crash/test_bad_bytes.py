@@ -147,7 +147,7 @@ async def read_by_native(client: Client, last: bytes) -> list[bytes]:
     async with client.create_reader("shared", start="earliest") as reader:
         while last not in found[-1:]:
             with contextlib.suppress(MalformedFrame):
-                value = (await reader.read_next(timeout=10)).value
+                value = (await reader.read_next(timeout=10)).value or b""
                 if value.startswith(b"good"):
                     found.append(value)
     return found

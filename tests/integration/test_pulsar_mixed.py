@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pulsar", reason="there is no pulsar-client for this Python")
 
 from magnetar.broker import start_pulsar_listener
-from magnetar.client import Client, Consumer, connect
+from magnetar.client import Client, Consumer, SubscriptionType, connect
 from magnetar.runtime.connection import ConnectionOptions
 from support.cluster_kit import brokers
 from support.pulsar_child import key, payload
@@ -32,7 +33,7 @@ OF_PULSAR = {
     "p-small": '{"batching_enabled": true, "batching_max_messages": 20}',
 }
 BATCHED = ("p-batch", "p-small")
-NATIVE = {"n-single": {"batching": False}, "n-batch": {"compression": "zstd"}}
+NATIVE: dict[str, dict[str, Any]] = {"n-single": {"batching": False}, "n-batch": {"compression": "zstd"}}
 MESSAGES = 300  # of each producer in each round
 _TESTS = Path(__file__).parents[1]
 
@@ -111,7 +112,8 @@ class Mixed:
                 )
 
             self._sends.append(send)
-        for type, of_pulsar in (("shared", "Shared"), ("key_shared", "KeyShared")):
+        types: list[tuple[SubscriptionType, str]] = [("shared", "Shared"), ("key_shared", "KeyShared")]
+        for type, of_pulsar in types:
             consumer = await client.subscribe(TOPIC, type, type=type, start="earliest")
             await enter(consumer)
             child = await enter(Child.run("consume", self._pulsar, TOPIC, type, of_pulsar))
@@ -131,7 +133,7 @@ class Mixed:
 
     async def _read(self, consumer: Consumer) -> AsyncIterator[bytes]:
         async for message in consumer:
-            yield message.value
+            yield message.value or b""
             await consumer.ack(message)
 
     async def _read_child(self, child: Child) -> AsyncIterator[bytes]:
@@ -182,7 +184,7 @@ class Mixed:
         found: list[tuple[str, int]] = []
         async with self._client.create_reader(TOPIC, start="earliest") as reader:
             while len(found) < total:
-                found.append(read((await reader.read_next(timeout=30)).value))
+                found.append(read((await reader.read_next(timeout=30)).value or b""))
             assert not await reader.has_message_available()
         again: list[tuple[str, int]] = []
         async with Child.run("consume", self._pulsar, TOPIC, "again", "Exclusive") as child:
@@ -208,8 +210,8 @@ def check_order(seen: list[tuple[str, int]], *, by_key: bool) -> None:
     found = defaultdict[tuple[str, str], list[int]](list)
     for name, number in dict.fromkeys(seen):
         found[name, key(number) if by_key else ""].append(number)
-    for name, numbers in found.items():
-        assert numbers == sorted(numbers), name
+    for of, numbers in found.items():
+        assert numbers == sorted(numbers), of
 
 
 @pytest.mark.real

@@ -22,10 +22,6 @@ KNOWN = (
         "it is refused as every name that is none",
     ),
     Known(
-        "an unload between messages of a batch", "^unloaded_with_batch_indexes$", "",
-        "what was acknowledged within a batch stays so; Pulsar delivers the whole batch again",
-    ),
-    Known(
         "messages without a key", "^reading_compacted$", "",
         "compaction keeps them, unless `compaction_keyless` says otherwise",
     ),

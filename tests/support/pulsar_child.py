@@ -66,7 +66,12 @@ def consume(client: Any, topic: str, subscription: str, type: str) -> None:
     )
     say("ready")
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     while not ended.is_set():
         try:
             message = consumer.receive(200)

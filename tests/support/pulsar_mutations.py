@@ -92,7 +92,7 @@ def any_frame(rng: random.Random) -> bytes:
 def command_frame(name: str, **fields: Any) -> bytes:
     """A command as it should be."""
     part = getattr(wire, "Command" + name.title().replace("_", ""))(**fields)
-    command = wire.BaseCommand(type=name, **{name.lower(): part})  # type: ignore[arg-type]
+    command = wire.BaseCommand(type=name, **{name.lower(): part})
     return encode_frame(command.SerializeToString())
 
 

@@ -274,7 +274,7 @@ async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest(
     async with running_broker() as broker:
         batch = [b"%d" % number for number in range(100)]
         await Producer(broker).publish(b"x", batch)
-        client = PulsarClient(broker)
+        client = PulsarClient(broker, transcoded := Transcoded())
         await client.subscribe(type="shared")
         single, message = client.link.take()
         await client.ack(single)
@@ -284,12 +284,33 @@ async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest(
         (again,) = client.link.take()
         assert (again.id, again.values, again.redelivered) == (message.id, batch[10:50], 1)
         client.lose()
-        client = PulsarClient(broker)
+        client = PulsarClient(broker, transcoded)
         await client.subscribe(type="shared")
         (again,) = client.link.take()
         assert (again.id, again.values) == (message.id, batch[10:50])
         await client.ack(again)
         assert mark_delete(broker) == (1, 0)
+
+
+async def test_what_a_native_consumer_acknowledged_of_a_batch_comes_again_to_clients_without_ack_sets() -> (
+    None
+):
+    async with running_broker() as broker:
+        await Producer(broker).publish([b"0", b"1", b"2"])
+        await native(broker, [b"3", b"4", b"5"])
+        owner, client = FakeClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await owner.received(6)
+        await owner.ack(owner.messages[0].row(), owner.messages[4].row())
+        await client.subscribe(type="shared", permits=100)
+        await owner.ask(c.CloseConsumer, 1)
+        await settle()
+        first, second = client.link.take()
+        assert [(one.values, one.ack_set) for one in (first, second)] == [
+            ([b"0", b"1", b"2"], ()), ([b"3", b"4", b"5"], ()),
+        ]  # fmt: skip
+        await client.ack(first, second)
+        assert mark_delete(broker) == (2, 0)
 
 
 async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:

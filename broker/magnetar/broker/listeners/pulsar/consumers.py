@@ -237,8 +237,13 @@ class Consumer:
 
     def deliver(self, delivery: dispatch.Delivery) -> None:
         """A MESSAGE for each batch, in one write."""
-        sent = messages_of(delivery, self.consumer_id, self._partition, self._epoch, self._transcoded)
-        opened, entry = self.opened, delivery.entry
+        opened, entry, transcoded = self.opened, delivery.entry, self._transcoded
+        # Clients in C++ and Java that do not acknowledge with ack sets wait until the application has acknowledged all of a
+        # batch, and never do where they skipped what a native consumer had acknowledged: for them it comes again.
+        with_ack_sets = not self._individual or opened.subscription in transcoded.ack_sets
+        sent = messages_of(
+            delivery, self.consumer_id, self._partition, self._epoch, transcoded, with_ack_sets=with_ack_sets
+        )
         self._borders.remember((delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts)
         self._borders.drop_below(opened.subscription.cursor.state.mark_delete)
         if pieces := sent.pieces:
@@ -355,6 +360,7 @@ class Consumer:
         known = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
         for one in ids:
             if one.ack_set:
+                self._transcoded.ack_sets.add(self.opened.subscription)
                 named = (one.ledger_id, one.entry_id, *one.ack_set)
                 if named in known:
                     continue
@@ -420,6 +426,8 @@ class Consumer:
         if command.HasField("message_publish_time"):
             start: Start = ("time", command.message_publish_time)
         elif command.HasField("message_id"):
+            if command.message_id.ack_set:
+                self._transcoded.ack_sets.add(self.opened.subscription)
             start = await self._start_at(command.message_id)
         else:
             raise InvalidArgument("a seek names a message id or a time")
