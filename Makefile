@@ -153,6 +153,9 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics with exclusive producers, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --seeds $(SEEDS) --failed-once $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive_once --seeds $(SEEDS) --failed-once $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of native programs and Pulsar's in one cluster, without deduplication and with it"
+	@PYTHONPATH=tests $(PY) -m sim.runner mixed --seeds $(SEEDS) $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner mixed_once --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of topics that are terminated, in that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner terminated --seeds $(SEEDS) --failed-once $(ARGS)
 
@@ -167,6 +170,8 @@ teeth: $(STAMP) ## plant each known defect in the simulations; a table of the se
 	@PYTHONPATH=tests $(PY) -m sim.runner delayed --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner exclusive --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner terminated --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner mixed --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner mixed_once --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

@@ -183,7 +183,7 @@ class Place:
 
     async def _run(self) -> None:
         around, plan, rng = self._around, self.plan, self._rng
-        client = await around.connect(self._process_name)
+        client = await self._connect()
         while around.consuming:
             consumer = self._consumer
             bite: list[Message] = []
@@ -216,6 +216,9 @@ class Place:
         await asyncio.gather(*self._acks)
         await client.close()
 
+    async def _connect(self) -> Client:
+        return await self._around.connect(self._process_name)
+
     async def _subscribe(self, client: Client) -> Consumer:
         await self._around.start_is_held.wait()
         plan, began = self.plan, self._around.loop.now
@@ -243,6 +246,9 @@ class Place:
         self._came_at = began
         self._note_arrivals(member)
         return consumer
+
+    def _arrived(self, message: Message) -> float:
+        return self._arrivals.get(message.id[:2], self._came_at)
 
     def _note_arrivals(self, member: Any) -> None:
         loop, inner = self._around.loop, member.received
@@ -273,19 +279,28 @@ class Place:
     async def _seek(self, consumer: Consumer) -> None:
         """Back to something that was delivered, sometimes to the beginning."""
         subscription, around = self.subscription, self._around
-        delivered = list(subscription.delivered.values())
+        delivered = self._targets()
         target = self._rng.choice(delivered[-300:]) if delivered else MessageId(0, 0, 0)
         if self._rng.random() < 0.1:
             target = MessageId(0, 0, 0)
         around.loop.trace.fault("seek", self.name, str(target))
         subscription.seek_begins()
+        epoch = await self._move(consumer, target)
+        subscription.sought(target, epoch, around.history.confirmed)
+        self.seeking = False
+
+    def _targets(self) -> list[MessageId]:
+        return list(self.subscription.delivered.values())
+
+    async def _move(self, consumer: Consumer, target: MessageId) -> int:
+        """A seek; the epoch of the subscription behind it."""
+        around = self._around
         start: Any = (
             target if not self.plan.retry else lambda topic: target if topic == around.full_topic else None
         )
         await around.until_done(lambda: consumer.seek(start))
-        epoch: int = consumer._consumer.consumers[self._around.full_topic]._epoch
-        subscription.sought(target, epoch, around.history.confirmed)
-        self.seeking = False
+        epoch: int = consumer._consumer.consumers[around.full_topic]._epoch
+        return epoch
 
     # --- what it does with messages ----------------------------------------------------------------------------------
 
@@ -313,7 +328,7 @@ class Place:
                 epoch=message.delivery.epoch,
                 now=now,
                 failed_sends=self._around.history.failed,
-                arrived=self._arrivals.get(message.id[:2], self._came_at),
+                arrived=self._arrived(message),
             )
             dice = rng.random()
             if plan.dead_letters and is_poison(name):

@@ -51,6 +51,9 @@ DELAYED_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
 EXCLUSIVE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "epoch_is_not_durable": (0, "two exclusive producers"),
 }
+MIXED_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "receipts_out_of_order": (0, "waits for a receipt"),
+}
 SCENARIO_PLANTS = {
     "ledgers": PLANTS,
     "repair": REPAIR_PLANTS,
@@ -59,6 +62,7 @@ SCENARIO_PLANTS = {
     "once": ONCE_PLANTS,
     "delayed": DELAYED_PLANTS,
     "exclusive": EXCLUSIVE_PLANTS,
+    "mixed": MIXED_PLANTS,
 }
 SEEDS = 40
 SOON = 3

@@ -7,7 +7,7 @@ import random
 import signal
 from dataclasses import replace
 
-from magnetar.broker import Broker, BrokerSettings
+from magnetar.broker import Broker, BrokerSettings, start_pulsar_listener
 from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
 from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
@@ -21,6 +21,7 @@ from sim.ledgers.metadata import CLUSTER
 from support.sim import SimClock, SimLoop, SimProcess
 
 PORT = 6650
+PULSAR_PORT = 0  # of its Pulsar listener; 0: none
 CONNECTION = ConnectionOptions("broker", ping_interval_s=1.0, handshake_timeout_s=1.0)
 BROKER = BrokerSettings(
     memory_budget_bytes=8 << 20,
@@ -76,13 +77,18 @@ class BrokerMachine:
             BROKER,
             name=self.name,
             service_url=self.url,
+            pulsar_port=PULSAR_PORT,
             ensemble_size=ensemble,
             write_quorum=write,
             ack_quorum=ack,
         )
         self._ledgers = replace(LEDGERS, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
         self._ownership = OwnershipSettings(
-            name=self.name, url=self.url, session_timeout_s=SESSION_S, default_bundles=bundles
+            name=self.name,
+            url=self.url,
+            session_timeout_s=SESSION_S,
+            default_bundles=bundles,
+            pulsar=self._broker.pulsar_url_for_clients,
         )
 
     def start(self) -> None:
@@ -145,9 +151,10 @@ class BrokerMachine:
         ownership = ClusterOwnership(metadata, self._ownership, clock, rng, BALANCE)
         broker = Broker(metadata, ledgers, self._broker, clock, ownership=ownership)
         await self._begin(broker)
-        server = await start_server(
-            self.host, PORT, checked_listener(broker, self._metadata, self.name), CONNECTION
-        )
+        native = checked_listener(broker, self._metadata, self.name)
+        servers = [await start_server(self.host, PORT, native, CONNECTION)]
+        if PULSAR_PORT:
+            servers.append(await start_pulsar_listener(broker, self.host, PULSAR_PORT, CONNECTION))
         stopping = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stopping.set)
         self.broker, self.ownership = broker, ownership
@@ -155,9 +162,10 @@ class BrokerMachine:
         loop.trace.record("ready", self.name)
         await stopping.wait()
         self.stops = True
-        server.stop_accepting()
+        for server in servers:
+            server.stop_accepting()
         await broker.close(drain_seconds=1.0)
-        await server.close(0.25)
+        await asyncio.gather(*[server.close(0.25) for server in servers])
 
     async def _directory(self, metadata: BrokerClient) -> RegisteredBookies:
         while True:

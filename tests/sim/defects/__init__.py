@@ -16,6 +16,7 @@ from sim.defects import (  # noqa: F401  # each fills the table
     delayed,
     exclusive,
     policies,
+    pulsar,
     recovery,
     repair,
     terminated,

@@ -15,6 +15,8 @@ EXCLUSIVE_DEFECTS: Defects = {}  # of the scenario exclusive
 DELAYED_DEFECTS: Defects = {}  # of the scenario delayed
 TERMINATED_DEFECTS: Defects = {}  # of the scenario terminated
 POLICIES_DEFECTS: Defects = {}  # of the scenario once_policies
+MIXED_DEFECTS: Defects = {}  # of the scenario mixed
+MIXED_ONCE_DEFECTS: Defects = {}  # of the scenario mixed_once
 _OF_SCENARIO = {
     "repair": REPAIR_DEFECTS,
     "standalone": STANDALONE_DEFECTS,
@@ -25,6 +27,8 @@ _OF_SCENARIO = {
     "delayed": DELAYED_DEFECTS,
     "terminated": TERMINATED_DEFECTS,
     "once_policies": POLICIES_DEFECTS,
+    "mixed": MIXED_DEFECTS,
+    "mixed_once": MIXED_ONCE_DEFECTS,
 }
 
 
@@ -47,6 +51,8 @@ exclusive_defect = _registering(EXCLUSIVE_DEFECTS)
 delayed_defect = _registering(DELAYED_DEFECTS)
 terminated_defect = _registering(TERMINATED_DEFECTS)
 policies_defect = _registering(POLICIES_DEFECTS)
+mixed_defect = _registering(MIXED_DEFECTS)
+mixed_once_defect = _registering(MIXED_ONCE_DEFECTS)
 
 
 def defects_of(scenario: str) -> list[str]:

@@ -12,6 +12,7 @@ network, disks, clocks, chance and the metadata service (sim.cluster.metadata).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from magnetar.client.options import SUBSCRIPTION_TYPES
@@ -55,7 +56,7 @@ TYPES = SUBSCRIPTION_TYPES
 class TopicLoad(Load):
     """Less of everything, as there are several topics."""
 
-    kinds = (("batched", True), ("paced", True))
+    kinds: Sequence[tuple[str, bool]] = (("batched", True), ("paced", True))
     paddings = (0, 10, 100, 300)
     bursts_per_s = 3.0
     bursts = (1, 5, 20)

@@ -52,9 +52,9 @@ class PulsarClient:
         self._open.append(producer)
         return producer
 
-    async def subscribe(self, topic: str, options: ConsumerOptions) -> Consumer:
-        """Raises MagnetarError."""
-        consumer = Consumer(self, full_name(topic), self._id(), options)
+    async def subscribe(self, topic: str, options: ConsumerOptions, **hooks: Callable[..., None]) -> Consumer:
+        """`hooks`: `on_detached`, `on_redelivery`, see Consumer. Raises MagnetarError."""
+        consumer = Consumer(self, full_name(topic), self._id(), options, **hooks)
         await consumer.attachment.begin()
         self._open.append(consumer)
         return consumer

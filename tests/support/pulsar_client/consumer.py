@@ -78,14 +78,24 @@ class _Chunks:
 
 
 class Consumer:
-    """Made by `PulsarClient.subscribe`. Hooks may be set: they are called at the moment."""
+    """Made by `PulsarClient.subscribe`."""
 
-    def __init__(self, client: PulsarClient, topic: str, id: int, options: ConsumerOptions) -> None:
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        id: int,
+        options: ConsumerOptions,
+        *,
+        on_detached: Callable[[], None] = lambda: None,
+        on_redelivery: Callable[[Sequence[tuple[int, int]]], None] = lambda entries: None,
+    ) -> None:
+        """`on_detached`: the broker takes back all that it has; `on_redelivery`: these entries, which it asks for again."""
         self.active = False  # of a failover subscription: it gets the messages
         self.reached_end = False
         self.attachment_id = 0
-        self.on_detached: Callable[[], None] = lambda: None  # the broker takes back what it has
-        self.on_redelivery: Callable[[Sequence[tuple[int, int]]], None] = lambda entries: None  # asked for
+        self._on_detached = on_detached
+        self._on_redelivery = on_redelivery
         self._client = client
         self._topic = topic
         self._id = id
@@ -135,7 +145,7 @@ class Consumer:
             self._handed.update({one.id: (until, one.chunks) for one in bite})
             self._schedule()
         self._last = bite[-1].id
-        self._returned(sum([len(one.chunks) for one in bite]))
+        self._returned(len(bite))  # chunks but the last ones have given theirs back when they came
         return bite
 
     def pause(self) -> None:
@@ -236,25 +246,22 @@ class Consumer:
             command.consumer_epoch = self._epoch
             connection.send(command)
             self._forget()
-            self.on_detached()
+            self._on_detached()
         else:
             entries = list(dict.fromkeys(id.key for id in ids))
             command.message_ids.extend([Id(*key).data() for key in entries])
             connection.send(command)
-            self.on_redelivery(entries)
+            self._on_redelivery(entries)
 
     def _acknowledge_parts(self, connection: Connection, ids: list[Id]) -> None:
         command = wire.CommandAck(
             consumer_id=self._id, ack_type="INDIVIDUAL", message_id=[id.data() for id in ids]
         )
         connection.send(command)
-        self._returned(len(ids))
 
     def _forget(self, *, permits: bool = True) -> None:
         """Throws away what nobody was handed."""
-        thrown = sum([len(one.chunks) for one in self._queue]) + sum(
-            [len(one.ids) for one in self._chunks.values()]
-        )
+        thrown = len(self._queue)
         self._queue.clear()
         self._chunks.clear()
         self._handed.clear()
@@ -333,7 +340,7 @@ class Consumer:
     def _opened(self) -> None:
         connection = self.attachment.connection
         assert connection is not None
-        self.on_detached()
+        self._on_detached()
         connection.send(wire.CommandFlow(consumer_id=self._id, message_permits=self._options.queue))
 
     def _close_at(self, connection: Connection) -> None:
@@ -343,8 +350,9 @@ class Consumer:
         """See Handler."""
         if self.attachment.lost(connection):
             self.active = False
+            self._unacked.clear()
             self._forget(permits=False)
-            self.on_detached()
+            self._on_detached()
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -357,7 +365,7 @@ class Consumer:
         elif self.active != command.is_active:
             self.active = command.is_active
             self._forget()
-            self.on_detached()
+            self._on_detached()
 
     def _message(self, command: wire.CommandMessage, rest: bytes) -> None:
         metadata, found = read_frame(rest)
@@ -369,8 +377,8 @@ class Consumer:
             self._returned(shown)
             return
         key = signed(command.message_id.ledger_id), signed(command.message_id.entry_id)
-        if batched:
-            self._unacked.delivered(key, bits)
+        if batched:  # whatever is hidden of it: clients take that for unacknowledged, too
+            self._unacked[key] = all_bits
         if self._options.counts_hidden:
             self._returned(len(found) - shown)
         for number, (one, value) in enumerate(found):
@@ -419,15 +427,14 @@ class Consumer:
                 self._acknowledge_parts(connection, known.ids)
             known = self._chunks[uuid] = _Chunks(self._loop.time())
         elif known is None or number != len(known.parts):
-            repeated = known is not None and number < len(known.parts)
-            if repeated and known is not None and id in known.ids:
-                self._returned(1)
-            elif connection is not None:
+            self._returned(1)
+            if (known is None or id not in known.ids) and connection is not None:
                 self._acknowledge_parts(connection, [id])
             return
         known.parts.append(value)
         known.ids.append(id)
         if len(known.parts) < metadata.num_chunks_from_msg:
+            self._returned(1)
             self._schedule()
             return
         del self._chunks[uuid]

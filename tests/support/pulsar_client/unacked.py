@@ -1,8 +1,8 @@
 """Which messages of each batch are not acknowledged, as a client keeps it, and the ids that say so in ACK.
 
 with ack sets       any message at once, by the bits of those that are left
-without             a batch once all of its messages are acknowledged; up to a message within one: the entry before it, whose
-                    id the client computes
+without             a batch once all of its messages are acknowledged, those that an ack set hid among them: so never then;
+                    up to a message within one: the entry before it, whose id the client computes
 """
 
 from __future__ import annotations
@@ -42,10 +42,6 @@ class Unacked(dict[tuple[int, int], int]):
     def __init__(self, *, ack_sets: bool) -> None:
         super().__init__()
         self.ack_sets = ack_sets
-
-    def delivered(self, key: tuple[int, int], bits: int) -> None:
-        """An entry came, or came again."""
-        self[key] = bits
 
     def acknowledge(self, ids: Iterable[Id]) -> tuple[list[wire.MessageIdData], list[Id]]:
         """What ACK is to name for these, and which of them it acknowledges."""

@@ -82,15 +82,15 @@ class AdminService:
     # --- who serves it -----------------------------------------------------------------------------------------------
 
     @on_topic("lookup")
-    async def owner(self, name: TopicName, *, authoritative: bool = False) -> Owner:
-        """As `BrokerService.lookup`, with the address of its HTTP. Raises ServiceNotReady."""
+    async def owner(self, name: TopicName, *, authoritative: bool = False, with_http: bool = True) -> Owner:
+        """As `BrokerService.lookup`, with its other addresses. Raises ServiceNotReady, also if it is to have HTTP first."""
         ownership, settings = self._broker.ownership, self._broker.settings
         found = await ownership.locate(name, authoritative=authoritative, unreachable="")
         if found.url == settings.service_url:
             return Owner(True, found.url, settings.http_url, settings.pulsar_url_for_clients, found.final)
         brokers = await ownership.administration.brokers()
         for row in brokers:
-            if row.url == found.url and row.http:
+            if row.url == found.url and (row.http or not with_http):
                 return Owner(False, found.url, row.http, row.pulsar, found.final)
         raise ServiceNotReady(
             f"{name} is served at {found.url}, which has not said yet where its HTTP is; try again"

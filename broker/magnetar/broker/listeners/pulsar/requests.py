@@ -98,7 +98,7 @@ async def _lookup(service: BrokerService, link: Link, command: wire.CommandLooku
     """Java looks up a pattern as if it were a topic, before it watches what matches: what no name has is a dash then."""
     namespace, slash, name = command.topic.rpartition("/")
     topic = namespace + slash + re.sub(r"[^-=:.\w]", "-", name)
-    owner = await service.admin.owner(link, topic, authoritative=command.authoritative)
+    owner = await service.admin.owner(link, topic, authoritative=command.authoritative, with_http=False)
     if not owner.pulsar:
         raise NotAllowed(f"{command.topic} is served at {owner.url}, where Pulsar's protocol is not spoken")
     response = wire.CommandLookupResponse
