@@ -181,7 +181,8 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 crash machines spark: export LONG ?= 1
 
 crash: $(SPARK_STAMP) ## kill -9 the service 50 times in six ways, crash at every disk call, faults of a cluster for 30 s each; LONG=2 twice that
-	@$(PY) -m pytest -q -s --no-header tests/crash tests/integration/test_rolling_restart.py $(ARGS)
+	@$(PY) -m pytest -q -s --no-header tests/crash tests/integration/test_rolling_restart.py \
+		tests/unit/broker/pulsar/test_pulsar_fuzz.py $(ARGS)
 
 machines: $(STAMP) ## thousands of examples for the state machines of Hypothesis, other ones each time; LONG=2 twice as many
 	@$(PY) -m pytest -q --no-header -n $(WORKERS) tests/unit/bookie/test_machines_bookie.py tests/unit/bookie/test_machine_index.py \
