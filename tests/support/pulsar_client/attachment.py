@@ -49,6 +49,8 @@ class Attachment:
         except BaseException:
             self.close()
             raise
+        if self.connection is None:  # it was closed as soon as it was open
+            self._task = asyncio.get_running_loop().create_task(self._return())
 
     def lost(self, connection: Connection) -> bool:
         """It is not there any more, and comes back by itself. False: that is known."""
