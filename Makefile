@@ -109,7 +109,7 @@ $(OLDER_PULSAR)/.installed: $(STAMP)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'pulsar-client[avro]==3.7.0'
 	@touch $@
 
-test-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## run 254 scenarios with each of Pulsar's Python clients, others with Java's, Go's and the tools, and compare what they see with what they saw of Pulsar
+test-pulsar: $(STAMP) $(OLDER_PULSAR)/.installed ## run 255 scenarios with each of Pulsar's Python clients, others with Java's, Go's and the tools, and compare what they see with what they saw of Pulsar
 	@$(call timed,PYTHONPATH=tests:. $(PY) -m pulsar_clients.run test build/pulsar $(OLDER_PULSAR)/bin/python $(ARGS))
 	@PULSAR_DISTRIBUTION=build/pulsar $(PY) -m pytest -q -n0 --no-header tests/integration/test_readme.py -k other_languages
 

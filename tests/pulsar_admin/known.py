@@ -85,14 +85,6 @@ KNOWN = (
         "^status: 404, not 20|^printed is", "it is not made by looking at it, and is said not to be there",
     ),
     Known(
-        "non-persistent topics", "^topics stats non-persistent:", r"(msgDropRate|deduplicationStatus) is",
-        "dropped messages are counted by subscription",
-    ),
-    Known(
-        "consumers", "^topics stats", r"consumers\[0?\]\.connectedSince is missing",
-        "a broker does not know when a consumer came",
-    ),
-    Known(
         "ledgers of an empty topic", "^topics ((partitioned-)?stats-internal|info-internal)",
         r"\.state is '(ClosedLedger|NoLedger)'|ledgers",
         "a ledger, and the one of a cursor, is made when something is stored there",
@@ -114,14 +106,6 @@ KNOWN = (
     Known(
         "one of several partitions", "^topics delete .*/many-partition", "^status: 412, not 204|^printed",
         "it is not deleted alone, as messages of its keys would have no place",
-    ),
-    Known(
-        "places of partitions", "^topics last-message-id .*-partition-0", "partitionIndex is -1",
-        "a message id says no partition"
-    ),
-    Known(
-        "properties in figures", "^topics partitioned-stats .*/many", "metadata.properties is missing",
-        "they are among those of the topic, `topics get-properties`",
     ),
     Known("bytes", "^topics get-backlog-size", "^printed is", "messages are stored in another form"),
     Known(

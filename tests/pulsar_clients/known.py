@@ -30,23 +30,11 @@ KNOWN = (
         "they do not come; this client shows those of Pulsar, which leaves their places, as empty ones",
     ),
     Known(
-        "deduplication while producers are connected", "^deduplication_of_a_topic$", "",
-        "it is in force for producers that are opened from then on: those that are open send nothing twice",
-    ),
-    Known(
-        "properties of producers and consumers", "^properties_of_a_(producer|consumer|subscription)$",
-        "(team|version|of) is missing", "a broker keeps their names and addresses",
-    ),
-    Known(
         "properties of subscriptions", "^properties_of_a_subscription$", "x is missing", "there are none",
     ),
     Known(
         "readers of a range of hashes", "^a_reader_of_a_range_of_hashes$", "hash_ranges are for key_shared",
         "ranges are for Key_Shared subscriptions",
-    ),
-    Known(
-        "ids in figures", "^the_last_message_id_for_operators$", "",
-        "the administration shows the entry as it is stored, clients get numbers that have the index in them as well",
     ),
     Known(
         "TLS to a port without it", "^tls_where_there_is_none$", "ConnectError",

@@ -10,6 +10,11 @@ from pulsar import ProducerAccessMode
 from pulsar_clients.program import EARLIEST, LATEST, Program, path, scenario, short
 from pulsar_clients.scenarios.subscriptions import FAILOVER, KEY_SHARED, SHARED
 
+_FIELDS = {
+    "ledgerId": "ledger",
+    "entryId": "entry",
+    "batchIndex": "batch_index",
+}  # of ids, over HTTP and in programs
 BATCH: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 60_000}
 
 
@@ -228,3 +233,36 @@ def a_message_that_an_operator_looks_at(p: Program) -> Any:
     p.consumer(topic).close()
     p.send(p.producer(topic), "look", properties={"x": "1"})
     return p.admin.must("GET", f"{path(topic)}/subscription/s/position/1")
+
+
+@scenario
+def ids_of_clients_for_operators(p: Program) -> Any:
+    """Operators name messages as clients do: alone, in a batch, and a batch as a whole."""
+    topic = p.topic()
+    p.consumer(topic).close()
+    first, second, _ = p.send(p.producer(topic), *"abc")
+    batch = p.send_all(p.producer(topic, **BATCH), "de")
+    last = p.admin.must("GET", f"{path(topic)}/lastMessageId")
+    p.send(p.producer(topic), "f")
+
+    def from_(ledger: int, entry: int, index: int = -1, *, excluded: bool = False) -> str:
+        """What comes first after a reset."""
+        place = {"ledgerId": ledger, "entryId": entry, "batchIndex": index, "excluded": excluded}
+        p.admin.must("POST", f"{path(topic)}/subscription/s/resetcursor", {"partitionIndex": -1, **place})
+        consumer = p.consumer(topic)
+        found: str = p.next(consumer).data().decode()
+        consumer.close()
+        return found
+
+    return {
+        "last": [last[name] == getattr(batch[-1], field) for name, field in _FIELDS.items()],
+        "by id": p.admin.must("GET", f"{path(topic)}/ledger/{second.ledger}/entry/{second.entry}"),
+        "examined": p.admin.must(
+            "GET", f"{path(topic)}/examinemessage?initialPosition=earliest&messagePosition=2"
+        ),
+        "at": from_(second.ledger, second.entry),
+        "behind": from_(first.ledger, first.entry, excluded=True),
+        "at a batch": from_(batch[0].ledger, batch[0].entry),
+        "within a batch": from_(batch[1].ledger, batch[1].entry, batch[1].batch_index),
+        "behind a batch": from_(batch[0].ledger, batch[0].entry, excluded=True),
+    }

@@ -21,6 +21,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     SequenceIdError,
     ServiceNotReady,
+    TopicBusy,
     TopicNotServed,
 )
 from magnetar.proto.frames import encode_frame
@@ -370,8 +371,12 @@ async def test_it_is_switched_on_and_off_while_the_topic_runs() -> None:
         client.publish(b"1", first=1)  # off: it is stored again
         await client.confirmed(3)
         await set_policy(client, True)
+        closed = [command.code for command, _ in client.frames if isinstance(command, c.CloseProducer)]
+        assert closed == [TopicBusy.code], "it comes again at once"
+        client = await connected(broker)
         client.publish(b"2", first=2)
-        await client.confirmed(4)
+        client.publish(b"2", first=2)
+        await client.confirmed(2)
         client.handler.connection_closed(None)
         client = await connected(broker)
         assert last_of(client) == 2
@@ -390,8 +395,8 @@ async def test_it_is_switched_on_and_off_while_the_topic_runs() -> None:
 async def test_the_policy_of_the_namespace_counts_too_and_what_is_left_over_goes() -> None:
     stage = Stage(deduplication=False)
     async with stage.broker() as broker:
+        await set_policy(FakeClient(broker), True, "public/default")
         client = await connected(broker)
-        await set_policy(client, True, "public/default")
         client.publish(b"0")
         await client.confirmed(1)
         client.handler.connection_closed(None)
@@ -666,8 +671,8 @@ async def test_policies_that_are_not_known_keep_producers_out() -> None:
     """Also where nothing is stored: what is stored meanwhile would be unknown to deduplication (seed 140 of once)."""
     stage = Stage(deduplication=False, retry_initial_ms=1)
     async with stage.broker() as broker:
+        await set_policy(FakeClient(broker), True, "public/default")
         client = await connected(broker)
-        await set_policy(client, True, "public/default")
         client.publish(b"0")
         await client.confirmed(1)
         await FakeClient(broker).consumer(topic="orders")

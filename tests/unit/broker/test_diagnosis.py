@@ -214,7 +214,7 @@ async def test_the_busiest_come_first_and_the_sums_are_of_all() -> None:
         for number in range(4):
             topic = await broker.find(TopicName.parse(f"t{number}"))
             await topic.subscriptions.create("s", ("earliest", None))
-            topic.rates.per_second = (10.0 * number, 1.0, 0.0, 0.0)
+            topic.rates.per_second = (10.0 * number, 1.0, 0.0, 0.0, 0.0)
         await client.producer(1, "t2")
         client.publish(b"a", b"b")
         await client.confirmed(1)

@@ -432,6 +432,30 @@ async def test_acknowledgements_that_wait_for_a_lookup_are_bounded_and_what_is_d
         assert await client.received(3) == [b"2", b"3", b"4"]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_what_is_dropped_is_logged_if_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, durable: bool
+) -> None:
+    async def slow(self: LedgerReading, key: Any) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(LedgerReading, "read_message_count", slow)
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer(permits=0, durable=durable)
+        ledger = topic_of(broker).ledger.list.ledgers[0].ledger_id
+        client.frame(c.Ack(0, 1, False), c.encode_rows(c.ACK_ROW, [(ledger, 0, 0, 0)]))
+        await settle()
+        client.handler.connection_closed(
+            None
+        )  # a reader's subscription ends with it, the other one with the broker
+        await settle()
+    assert ("1 acknowledgements were dropped" in caplog.text) == durable
+
+
 @pytest.mark.parametrize("type", ["exclusive", "shared", "key_shared"])
 async def test_rule_48_acknowledgements_of_more_than_is_remembered_stop_nobody(
     monkeypatch: pytest.MonkeyPatch, type: str

@@ -7,6 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.dispatch.core.consumer import Consumer
 from magnetar.broker.resources.rates import Limit, Throttle, TokenBucket
 
 WINDOW_S = 0.1
@@ -102,3 +103,14 @@ def test_a_rate_below_one_a_quantum_and_messages_with_bytes() -> None:
     assert sum(amount for _, amount in run([slow], [0.0], 1, 10.0)) in (20, 21)
     both = Throttle([Limit(TokenBucket(1_000_000), False), Limit(TokenBucket(10_000), True)])
     assert 950 <= sum(amount for _, amount in run([both], [0.001], 1, 10.0)) <= 1_050
+
+
+def test_rates_of_a_consumer_are_its_own() -> None:
+    consumer = Consumer("a", 0, port=None)  # type: ignore[arg-type]
+    consumer.count_rates(0.0)
+    consumer.delivered_messages, consumer.delivered_bytes = 50, 7_000
+    consumer.redelivered_messages, consumer.acked_messages = 20, 30
+    consumer.count_rates(5.0)
+    assert consumer.rates.per_second == (0.0, 0.0, 0.0, 0.0)
+    consumer.count_rates(10.0)
+    assert consumer.rates.per_second == (5.0, 700.0, 2.0, 3.0)

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from magnetar.broker.listeners.http.messages import response
 from magnetar.broker.listeners.native.connection import listener
-from magnetar.broker.service.admin import ALL_OF_ENTRY, FoundMessage
+from magnetar.broker.service.admin import FoundMessage
 from magnetar.cli.bookie_tools.read import _message_lines, decode_payload
 from magnetar.client import Client, MessageId
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
@@ -243,8 +243,10 @@ def test_over_http() -> None:
     assert one.headers["X-Pulsar-PROPERTY"] == '{"x":"y"}'
     assert one.headers["X-Pulsar-partition-key"] == "k"
     assert one.headers["X-Pulsar-sequence-id"] == "3"
-    both = response(FoundMessage(entry, 1, 2, ALL_OF_ENTRY))
+    assert one.headers["X-Pulsar-Message-ID"] == f"1:{2 << 20}:0"
+    both = response(FoundMessage(entry, 1, 2, 1), whole=True)
     assert both.headers["X-Pulsar-num-batch-message"] == "2"
+    assert both.headers["X-Pulsar-Message-ID"] == f"1:{2 << 20}"
     with pytest.raises(MagnetarError, match="encrypted"):
         response(FoundMessage(_entry(encrypted(1)), 1, 2, 0))
 

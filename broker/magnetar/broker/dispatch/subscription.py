@@ -393,7 +393,8 @@ class Subscription:
     def _fail_lookups(self, error: MagnetarError) -> None:
         lookups, self._lookups = self._lookups, []
         self._lookup_rows = 0
-        self._dropped_acks += sum(wanted.done is None for wanted in lookups)
+        if self.durable or self._closed is None:  # a reader's ends with it: nothing comes again
+            self._dropped_acks += sum(wanted.done is None for wanted in lookups)
         for wanted in lookups:
             if wanted.done is not None:
                 wanted.done(error)
@@ -419,7 +420,9 @@ class Subscription:
             else:
                 added.append(0 if count is None else cursor.ack(ledger, entry, firsts, lasts, count))
         # How many messages an entry had that is lost nobody knows.
-        self.acked_messages += sum(number for number in added if number < MAX_MESSAGES_PER_ENTRY)
+        acknowledged = sum(number for number in added if number < MAX_MESSAGES_PER_ENTRY)
+        self.acked_messages += acknowledged
+        consumer.acked_messages += acknowledged
         cursor.changed(done)
         self.dispatcher.handle(self._core.acknowledged, consumer, ranges, added, cumulative=cumulative)
 
@@ -428,6 +431,8 @@ class Subscription:
         if self.rates.due(now):
             self.rates.look(now, self._counters())
         self._marks.look(now, self.cursor.state.mark_delete)
+        for consumer in self.consumers:
+            consumer.count_rates(now)
 
     def _counters(self) -> tuple[int, ...]:
         return *self._core.delivered, self._core.redelivered_messages, self.acked_messages

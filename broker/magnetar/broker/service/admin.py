@@ -34,7 +34,6 @@ from .results import TopicStats
 from .stats import TopicOffsets, backlog, topic_stats
 
 _PAGE = 1_000
-ALL_OF_ENTRY = -1  # in place of a message's number
 _MOST_PROPERTIES = 10_000  # letters: they are written with every ledger
 
 
@@ -61,7 +60,15 @@ class FoundMessage(NamedTuple):
     entry: Entry
     ledger_id: int
     entry_id: int
-    number: int  # its index in the entry, or ALL_OF_ENTRY
+    number: int  # its index in the entry
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Where its batch begins, and the index behind it. Raises MessageLost for a number that the entry does not have."""
+        entry, at = self.entry, self.entry.batch_of(self.number)
+        if self.number < entry.base_index or at == entry.batch_count:
+            raise MessageLost(f"this entry has no message {self.number}")
+        return entry.batch_start_index(at), entry.end_indexes[at]
 
 
 class BacklogFound(NamedTuple):
@@ -142,14 +149,12 @@ class AdminService:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     @on_topic("peek_messages")
-    async def message(
-        self, name: TopicName, ledger_id: int, entry_id: int, *, batch_index: int = ALL_OF_ENTRY
-    ) -> FoundMessage:
-        """A message by its id, or all of an entry. Raises TopicNotFound, InvalidArgument, or what the read met."""
+    async def message(self, name: TopicName, ledger_id: int, entry_id: int, number: int) -> FoundMessage:
+        """A message by its id. Raises TopicNotFound, InvalidArgument, or what the read met."""
         check_ids(ledger_id, entry_id)
         topic = await self._broker.known(name)
         entry = await topic.log.read_entry((ledger_id, entry_id))
-        return FoundMessage(entry, ledger_id, entry_id, batch_index)
+        return FoundMessage(entry, ledger_id, entry_id, number)
 
     @on_topic("peek_messages")
     async def examine(

@@ -153,7 +153,9 @@ class BrokerService:
         if asked.durable and topic.name.persistent:
             _check_made_by_use(topic, asked.subscription)
         await check_consumer(self._broker, topic, schema)
-        return ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
+        opened = ConsumerOpened(topic, *await topic.subscriptions.subscribe(asked, port))
+        opened.consumer.opened_ms = self.clock.now_ms()
+        return opened
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened, *, force: bool = False) -> None:

@@ -504,7 +504,7 @@ def _sums(topics: list[BusyTopic]) -> dict[str, Any]:
 
 
 def _busy_topic(topic: Topic) -> BusyTopic:
-    message_in, byte_in, message_out, byte_out = topic.rates.per_second
+    message_in, byte_in, message_out, byte_out, _ = topic.rates.per_second
     return BusyTopic(
         str(topic.name),
         message_in,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -86,6 +87,8 @@ class ProducerStats(msgspec.Struct, frozen=True):
     bytes_in: int
     message_rate_in: float  # these two a second, of the last ten seconds or a little more
     byte_rate_in: float
+    opened_ms: int  # when
+    metadata: Mapping[str, str]  # that its program noted; only Pulsar's clients can
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
@@ -136,6 +139,12 @@ class ConsumerStats(msgspec.Struct, frozen=True):
     blocked_on_unacked_messages: bool
     delivered_messages: int
     delivered_bytes: int
+    message_rate_out: float  # these four a second, as those of the subscription
+    byte_rate_out: float
+    redelivery_rate: float
+    acknowledge_rate: float
+    opened_ms: int  # when
+    metadata: Mapping[str, str]  # as of producers
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
@@ -179,10 +188,11 @@ class TopicStats(msgspec.Struct, frozen=True):
     bytes_in: int
     messages_out: int  # to all subscriptions together
     bytes_out: int
-    message_rate_in: float  # these four a second, of the last ten seconds or a little more
+    message_rate_in: float  # these five a second, of the last ten seconds or a little more
     byte_rate_in: float
     message_rate_out: float
     byte_rate_out: float
+    drop_rate: float  # messages of a non-persistent topic
     duplicate_messages: int  # since it was loaded: sent again, and not stored again
     dropped_messages: (
         int  # of a non-persistent topic: they left before a subscription had them, summed over subscriptions

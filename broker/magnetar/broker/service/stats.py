@@ -51,6 +51,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
         byte_rate_in=rates[1],
         message_rate_out=rates[2],
         byte_rate_out=rates[3],
+        drop_rate=rates[4],
         duplicate_messages=topic.deduplication.duplicates,
         dropped_messages=topic.dispatched.dropped_messages,
         stored_messages=total - (ledgers[0].first_index if ledgers else total),
@@ -77,7 +78,10 @@ async def topic_stats(topic: Topic) -> TopicStats:
                 session.port.peer.client_version,
                 session.messages_in,
                 session.bytes_in,
-                *session.rates.per_second,
+                message_rate_in=session.rates.per_second[0],
+                byte_rate_in=session.rates.per_second[1],
+                opened_ms=session.opened_ms,
+                metadata=session.metadata,
             )
             for session in topic.producers
             if session.active
@@ -185,6 +189,12 @@ async def _subscription_stats(
                 blocked_on_unacked_messages=consumer.blocked_on_unacked_messages,
                 delivered_messages=consumer.delivered_messages,
                 delivered_bytes=consumer.delivered_bytes,
+                message_rate_out=consumer.rates.per_second[0],
+                byte_rate_out=consumer.rates.per_second[1],
+                redelivery_rate=consumer.rates.per_second[2],
+                acknowledge_rate=consumer.rates.per_second[3],
+                opened_ms=consumer.opened_ms,
+                metadata=consumer.metadata,
             )
             for consumer in subscription.consumers
         ],

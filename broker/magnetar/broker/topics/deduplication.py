@@ -2,11 +2,12 @@
 
     OFF   --the policy says on-->  ON    with nothing known: what is stored from now on is known
     ON    --the policy says off--> OFF   what was known is deleted before it can be ON again
+    OFF   --it is ON--> sessions that are open end, and come again at once
     ON    --a session is opened--> it begins with what is durable of its name; ServiceNotReady while that is being read
 
-Sessions that are open when it is switched on go on as they are: one and the same session sends nothing twice, and what it
-stores is known when its name is opened again. No producer is opened while the policies are not known, while it is to be ON
-and is not yet, or while what was known is not deleted yet. What fails on the way, by a defect too, is tried again.
+What is on its way of sessions that end when it is switched on is known when they come again. No producer is opened while
+the policies are not known, while it is to be ON and is not yet, or while what was known is not deleted yet. What fails on
+the way, by a defect too, is tried again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from magnetar.proto.batch import decode_batch_header
 from magnetar.proto.batch_extensions import BATCH_HEADER_BYTES, BatchExtensions, Chunk, batch_extensions
 from magnetar.proto.entry import ENTRY_CHUNKED, ENTRY_PUBLISHED, Entry
-from magnetar.proto.errors import MagnetarError, ServiceNotReady
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicBusy
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import Jobs
 
@@ -124,6 +125,12 @@ class Deduplication:
                         interval_ms=settings.deduplication_snapshot_interval_ms,
                     )
                     self._found = False
+                    if self._opened.following and self._producers.stopped is None:
+                        again = TopicBusy(
+                            f"topic {self._topic} deduplicates from now on; open the producer again"
+                        )
+                        grace_s = settings.exclusive_grace_ms / 1000
+                        self._producers.resume(again, asyncio.get_running_loop().time() + grace_s)
                 else:
                     return
             except Exception as error:
@@ -177,6 +184,11 @@ class Deduplication:
                 if run.session.name == name and not run.is_duplicate
             ),
         )
+
+    @property
+    def on(self) -> bool:
+        """It is in force."""
+        return self._opened is not None and self._opened.following
 
     def forget(self) -> None:
         """The regular round."""

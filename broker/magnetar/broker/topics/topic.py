@@ -132,7 +132,7 @@ class Topic:
             name, components, self.policies.in_force, self.producers, self._coalescer, append_soon
         )
         self.dispatched = DispatchCounters(components.dispatched)
-        self.rates = MovingRates(4)  # messages and bytes in, messages and bytes out
+        self.rates = MovingRates(5)  # messages and bytes in, messages and bytes out, messages dropped
         self.subscriptions = Subscriptions(
             self.ledger,
             self.compaction,
@@ -312,6 +312,7 @@ class Topic:
         session = await let_in(
             self.producers, claim, new_port, self._store_epoch, partial(self._ready_for, claim)
         )
+        session.opened_ms = self.ledger.appending.now_ms()
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
 
@@ -558,7 +559,8 @@ class Topic:
         """Called every few seconds."""
         now, out = self._loop.time(), self.dispatched
         if self.rates.due(now):
-            self.rates.look(now, (self.messages_in, self.bytes_in, out.messages_out, out.bytes_out))
+            counters = self.messages_in, self.bytes_in, out.messages_out, out.bytes_out, out.dropped_messages
+            self.rates.look(now, counters)
         for session in self.producers:
             session.rates.look(now, (session.messages_in, session.bytes_in))
         for subscription in self.subscriptions.values():

@@ -10,6 +10,7 @@ import pytest
 
 from magnetar.broker.listeners.http.openapi import document, page
 from magnetar.broker.listeners.http.server import ROUTES, TABLE
+from magnetar.broker.listeners.http.shapes import iso
 from magnetar.broker.listeners.http.statuses import STATUSES, status_of
 from magnetar.proto import commands
 from magnetar.proto.batch import encode_batch
@@ -146,6 +147,55 @@ async def test_the_figures_name_the_consumer_that_gets_the_messages() -> None:
         await FakeClient(admin.broker).consumer(subscription="many", type="shared")
         found = (await admin("GET", f"{TOPIC}/stats")).body["subscriptions"]["many"]
         assert "activeConsumerName" not in found
+
+
+async def test_the_figures_say_who_is_there_since_when_and_what_waits() -> None:
+    async with administered() as admin:
+        client = FakeClient(admin.broker)
+        await client.consumer(permits=0)
+        await client.producer()
+        empty = (await admin("GET", f"{TOPIC}/stats?getEarliestTimeInBacklog=true")).body
+        assert empty["earliestMsgPublishTimeInBacklogs"] == -1
+        client.publish(b"a")
+        await client.until(lambda: client.receipts)
+        found = (await admin("GET", f"{TOPIC}/stats?getEarliestTimeInBacklog=true")).body
+        for one in (found["publishers"][0], found["subscriptions"]["billing"]["consumers"][0]):
+            assert (one["address"], one["clientVersion"], one["metadata"]) == (
+                client.address,
+                client.client_version,
+                {},
+            )
+            assert one["connectedSince"] == iso(admin.broker.clock.now_ms())
+        stored_ms = found["earliestMsgPublishTimeInBacklogs"]
+        assert stored_ms == admin.broker.clock.now_ms()
+        assert found["subscriptions"]["billing"]["earliestMsgPublishTimeInBacklog"] == stored_ms
+        assert (await admin("GET", f"{TOPIC}/stats")).body["earliestMsgPublishTimeInBacklogs"] == 0
+
+
+async def test_ids_are_packed_as_in_pulsars_protocol() -> None:
+    async with administered() as admin:
+        client = FakeClient(admin.broker)
+        await client.consumer(permits=0)
+        await client.producer()
+        batches = [encode_batch([one, one * 2], sequence_id=0, publish_time_ms=0) for one in (b"a", b"b")]
+        client.frame(commands.Send(0, 1, 0), b"".join(batches))  # both in one entry
+        await client.until(lambda: client.receipts)
+        last = (await admin("GET", f"{TOPIC}/lastMessageId")).body
+        assert (last["entryId"], last["batchIndex"]) == (2, 1)
+        place = f"{TOPIC}/ledger/{last['ledgerId']}/entry"
+        assert (await admin("GET", f"{place}/2?batchIndex=1")).body == b"bb"
+        assert (await admin("GET", f"{place}/1")).headers[
+            "x-pulsar-message-id"
+        ] == "0:0"  # the batch that has it
+        assert (await admin("GET", f"{place}/2?batchIndex=2")).status == 404
+        assert (await admin("GET", f"{place}/{1 << 20}")).status == 404
+        reset, first = f"{TOPIC}/subscription/billing/resetcursor", f"{TOPIC}/subscription/billing/position/1"
+        for entry, index, excluded, value in (
+            (2, -1, False, b"b"), (0, 1, False, b"aa"), (0, 0, True, b"aa"), (0, -1, True, b"b"),
+        ):  # fmt: skip
+            back = {"ledgerId": last["ledgerId"], "entryId": entry, "batchIndex": index, "excluded": excluded}
+            assert (await admin("POST", reset, back)).status == 204
+            assert (await admin("GET", first)).body == value
 
 
 async def test_a_topic_that_stores_nothing_has_figures_and_no_ledgers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import EntryKey
 from ...cursors.core.redeliveries import DeliveredRanges
+from ...resources.moving_rates import MovingRates
 
 # What a consumer that grants no bytes may have: as much as its message permits allow.
 UNLIMITED_BYTES = 1 << 62
@@ -109,6 +110,11 @@ class Consumer:
     told_end: tuple[int, int] | None = None  # epoch, and redelivers, when it was told of the topic's end last
     delivered_messages: int = 0
     delivered_bytes: int = 0
+    redelivered_messages: int = 0
+    acked_messages: int = 0  # one by one
+    rates: MovingRates = field(default_factory=lambda: MovingRates(4))  # of these four
+    opened_ms: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)  # that its program noted, for people
 
     @property
     def ready(self) -> bool:
@@ -124,6 +130,17 @@ class Consumer:
     def idle(self) -> bool:
         """True if it is ready and has nothing to do."""
         return not self.unacked_messages and self.ready
+
+    def count_rates(self, now: float) -> None:
+        """Called every few seconds; `now` in seconds of the loop."""
+        if self.rates.due(now):
+            counters = (
+                self.delivered_messages,
+                self.delivered_bytes,
+                self.redelivered_messages,
+                self.acked_messages,
+            )
+            self.rates.look(now, counters)
 
     def grant(self, messages: int, size: int) -> None:
         """Adds permits."""

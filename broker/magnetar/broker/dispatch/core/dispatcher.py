@@ -750,6 +750,7 @@ class DispatchCore:
         consumer.delivered_bytes += size
         if redeliveries:
             self.redelivered_messages += messages
+            consumer.redelivered_messages += messages
         self._counters.delivered(messages, size)
         if tracker.individual_acks or again:
             tracker.delivered(consumer, key, taken, messages, redeliveries)

@@ -15,21 +15,20 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.pulsar.metadata import SingleMessageMetadata, encode
 
-from ...service.admin import ALL_OF_ENTRY, FoundMessage
-from .shapes import iso
+from ...service.admin import FoundMessage
+from .shapes import iso, packed_id
 
 
-def response(found: FoundMessage) -> web.Response:
-    """A message, or all of an entry as Pulsar's tools know a batch. Raises MessageLost for a number that there is not."""
-    entry, number, place = found.entry, found.number, f"{found.ledger_id}:{found.entry_id}"
-    if number == ALL_OF_ENTRY and entry.message_count > 1:
-        rows = [_message(entry, entry.base_index + at) for at in range(entry.message_count)]
+def response(found: FoundMessage, *, whole: bool = False) -> web.Response:
+    """A message, or the `whole` batch that has it. Raises MessageLost for a number that there is not."""
+    ledger, packed, index = packed_id(found)
+    place = f"{ledger}:{packed}"
+    if whole and index >= 0:
+        rows = [_message(found.entry, number) for number in range(*found.batch)]
         body = b"".join(_in_batch(*row) for row in rows)
         return _response(body, {**rows[0][1], "Message-ID": place, "num-batch-message": str(len(rows))})
-    number = entry.base_index if number == ALL_OF_ENTRY else number
-    value, headers = _message(entry, number)
-    alone = entry.message_count == 1 and number == 0
-    return _response(value or b"", {**headers, "Message-ID": place if alone else f"{place}:{number}"})
+    value, headers = _message(found.entry, found.number)
+    return _response(value or b"", {**headers, "Message-ID": place if index < 0 else f"{place}:{index}"})
 
 
 def _message(entry: Entry, number: int) -> tuple[bytes | None, dict[str, str]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_type_hints
@@ -25,8 +26,9 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 from aiohttp import web
 
-from magnetar.proto.errors import MalformedFrame, Unsupported
+from magnetar.proto.errors import MalformedFrame, MessageLost, TopicNotFound, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.pulsar.ids import unpack_entry
 
 from ...log.positions import Start
 from ...service.admin import Owner
@@ -70,16 +72,24 @@ class PulsarMessageId(msgspec.Struct, rename="camel"):
     excluded: bool = False  # the place behind it is meant
     properties: dict[str, str] | None = None  # of a subscription that is to begin there
 
-    def start(self) -> Start:
+    async def start(self, asked: Asked) -> Start:
         """Raises Unsupported for properties."""
         if self.properties:
             raise Unsupported("subscriptions have no properties here: note them among those of the topic")
         if self.ledger_id < 0 or self.ledger_id == _LATEST:
             return "earliest" if self.ledger_id < 0 else "latest", None
-        ledger, entry, index = self.ledger_id, max(self.entry_id, 0), max(self.batch_index, 0)
+        entry, index = unpack_entry(max(self.entry_id, 0))
+        index += max(self.batch_index, 0)
         if self.excluded:
-            entry, index = (entry + 1, 0) if self.batch_index < 0 else (entry, index + 1)
-        return "id", MessageId(ledger, entry, index).to_bytes()
+            end = index + 1
+            if self.batch_index < 0:  # behind all of its batch
+                with suppress(MessageLost, TopicNotFound):
+                    found = await asked.service.admin.message(
+                        asked, asked.topic, self.ledger_id, entry, index
+                    )
+                    end = found.batch[1]
+            index = end
+        return "id", MessageId(self.ledger_id, entry, index).to_bytes()
 
 
 class Elsewhere(Exception):
@@ -172,10 +182,8 @@ class Argument(NamedTuple):
         is_start = self.type == Start
         try:
             if self.place == "body" and asked.body:
-                read = msgspec.json.decode(
-                    asked.body, type=PulsarMessageId if is_start else self.type, strict=False
-                )
-                return read.start() if is_start else read
+                wanted = PulsarMessageId if is_start else self.type
+                return msgspec.json.decode(asked.body, type=wanted, strict=False)
             if self.place == "key":
                 given = msgspec.json.decode(asked.body or b"{}", type=dict[str, Any]).get(self.asked)
             else:
@@ -237,8 +245,13 @@ class Route:
 
     async def run(self, asked: Asked) -> Any:
         """The answer. Raises MalformedFrame for arguments that are not as the operation wants them, or what it raises."""
-        values = ((one.name, one.value(asked)) for one in self.arguments)
-        arguments = {**self.given, **{name: value for name, value in values if value is not _MISSING}}
+        arguments = dict(self.given)
+        for one in self.arguments:
+            value = one.value(asked)
+            if one.type == Start and isinstance(value, PulsarMessageId):
+                value = await value.start(asked)
+            if value is not _MISSING:
+                arguments[one.name] = value
         owner, _, method = getattr(self.operation, "__qualname__", "").partition(".")
         if f"{owner}.{method}" in OPERATIONS:
             parts = (asked.service, *vars(asked.service).values())

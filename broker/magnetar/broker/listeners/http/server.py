@@ -34,7 +34,7 @@ from .routes import REFUSED, WHOLE, Asked, Elsewhere, Route, Table, names_in
 from .schemas_routes import SCHEMAS_ROUTES
 from .statuses import Refused, status_of
 from .tenancy_routes import TENANCY_ROUTES
-from .topics_routes import TOPICS_ROUTES
+from .topics_routes import TOPICS_ROUTES, partitions
 
 _log = logging.getLogger(__name__)
 
@@ -146,9 +146,11 @@ class AdminServer:
                 f"partitions, {asked.names['topic']}-partition-0 to {count - 1}",
             )
         answers = await asked.of_partitions(range(count))
-        return (
-            await asyncio.to_thread(join, answers, asked) if count > _JOINED_AT_ONCE else join(answers, asked)
-        )
+        large = count > _JOINED_AT_ONCE
+        joined = await asyncio.to_thread(join, answers, asked) if large else join(answers, asked)
+        if isinstance(joined, dict) and "metadata" in joined:
+            joined["metadata"] = await partitions(asked)
+        return joined
 
     async def _answer_here(self, asked: Asked) -> Any:
         for _ in range(2):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import islice
 from typing import Any, Final
 
 from magnetar.proto.policy_table import BY_POLICY
+from magnetar.proto.pulsar.ids import pack_entry
 
 from ...compaction.topic_compaction import CompactionStats
 from ...cursors.core.acks import INDEX_BITS
 from ...dispatch.subscription import Subscription
-from ...service.admin import TopicFigures
-from ...service.results import ProducerStats, TopicStats
+from ...service.admin import FoundMessage, TopicFigures
+from ...service.results import ConsumerStats, ProducerStats, TopicStats
 from ...service.stats import MAX_LEDGERS
 from ...topics.topic import Topic
 from .routes import Asked
@@ -35,7 +37,7 @@ _TOPIC: Final = {
 }  # fmt: skip
 _NOT_OF_TOPICS: Final = {
     **dict.fromkeys(
-        "systemTopicBytesInCounter bytesOutInternalCounter earliestMsgPublishTimeInBacklogs "
+        "systemTopicBytesInCounter bytesOutInternalCounter "
         "lastOffloadLedgerId lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount "
         "committedTxnCount nonContiguousDeletedMessagesRangesSerializedSize delayedMessageIndexSizeInBytes".split(), 0
     ),
@@ -51,7 +53,7 @@ _SUBSCRIPTION: Final = {
 }  # fmt: skip
 _NOT_OF_SUBSCRIPTIONS: Final = {
     **dict.fromkeys(
-        "chunkedMessageRate earliestMsgPublishTimeInBacklog msgRateExpired totalMsgExpired lastExpireTimestamp "
+        "chunkedMessageRate msgRateExpired totalMsgExpired lastExpireTimestamp "
         "lastConsumedFlowTimestamp lastConsumedTimestamp lastAckedTimestamp lastMarkDeleteAdvancedTimestamp "
         "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages delayedMessageIndexSizeInBytes "
         "nonContiguousDeletedMessagesRangesSerializedSize filterProcessedMsgCount filterAcceptedMsgCount "
@@ -66,22 +68,21 @@ _NOT_OF_SUBSCRIPTIONS: Final = {
 _CONSUMER: Final = {
     "bytesOutCounter": "delivered_bytes", "msgOutCounter": "delivered_messages", "consumerName": "name",
     "availablePermits": "permits", "unackedMessages": "unacked_messages", "drainingHashesCount": "draining_slots",
-    "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages", "address": "address",
-    "clientVersion": "client",
+    "blockedConsumerOnUnackedMsgs": "blocked_on_unacked_messages", "msgRateOut": "message_rate_out",
+    "msgThroughputOut": "byte_rate_out", "msgRateRedeliver": "redelivery_rate", "messageAckRate": "acknowledge_rate",
 }  # fmt: skip
 _NOT_OF_CONSUMERS: Final = {
     **dict.fromkeys(
-        "msgRateOut msgThroughputOut msgRateRedeliver messageAckRate chunkedMessageRate avgMessagesPerEntry "
-        "drainingHashesClearedTotal drainingHashesUnackedMessages lastAckedTimestamp lastConsumedTimestamp "
-        "lastConsumedFlowTimestamp".split(), 0
+        "chunkedMessageRate avgMessagesPerEntry drainingHashesClearedTotal drainingHashesUnackedMessages "
+        "lastAckedTimestamp lastConsumedTimestamp lastConsumedFlowTimestamp".split(), 0
     ),
-    "metadata": {}, "lastAckedTime": _EPOCH, "lastConsumedTime": _EPOCH,
+    "lastAckedTime": _EPOCH, "lastConsumedTime": _EPOCH,
 }  # fmt: skip
 _PRODUCER: Final = {
-    "msgRateIn": "message_rate_in", "msgThroughputIn": "byte_rate_in", "producerName": "name", "address": "address",
-    "clientVersion": "client",
+    "msgRateIn": "message_rate_in", "msgThroughputIn": "byte_rate_in", "producerName": "name",
 }  # fmt: skip
-_NOT_OF_PRODUCERS: Final = {"chunkedMessageRate": 0.0, "supportsPartialProducer": False, "metadata": {}}
+_NOT_OF_PRODUCERS: Final = {"chunkedMessageRate": 0.0, "supportsPartialProducer": False}
+_CLIENT: Final = {"address": "address", "clientVersion": "client", "metadata": "metadata"}  # of both
 # Of these the figure of a partitioned topic is the largest of its partitions'; all other numbers are summed.
 _LARGEST: Final = ("oldestBacklogMessageAgeSeconds", "backlogQuotaLimitSize", "backlogQuotaLimitTime")
 _OF_ONE_TOPIC: Final = ("deduplicationStatus", "ownerBroker")
@@ -93,12 +94,18 @@ def iso(time_ms: int) -> str:
     return text.replace("+00:00", "Z")
 
 
-def message_id(place: tuple[int, int, int]) -> dict[str, int]:
-    """The first message of an entry is shown as one that is alone there."""
-    ledger, entry, number = place
+def message_id(ledger: int = -1, packed: int = -1, index: int = -1, partition: int = -1) -> dict[str, int]:
+    """As Pulsar's clients know it (`proto.pulsar.ids`). `index`: in its batch, -1: it is alone."""
     return {
-        "ledgerId": ledger, "entryId": entry, "partitionIndex": -1, "batchSize": 0, "batchIndex": number or -1,
+        "ledgerId": ledger, "entryId": packed, "partitionIndex": partition, "batchSize": 0, "batchIndex": index,
     }  # fmt: skip
+
+
+def packed_id(found: FoundMessage) -> tuple[int, int, int]:
+    """Of a message that was found: the first three of `message_id`."""
+    first, end = found.batch
+    index = -1 if end - first == 1 else found.number - first
+    return found.ledger_id, pack_entry(found.entry_id, first), index
 
 
 def compaction(stats: CompactionStats) -> dict[str, str]:
@@ -113,15 +120,22 @@ def _take(names: Mapping[str, str], stats: object) -> dict[str, Any]:
 def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
     """`stats`, without what the query excludes."""
     found, stats = figures
-    query, in_force = asked.query, found.policies.in_force()
+    query, now_ms = asked.query, asked.service.clock.now_ms()
+    earliest = {}
     subscriptions = {}
     for name, one in stats.subscriptions.items():
+        waits_since = now_ms - one.backlog_age_ms if one.backlog_messages else -1
+        earliest[name] = waits_since if query.get("getEarliestTimeInBacklog") == "true" else 0
         subscriptions[name] = {
             **_NOT_OF_SUBSCRIPTIONS,
             **_take(_SUBSCRIPTION, one),
             "type": _TYPES.get(one.type, "None"),
             "msgBacklogNoDelayed": max(one.backlog_messages - one.delayed_messages, 0),
-            "consumers": [{**_NOT_OF_CONSUMERS, **_take(_CONSUMER, consumer)} for consumer in one.consumers],
+            "earliestMsgPublishTimeInBacklog": earliest[name],
+            "consumers": [
+                {**_NOT_OF_CONSUMERS, **_take(_CONSUMER, consumer), **_client(consumer)}
+                for consumer in one.consumers
+            ],
         }
         active = [consumer.name for consumer in one.consumers if consumer.active]
         if active and one.type in _ONE_ACTIVE:
@@ -137,13 +151,14 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
         {
             **_NOT_OF_PRODUCERS,
             **_take(_PRODUCER, one),
+            **_client(one),
             "averageMsgSize": _average(one),
-            "accessMode": one.access_mode.title(),
+            "accessMode": one.access_mode.title().replace("_", ""),
             "producerId": number,
         }
         for number, one in enumerate(stats.producers)
     ]
-    deduplicates = in_force is not None and in_force.value("deduplication")[0]
+    deduplication = "Enabled" if found.deduplication.on else "Disabled"
     return {
         **_NOT_OF_TOPICS,
         **_take(_TOPIC, stats),
@@ -154,7 +169,8 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
         "oldestBacklogMessageAgeSeconds": max(ages, default=-1_000) // 1_000,
         "publishers": [] if query.get("excludePublishers") == "true" else publishers,
         "subscriptions": subscriptions,
-        "deduplicationStatus": "Enabled" if deduplicates else "Disabled",
+        "earliestMsgPublishTimeInBacklogs": reduce(_earliest, earliest.values(), 0),
+        **({"deduplicationStatus": deduplication} if found.name.persistent else {"msgDropRate": stats.drop_rate}),
         "nonContiguousDeletedMessagesRanges": sum(one.acknowledged_ranges for one in stats.subscriptions.values()),
         "compaction": {
             "lastCompactionRemovedEventCount": 0, "lastCompactionSucceedTimestamp": stats.compaction.compacted_ms,
@@ -162,6 +178,15 @@ def topic(figures: TopicFigures, asked: Asked) -> dict[str, Any]:
         },
         "ownerBroker": asked.service.settings.http_url.partition("://")[2],
     }  # fmt: skip
+
+
+def _client(stats: ProducerStats | ConsumerStats) -> dict[str, Any]:
+    return {**_take(_CLIENT, stats), "connectedSince": iso(stats.opened_ms)}
+
+
+def _earliest(left: int, right: int) -> int:
+    """Of two times, either of which may be none: 0 (it was not asked) or -1 (no backlog)."""
+    return min((one for one in (left, right) if one > 0), default=left or right)
 
 
 def _average(stats: TopicStats | ProducerStats) -> float:
@@ -203,6 +228,8 @@ def _sum(left: Any, right: Any, key: str = "") -> Any:
         }
     if isinstance(left, bool | str):
         return left or right
+    if key.startswith("earliestMsg"):
+        return _earliest(left, right)
     return max(left, right) if key in _LARGEST else left + right
 
 

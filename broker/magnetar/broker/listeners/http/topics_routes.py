@@ -10,7 +10,8 @@ from msgspec import structs
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MessageLost, TopicBusy, TopicNotFound, Unsupported
-from magnetar.proto.ids import NO_PARTITION, MessageId, TopicName
+from magnetar.proto.ids import NO_PARTITION, TopicName
+from magnetar.proto.pulsar.ids import pack_entry, unpack_entry
 from magnetar.proto.ranges import complement
 
 from ...log.positions import Start
@@ -112,8 +113,42 @@ async def subscribe(
 
 async def expire_through(asked: Asked, subscription: str, last: PulsarMessageId) -> None:
     """Acknowledges all up to a message, and that too unless it is excluded."""
-    behind = structs.replace(last, excluded=not last.excluded).start()
+    behind = await structs.replace(last, excluded=not last.excluded).start(asked)
     await asked.service.admin.expire_before(asked, asked.topic, subscription, behind)
+
+
+async def message(asked: Asked, ledger_id: int, entry_id: int, *, batch_index: int = -1) -> web.Response:
+    """A message by its id; without an index a batch as a whole."""
+    entry, first = unpack_entry(entry_id)
+    whole = batch_index == -1
+    number = first if whole else first + batch_index
+    found = await asked.service.admin.message(asked, asked.topic, ledger_id, entry, number)
+    return messages.response(found, whole=whole)
+
+
+async def last_message(asked: Asked) -> dict[str, int]:
+    """The id of the last message; of an empty topic an entry of -1."""
+    return await _message_id(asked, *await asked.service.admin.last_message(asked, asked.topic))
+
+
+async def find(asked: Asked, start: Start) -> dict[str, int]:
+    """The id of the first message from a time on; behind the last one if there is none."""
+    return await _message_id(asked, *await asked.service.admin.find(asked, asked.topic, start))
+
+
+async def terminate(asked: Asked) -> dict[str, int]:
+    """Ends a topic: nothing can be published any more. The answer is the id of its last message."""
+    await asked.service.terminate_topic(asked, asked.topic)
+    return await last_message(asked)
+
+
+async def _message_id(asked: Asked, ledger: int, entry: int, number: int) -> dict[str, int]:
+    partition = TopicName.parse(asked.topic).partition
+    try:
+        found = await asked.service.admin.message(asked, asked.topic, ledger, max(entry, 0), number)
+    except MessageLost:  # no message is there yet
+        return shapes.message_id(ledger, -1 if entry < 0 else pack_entry(entry, number), partition=partition)
+    return shapes.message_id(*shapes.packed_id(found), partition)
 
 
 async def peek(asked: Asked, subscription: str, position: int) -> web.Response:
@@ -161,22 +196,18 @@ def _worst(answers: Mapping[str, Any], _: Asked) -> Any:
     return min(answers.values(), key=lambda answer: order.index(answer["status"]))
 
 
-def _last_message(found: MessageId | None) -> dict[str, int]:
-    return shapes.message_id((-1, -1, 0) if found is None else found[:3])
-
-
 def _analyzed(found: BacklogFound) -> dict[str, Any]:
     ends = {"firstMessageId": found.first, "lastMessageId": found.last}
     return {
         **{f"filter{what}{of}": 0 for what in ("Rejected", "Rescheduled") for of in ("Entries", "Messages")},
         "entries": found.entries, "messages": found.messages, "aborted": False,
         "filterAcceptedEntries": found.entries, "filterAcceptedMessages": found.messages,
-        **{name: f"{place[0]}:{place[1]}" for name, place in ends.items() if place is not None},
+        **{name: f"{place[0]}:{pack_entry(place[1], 0)}" for name, place in ends.items() if place is not None},
     }  # fmt: skip
 
 
 def _not_offloaded(_: Any) -> dict[str, Any]:
-    return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": shapes.message_id((-1, -1, 0))}
+    return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": shapes.message_id()}
 
 
 _B, _A = BrokerService, AdminService
@@ -210,13 +241,13 @@ TOPICS_ROUTES: Final = (
     Route("GET", f"{TOPIC}/internalStats", _A.figures, answer=shapes.internal),
     Route("GET", f"{TOPIC}/partitioned-internalStats", _A.figures, answer=shapes.internal, partitions=shapes.parts),
     Route("GET", f"{TOPIC}/internal-info", _A.figures, answer=shapes.info, partitions=shapes.parts),
-    Route("GET", f"{TOPIC}/lastMessageId", _A.last_message, answer=shapes.message_id),
-    Route("GET", f"{TOPIC}/messageid/{{start}}", _A.find, answer=shapes.message_id),
+    Route("GET", f"{TOPIC}/lastMessageId", last_message),
+    Route("GET", f"{TOPIC}/messageid/{{start}}", find),
     Route("GET", f"{TOPIC}/examinemessage", _A.examine, answer=messages.response),
-    Route("GET", f"{TOPIC}/ledger/{{ledgerId}}/entry/{{entryId}}", _A.message, answer=messages.response),
+    Route("GET", f"{TOPIC}/ledger/{{ledgerId}}/entry/{{entryId}}", message),
     Route("PUT", f"{TOPIC}/backlogSize", _A.backlog_size, body="start"),
-    Route("POST", f"{TOPIC}/terminate", _B.terminate_topic, answer=_last_message),
-    Route("POST", f"{TOPIC}/terminate/partitions", _B.terminate_topic, answer=_last_message, partitions=_by_number),
+    Route("POST", f"{TOPIC}/terminate", terminate),
+    Route("POST", f"{TOPIC}/terminate/partitions", terminate, partitions=_by_number),
     Route("PUT", f"{TOPIC}/unload", _A.unload_topic, partitions=nothing),
     Route("PUT", f"{TOPIC}/compaction", _B.compact_topic, answer=nothing, partitions=nothing),
     Route(

@@ -31,7 +31,7 @@ from ..backpressure import Backpressure
 from ..openings import Openings
 from ..requests import Requests, for_client
 from .consumers import Consumer
-from .ports import Link
+from .ports import Link, metadata_of
 from .producers import ACCESS_MODES, Producer
 from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, failed_request, not_unsubscribed
 from .schemas import schema_of
@@ -171,6 +171,7 @@ class ClientConnection:
             schema=schema_of(command),
         )
         producer.topic, producer.session, producer.schema_version = opened
+        producer.session.metadata = metadata_of(command)
         return producer
 
     def _producer_opened(self, command: wire.CommandProducer, producer: Producer) -> None:

@@ -54,7 +54,7 @@ from ..requests import Requests
 from .borders import Borders, borders_of, end_of_batch, start_of_batch
 from .errors import server_error
 from .messages import messages_of
-from .ports import Link
+from .ports import Link, metadata_of
 from .schemas import schema_of
 from .transcoded import FORMAT_AT, Transcoded
 
@@ -121,6 +121,7 @@ class Consumer:
         self._opened = await self._service.subscribe(
             self.peer, self._command.topic, asked, port=self, schema=schema_of(self._command)
         )
+        self._opened.consumer.metadata = metadata_of(self._command)
         return self
 
     async def _asked(self) -> SubscribeRequest:

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.pulsar import wire_pb2 as wire
 
 from ...dispatch.core.consumer import Peer
 from ...service.operations import Caller
 
 Piece = bytes | bytearray | memoryview
+
+
+def metadata_of(command: wire.CommandProducer | wire.CommandSubscribe) -> dict[str, str]:
+    """What a program noted of its producer or consumer: figures show 100 of them, and 1,000 letters of each."""
+    return {one.key[:1_000]: one.value[:1_000] for one in command.metadata[:100]}
 
 
 class Link(Peer, Caller, Protocol):

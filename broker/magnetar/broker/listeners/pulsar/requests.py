@@ -138,11 +138,12 @@ async def consumer_stats(
     of, consumer = stats.subscriptions.get(opened.subscription.name), opened.consumer
     if of is None:
         raise SubscriptionNotFound(f"subscription {opened.subscription.name!r} was deleted")
+    rates = consumer.rates.per_second
     return wire.CommandConsumerStatsResponse(
         request_id=command.request_id,
-        msg_rate_out=of.message_rate_out,
-        msg_throughput_out=of.byte_rate_out,
-        msg_rate_redeliver=of.redelivery_rate,
+        msg_rate_out=rates[0],
+        msg_throughput_out=rates[1],
+        msg_rate_redeliver=rates[2],
         consumer_name=consumer.name,
         available_permits=max(consumer.available_permits, 0),
         unacked_messages=consumer.unacked_messages,
@@ -152,7 +153,7 @@ async def consumer_stats(
         type=of.type.title(),
         msg_rate_expired=0.0,
         msg_backlog=of.backlog_messages,
-        message_ack_rate=of.acknowledge_rate,
+        message_ack_rate=rates[3],
     )
 
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple, Protocol
@@ -119,8 +119,8 @@ class ProducerSession:
     """One epoch of one producer."""
 
     __slots__ = (
-        "access_mode", "bytes_in", "confirmed_chunk", "epoch", "messages_in", "name", "outstanding", "port", "pushed",
-        "rates", "rows", "state", "topic_epoch", "when_drained",
+        "access_mode", "bytes_in", "confirmed_chunk", "epoch", "messages_in", "metadata", "name", "opened_ms", "outstanding",
+        "port", "pushed", "rates", "rows", "state", "topic_epoch", "when_drained",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,8 @@ class ProducerSession:
         self.messages_in = 0
         self.bytes_in = 0
         self.rates = MovingRates(2)  # messages and bytes in
+        self.opened_ms = 0
+        self.metadata: Mapping[str, str] = {}  # that its program noted, for people
         # What was taken of it, by sequence id; None: nothing is deduplicated.
         self.pushed: Pushed | None = None
         # Receipt runs queued or appended, neither confirmed nor failed yet.
