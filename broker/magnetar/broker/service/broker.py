@@ -130,7 +130,9 @@ class BrokerService:
         topic = await self._broker.find(name)
         claim = Claim(producer_name or self._broker.generate_name(), epoch, access_mode, topic_epoch)
         version = await version_of_producer(self._broker, topic, schema)
-        return ProducerOpened(topic, await topic.open_producer(claim, new_port), version)
+        session = await topic.open_producer(claim, new_port)
+        session.opened_ms = self.clock.now_ms()
+        return ProducerOpened(topic, session, version)
 
     @on_topic("consume")
     async def subscribe(

@@ -312,7 +312,6 @@ class Topic:
         session = await let_in(
             self.producers, claim, new_port, self._store_epoch, partial(self._ready_for, claim)
         )
-        session.opened_ms = self.ledger.appending.now_ms()
         session.pushed = self.deduplication.begin(session.name, self.ledger.appending.unconfirmed())
         return session
 
