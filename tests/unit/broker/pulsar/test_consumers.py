@@ -156,8 +156,8 @@ async def test_a_batch_beyond_the_frame_limit_goes_out_in_slices_that_are_acknow
         single, *slices = client.link.take()
         assert [(one.place(), len(one.values)) for one in slices] == [((0, 1), 4), ((0, 5), 4), ((0, 9), 2)]
         await client.ack(slices[1])
-        await client.redeliver(*slices)
-        assert [one.place() for one in client.link.take()] == [(0, 1), (0, 9)]
+        await client.redeliver(*slices[1:])
+        assert [one.place() for one in client.link.take()] == [(0, 9)]
         await client.ack(single, slices[2])
         assert mark_delete(broker) == (0, 1)
         client.lose()
@@ -292,9 +292,8 @@ async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest(
         assert mark_delete(broker) == (1, 0)
 
 
-async def test_what_a_native_consumer_acknowledged_of_a_batch_comes_again_to_clients_without_ack_sets() -> (
-    None
-):
+async def test_of_a_batch_that_is_hidden_in_part_clients_without_ack_sets_get_single_messages() -> None:
+    """They acknowledge a batch once they have all of it, and never where some of it is skipped."""
     async with running_broker() as broker:
         await Producer(broker).publish([b"0", b"1", b"2"])
         await native(broker, [b"3", b"4", b"5"])
@@ -305,12 +304,46 @@ async def test_what_a_native_consumer_acknowledged_of_a_batch_comes_again_to_cli
         await client.subscribe(type="shared", permits=100)
         await owner.ask(c.CloseConsumer, 1)
         await settle()
-        first, second = client.link.take()
-        assert [(one.values, one.ack_set) for one in (first, second)] == [
-            ([b"0", b"1", b"2"], ()), ([b"3", b"4", b"5"], ()),
+        found = client.link.take()
+        assert [(one.values, one.batched, one.ack_set, one.place()) for one in found] == [
+            ([b"1"], False, (), (0, 1)), ([b"2"], False, (), (0, 2)),
+            ([b"3"], False, (), (1, 0)), ([b"5"], False, (), (1, 2)),
         ]  # fmt: skip
-        await client.ack(first, second)
+        await client.ack(found[2])  # not the whole batch, though it is its first message
+        await client.redeliver(found[3])
+        (again,) = client.link.take()
+        assert again.values == [b"5"]
+        await client.ack(found[0], found[1], again)
         assert mark_delete(broker) == (2, 0)
+
+
+def test_a_batch_that_went_out_in_single_messages_is_one_again_when_it_comes_whole() -> None:
+    borders = Borders()
+    borders.remember((7, 0), [3, 6], [1, 2], [0, 1, 2])
+    assert list(borders[7, 0]) == [1, 2, 3, 6]
+    borders.remember((7, 0), [3, 6], [], [3])  # what is held of the first one means what it meant
+    assert list(borders[7, 0]) == [1, 2, 3, 6]
+    borders.remember((7, 0), [3, 6], [], [0])
+    assert list(borders[7, 0]) == [3, 6]
+
+
+async def test_the_first_message_of_a_batch_in_parts_is_not_the_batch_on_another_connection() -> None:
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1", b"2"])
+        owner, client, again = FakeClient(broker), PulsarClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await owner.received(3)
+        await owner.ack(owner.messages[1].row())
+        await client.subscribe(type="shared", permits=100)
+        await owner.ask(c.CloseConsumer, 1)
+        await settle()
+        first, third = client.link.take()
+        client.lose()
+        await again.subscribe(type="shared", permits=0)
+        await again.ack(first)
+        again.flow(10)
+        await settle()
+        assert values(again) == third.values == [b"2"]
 
 
 async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:

@@ -52,14 +52,21 @@ class Borders(dict[EntryKey, Sequence[int]]):
         super().__init__()
         self._size = 0
 
-    def remember(self, key: EntryKey, borders: Sequence[int], cuts: Sequence[int] = ()) -> None:
-        """`cuts`: where more batches end than the entry has."""
+    def remember(
+        self, key: EntryKey, borders: Sequence[int], cuts: Sequence[int] = (), sent: Iterable[int] = ()
+    ) -> None:
+        """`cuts`: where more batches end than the entry has. `sent`: the first message of each that goes out now.
+
+        A batch that went out in parts before and is whole this time has no cuts any more.
+        """
         known = self.get(key)
         if known is not None:
-            if not cuts:
+            if len(known) == len(borders) and not cuts:
                 return
             self._forget(key)
-            borders = sorted({*known, *cuts})
+            again = set(sent)
+            kept = [end for end in known if start_of_batch(borders, end) not in again]
+            borders = sorted({*borders, *cuts, *kept})
         elif cuts:
             borders = sorted({*borders, *cuts})
         self[key] = borders

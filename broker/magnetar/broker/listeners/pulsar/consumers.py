@@ -239,13 +239,15 @@ class Consumer:
     def deliver(self, delivery: dispatch.Delivery) -> None:
         """A MESSAGE for each batch, in one write."""
         opened, entry, transcoded = self.opened, delivery.entry, self._transcoded
-        # Clients in C++ and Java that do not acknowledge with ack sets wait until the application has acknowledged all of a
-        # batch, and never do where they skipped what a native consumer had acknowledged: for them it comes again.
+        # Clients in C++ and Java that do not acknowledge with ack sets acknowledge a batch once the application has all of
+        # its messages, and never where they skipped some: those of a batch that is hidden in part go to them one by one.
         with_ack_sets = not self._individual or opened.subscription in transcoded.ack_sets
         sent = messages_of(
             delivery, self.consumer_id, self._partition, self._epoch, transcoded, with_ack_sets=with_ack_sets
         )
-        self._borders.remember((delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts)
+        self._borders.remember(
+            (delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts, sent.firsts
+        )
         self._borders.drop_below(opened.subscription.cursor.state.mark_delete)
         if pieces := sent.pieces:
             size = sum(map(len, pieces))
@@ -380,9 +382,30 @@ class Consumer:
             return []
         end = self._end_of_batch((ledger, entry), index, looked)
         if not one.ack_set:
+            if end > index + 1 and (ledger, entry) not in self._borders:
+                end = self._end_of_earlier((ledger, entry), index, end, looked)
             return [(ledger, entry, index, end - 1)]
         acknowledged = decode_ack_set(one.ack_set, end - index)
         return [(ledger, entry, index + first, index + last) for first, last in acknowledged]
+
+    def _end_of_earlier(self, key: EntryKey, index: int, end: int, looked: Looked) -> int:
+        """Behind what an earlier connection got as one message: the batch, or one of its messages if it was hidden in part.
+
+        It was not if nothing of it is acknowledged, at another consumer, or was ever given back. What is acknowledged too
+        little comes again; too much would be lost.
+        """
+        subscription = self.opened.subscription
+        if self._individual:
+            others = (one for one in subscription.consumers if one is not self.opened.consumer)
+            held = [one.pending_acks.get(key) for one in others]
+            held.append(subscription.cursor.redeliveries.by_entry.get(key))
+            if (
+                start_of_batch(looked.get(key) or (), index) != index
+                or subscription.cursor.state.unacked(*key, index, end - 1) != [(index, end - 1)]
+                or any(a < end and b >= index for one in held if one for a, b, _ in one.rows())
+            ):
+                return index + 1
+        return end
 
     def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.batch import FORMAT_PULSAR
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError, MalformedFrame
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.pulsar.frames import message_frame_heads
 from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
-from magnetar.proto.ranges import Range
+from magnetar.proto.pulsar.transcoding import to_pulsar
+from magnetar.proto.ranges import Range, RangeSet
 
 from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
@@ -32,12 +33,13 @@ _LARGE_BYTES = 16 * 1024  # of which a view is cheaper than a copy
 
 
 class Messages(NamedTuple):
-    """What is to be written; where slices end within a batch; how many messages of the delivery there are not among them.
+    """What is to be written, and of each the index of its first message; where batches are cut; how much is not among it.
 
-    `damaged`: those of the latter that no consumer can read.
+    `damaged`: messages of the delivery that no consumer can read.
     """
 
     pieces: list[Piece]
+    firsts: Iterator[int]
     cuts: list[int]
     unsent: int
     damaged: list[Range]
@@ -54,7 +56,7 @@ def messages_of(
 ) -> Messages:
     """The frames of a delivery. 0.7 us for an unbatched message of format 2.
 
-    `with_ack_sets` False: what is hidden of a batch goes out again with the rest.
+    `with_ack_sets` False: a batch that is hidden in part goes out in single messages, each with an id of its own.
     """
     _, _, ledger, entry_id, entry, first, last, redeliveries, hidden = delivery
     runs, partly = ([(first, last)], {}) if not hidden else shown(entry, first, last, hidden)
@@ -84,6 +86,10 @@ def messages_of(
                 slices: Sequence[tuple[int, int, Piece]] = ()
                 try:
                     slices = _slices((ledger, entry_id), entry, position, transcoded)
+                    if acknowledged and not with_ack_sets:
+                        slices = _in_parts(
+                            slices, [(a - index, b - index) for a, b in acknowledged], entry, position
+                        )
                 except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
                     _log.warning(
                         "batch %d:%d:%d is not delivered to Pulsar's consumers: %s",
@@ -104,8 +110,7 @@ def messages_of(
                     if gone := [(a, b) for a, b in gone if a <= b]:
                         if not (words := encode_ack_set(gone, count)):
                             continue  # nothing is left of this slice
-                        if with_ack_sets:
-                            ack_sets[len(sent)] = words
+                        ack_sets[len(sent)] = words
                     sent.append((base + at, len(body)))
                     bodies.append(body)
             start, index = end, ends[position]
@@ -117,7 +122,7 @@ def messages_of(
         )
     pieces: list[Piece] = [b""] * (2 * len(heads))
     pieces[0::2], pieces[1::2] = heads, bodies
-    return Messages(pieces, cuts, unsent, damaged)
+    return Messages(pieces, (packed - base for packed, _ in sent), cuts, unsent, damaged)
 
 
 def _slices(
@@ -132,6 +137,28 @@ def _slices(
         count = entry.end_indexes[position] - entry.batch_start_index(position)
         return ((0, count, memoryview(entry.data)[at:end]),)
     return transcoded.slices(key, entry, position)
+
+
+def _in_parts(
+    slices: Sequence[tuple[int, int, Piece]], hidden: Sequence[Range], entry: Entry, position: int
+) -> Sequence[tuple[int, int, Piece]]:
+    """The slices of a batch, and each message by itself of those that are hidden in part.
+
+    Of an encrypted batch, which only its consumers can open, they stay as they are.
+    """
+    gone = RangeSet(hidden)
+    if not any(gone.within(at, at + count - 1) and gone.gaps(at, at + count - 1) for at, count, _ in slices):
+        return slices
+    try:
+        singles = to_pulsar(entry.batch(position), entry.producer_names[entry.producers[position]], 0)
+    except (MalformedFrame, InvalidArgument):
+        return slices
+    parts: list[tuple[int, int, Piece]] = []
+    for one in slices:
+        at, count, _ = one
+        in_part = gone.within(at, at + count - 1) and gone.gaps(at, at + count - 1)
+        parts += singles[at : at + count] if in_part else [one]
+    return parts
 
 
 def shown(
