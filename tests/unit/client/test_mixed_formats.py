@@ -8,13 +8,13 @@ import lz4.block
 import pytest
 import pytest_asyncio
 
+from magnetar.broker import Broker
 from magnetar.broker.listeners.http.messages import response
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.broker.service.admin import FoundMessage
 from magnetar.cli.bookie_tools.read import _message_lines, decode_payload
 from magnetar.client import Client, MessageId
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
-from magnetar.proto import commands as c
 from magnetar.proto.batch_extensions import WholeMessage
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError, MalformedFrame, ReceiveTimeout
@@ -29,15 +29,18 @@ from support.service import holding_port
 class PulsarProducer:
     """Stores what a producer of Pulsar's protocol would have sent."""
 
-    def __init__(self, link: FakeClient) -> None:
+    def __init__(self, link: FakeClient, name: str, broker: Broker) -> None:
         self._link = link
-        self._sequence_id = 0
+        self._name = name
+        self._broker = broker
 
     async def send(self, *frames: bytes) -> None:
         """All of it in one entry."""
         admitted = admit_pulsar(frames)
         stored = sum(row[1] for row in self._link.receipts)
-        self._link.frame(c.Send(0, 1, 0), b"".join(admitted.batches))
+        topic = self._broker.topics["persistent://public/default/t"]
+        (session,) = (one for one in topic.producers if one.name == self._name)
+        topic.publish(session, admitted, whole=True)
         await self._link.confirmed(stored + sum(admitted.counts))
 
 
@@ -50,9 +53,9 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Client, 
         server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
         try:
             link = FakeClient(broker)
-            await link.producer(topic="t")
+            name = (await link.producer(topic="t"))["name"]
             async with connect_to(server, **getattr(request, "param", {})) as client:
-                yield client, PulsarProducer(link)
+                yield client, PulsarProducer(link, name, broker)
         finally:
             await server.close(0.0)
 

@@ -151,10 +151,10 @@ class Deduplication:
     async def ready(self) -> None:
         """Raises ServiceNotReady while it is not known whether it is on, or what a session would begin with.
 
-        Policies that are being read, as after each change of them, are waited for, at most FIRST_TRY_S. What is left over
-        might become the next owner's: nobody begins anew before it is deleted.
+        Policies that are being read, as after each change of them, and what follows from them are waited for, at most
+        FIRST_TRY_S. What is left over might become the next owner's: nobody begins anew before it is deleted.
         """
-        if self._opened is None and self._wanted() is None:
+        if self._opened is None and self._wanted() is not False:
             await self._settled()
         if self._opened is not None:
             self._opened.check()
