@@ -14,6 +14,10 @@ KNOWN = (
         "they are made when they are used",
     ),
     Known(
+        "names of partitions", "^names_that_are_none$", " is 'NotAllowedException', not 'no error'",
+        "a name that ends like a partition's is that of a partition, and is there with its partitioned topic alone",
+    ),
+    Known(
         "names", "^(unusual_names|names_of_subscriptions)$", r"with space|per%20cent|a/b|a\?b|%41|^\.kept",
         "a name has letters, digits and `-=:._`, so that it can stand in paths and file names as it is",
     ),
