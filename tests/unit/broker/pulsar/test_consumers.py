@@ -255,19 +255,22 @@ def test_acknowledged_batches_that_follow_one_another_are_one_row() -> None:
     def packed(*places: tuple[int, int]) -> list[tuple[int, int]]:
         return [(5, entry << INDEX_BITS | index) for entry, index in places]
 
+    def whole(key: tuple[int, int], index: int, end: int) -> int:
+        return end
+
     rows, unknown = known.rows_of(
-        packed((0, 3), (0, 4), (0, 5), (0, 7), (0, 7), (0, 6), (1, 0), (1, 2), (1, 3), (2, 0))
+        packed((0, 3), (0, 4), (0, 5), (0, 7), (0, 7), (0, 6), (1, 0), (1, 2), (1, 3), (2, 0)), whole
     )
     assert rows == [
         (5, 0, 3, 5), (5, 0, 7, 7), (5, 0, 7, 7), (5, 0, 6, 6), (5, 1, 0, (1 << INDEX_BITS) - 1), (5, 2, 0, 0),
     ]  # fmt: skip
     assert not unknown
     elsewhere = [(4, 1), *packed((3, 1), (3, 2))]
-    assert known.rows_of([*packed((0, 0)), *elsewhere, *packed((0, 1))]) == (
+    assert known.rows_of([*packed((0, 0)), *elsewhere, *packed((0, 1))], whole) == (
         [(5, 0, 0, 0), (5, 0, 1, 1)],
         elsewhere,
     )
-    assert known.rows_of([]) == ([], [])
+    assert known.rows_of([], whole) == ([], [])
 
 
 async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest() -> None:
@@ -344,6 +347,19 @@ async def test_the_first_message_of_a_batch_in_parts_is_not_the_batch_on_another
         again.flow(10)
         await settle()
         assert values(again) == third.values == [b"2"]
+
+
+async def test_a_message_within_a_batch_is_not_the_rest_of_it_on_another_connection() -> None:
+    """Seed 6 of the simulation `mixed`: of the entry that connection has had another batch only."""
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1"], [b"2", b"3", b"4"])
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared", permits=1)
+        (first,) = client.link.take()
+        await client.ack(first._replace(entry=first.entry + 3))
+        client.flow(10)
+        await settle()
+        assert values(client) == [b"2", b"4"]
 
 
 async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:

@@ -8,7 +8,7 @@ slices is a batch for each of them. Entries of unbatched messages, which are the
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.pulsar.ids import INDEX_BITS, LAST_INDEX
@@ -74,10 +74,13 @@ class Borders(dict[EntryKey, Sequence[int]]):
         while self._size > MAX_BORDERS and len(self) > 1:
             self._forget(next(iter(self)))
 
-    def rows_of(self, ids: Iterable[EntryKey]) -> tuple[list[AckRange], list[EntryKey]]:
-        """What whole batches are, of which ledger and packed entry are given, and those that are of no entry known here.
+    def rows_of(
+        self, ids: Iterable[EntryKey], end_of: Callable[[EntryKey, int, int], int]
+    ) -> tuple[list[AckRange], list[EntryKey]]:
+        """What ids mean, of which ledger and packed entry are given, and those that are of no entry known here.
 
-        Batches that follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
+        `end_of`: of a batch of an entry, by its first message and its end, behind what is meant. Unbatched messages that
+        follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
         """
         rows: list[AckRange] = []
         unknown: list[EntryKey] = []
@@ -97,7 +100,7 @@ class Borders(dict[EntryKey, Sequence[int]]):
                 if borders is None:
                     unknown.append(one)
                     continue
-            end = end_of_batch(borders, index) if borders else index + 1
+            end = end_of((ledger, entry), index, end_of_batch(borders, index)) if borders else index + 1
             following = packed - index + end
         if following >= 0:
             rows.append((ledger, entry, first, end - 1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from magnetar.proto.batch import FORMAT_PULSAR, DecodedBatch
 from magnetar.proto.batch_extensions import EXT_BATCH_OF_ONE
@@ -271,7 +272,7 @@ class Consumer:
 
     def acknowledge_ids(self, ids: Sequence[tuple[int, int]]) -> None:
         """ACKs, each of one id, ledger and packed entry, without ack set and request id (`frames.Acks`)."""
-        rows, unknown = self._borders.rows_of(ids)
+        rows, unknown = self._borders.rows_of(ids, self._end_of_acked)
         if rows:
             self.opened.subscription.acknowledge(self.opened.consumer, rows, cumulative=False, done=None)
         if unknown:
@@ -327,7 +328,7 @@ class Consumer:
             rows = [row for one in command.message_id[-1:] for row in self._through(one, looked)]
         else:
             try:
-                rows = self._all_rows(command.message_id, looked)
+                rows = self._all_rows(command.message_id, looked, acknowledged=True)
             except TooManyRequests as error:
                 self._answer(command, error)
                 return
@@ -357,7 +358,9 @@ class Consumer:
             response.error, response.message = server_error(error), error.message
         self.peer.send(encode(response))
 
-    def _all_rows(self, ids: Iterable[wire.MessageIdData], looked: Looked) -> list[AckRange]:
+    def _all_rows(
+        self, ids: Iterable[wire.MessageIdData], looked: Looked, *, acknowledged: bool
+    ) -> list[AckRange]:
         """What ids mean together. Raises TooManyRequests."""
         rows: list[AckRange] = []
         known = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
@@ -368,44 +371,52 @@ class Consumer:
                 if named in known:
                     continue
                 known.add(named)
-            rows += self._rows(one, looked)
+            rows += self._rows(one, looked, acknowledged=acknowledged)
             if len(rows) > MAX_RANGES:
                 raise TooManyRequests(
                     f"a command names more than {MAX_RANGES} ranges of messages; send several"
                 )
         return rows
 
-    def _rows(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
+    def _rows(self, one: wire.MessageIdData, looked: Looked, *, acknowledged: bool) -> list[AckRange]:
         """What an id means: its batch to the end, or what its ack set leaves out."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         if entry < 0:
             return []
         end = self._end_of_batch((ledger, entry), index, looked)
         if not one.ack_set:
-            if end > index + 1 and (ledger, entry) not in self._borders:
-                end = self._end_of_earlier((ledger, entry), index, end, looked)
+            if acknowledged:
+                end = self._end_of_acked((ledger, entry), index, end, looked)
             return [(ledger, entry, index, end - 1)]
-        acknowledged = decode_ack_set(one.ack_set, end - index)
-        return [(ledger, entry, index + first, index + last) for first, last in acknowledged]
+        found = decode_ack_set(one.ack_set, end - index)
+        return [(ledger, entry, index + first, index + last) for first, last in found]
 
-    def _end_of_earlier(self, key: EntryKey, index: int, end: int, looked: Looked) -> int:
-        """Behind what an earlier connection got as one message: the batch, or one of its messages if it was hidden in part.
+    def _end_of_acked(
+        self, key: EntryKey, index: int, end: int, looked: Looked = MappingProxyType({})
+    ) -> int:
+        """Behind what an id means that is acknowledged: the batch up to `end`, or one message, if it went out in parts.
 
-        It was not if nothing of it is acknowledged, at another consumer, or was ever given back. What is acknowledged too
-        little comes again; too much would be lost.
+        It did not where ack sets are used, if all of it is held here, or, of an earlier connection, if nothing of it is
+        acknowledged, at another consumer, or was ever given back. What is acknowledged too little comes again; too much
+        would be lost.
         """
-        subscription = self.opened.subscription
-        if self._individual:
-            others = (one for one in subscription.consumers if one is not self.opened.consumer)
-            held = [one.pending_acks.get(key) for one in others]
-            held.append(subscription.cursor.redeliveries.by_entry.get(key))
-            if (
-                start_of_batch(looked.get(key) or (), index) != index
-                or subscription.cursor.state.unacked(*key, index, end - 1) != [(index, end - 1)]
-                or any(a < end and b >= index for one in held if one for a, b, _ in one.rows())
-            ):
-                return index + 1
-        return end
+        if end == index + 1 or not self._individual:
+            return end
+        if start_of_batch(self._borders.get(key) or looked.get(key) or (), index) != index:
+            return index + 1
+        own, subscription = self.opened.consumer, self.opened.subscription
+        if subscription in self._transcoded.ack_sets:
+            return end
+        if (held := own.pending_acks.get(key)) and any(
+            one.covers(index, end - 1) for one in held.by_count.values()
+        ):
+            return end
+        elsewhere = [one.pending_acks.get(key) for one in subscription.consumers if one is not own]
+        elsewhere.append(subscription.cursor.redeliveries.by_entry.get(key))
+        in_parts = subscription.cursor.state.unacked(*key, index, end - 1) != [(index, end - 1)] or any(
+            a < end and b >= index for one in elsewhere if one for a, b, _ in one.rows()
+        )
+        return index + 1 if in_parts else end
 
     def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
@@ -438,7 +449,7 @@ class Consumer:
         if self._individual and command.message_ids:
             held = opened.consumer.pending_acks
             ids = [one for one, key in zip(command.message_ids, _keys(command.message_ids)) if key in held]
-            rows = self._all_rows(ids, {})
+            rows = self._all_rows(ids, {}, acknowledged=False)
             if not rows:
                 return
         opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
