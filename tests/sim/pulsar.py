@@ -51,7 +51,7 @@ PORT = 6651
 PREFIX = "p-"  # of the names of Pulsar's producers
 # Without them a client never acknowledges a batch that came to it in part, as it does where native consumers share a
 # subscription: Java and C++ wait for the others, which they take for unacknowledged.
-ACK_SETS = 1.0
+ACK_SETS = 0.5
 LAST_IN_CALM_S = 10.0  # a reader that gets nothing for so long has all
 
 

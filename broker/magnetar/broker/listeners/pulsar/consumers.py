@@ -82,8 +82,8 @@ class Consumer:
     """See the module docstring. It is the port of its consumer (`dispatch.core.consumer.ConsumerPort`) as well."""
 
     __slots__ = (
-        "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_opened", "_partition",
-        "_requests", "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "peer",
+        "_ack_sets", "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_opened",
+        "_partition", "_requests", "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,9 @@ class Consumer:
         self._individual = SELECTORS[TYPES[command.sub_type]].individual_acks
         # A number of the client's, with which it tells apart what it had asked for before; None: it has none.
         self._epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
+        self._ack_sets = (
+            not self._individual
+        )  # it is sent them: of types with individual acks once it has sent one
         self._begun = False
         self._ended = False
         self._told_end = False
@@ -242,9 +245,8 @@ class Consumer:
         opened, entry, transcoded = self.opened, delivery.entry, self._transcoded
         # Clients in C++ and Java that do not acknowledge with ack sets acknowledge a batch once the application has all of
         # its messages, and never where they skipped some: those of a batch that is hidden in part go to them one by one.
-        with_ack_sets = not self._individual or opened.subscription in transcoded.ack_sets
         sent = messages_of(
-            delivery, self.consumer_id, self._partition, self._epoch, transcoded, with_ack_sets=with_ack_sets
+            delivery, self.consumer_id, self._partition, self._epoch, transcoded, with_ack_sets=self._ack_sets
         )
         self._borders.remember(
             (delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts, sent.firsts
@@ -366,7 +368,7 @@ class Consumer:
         known = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
         for one in ids:
             if one.ack_set:
-                self._transcoded.ack_sets.add(self.opened.subscription)
+                self._ack_sets = True
                 named = (one.ledger_id, one.entry_id, *one.ack_set)
                 if named in known:
                     continue
@@ -396,7 +398,7 @@ class Consumer:
     ) -> int:
         """Behind what an id means that is acknowledged: the batch up to `end`, or one message, if it went out in parts.
 
-        It did not where ack sets are used, if all of it is held here, or, of an earlier connection, if nothing of it is
+        It did not where it sends ack sets, if all of it is held here, or, of an earlier connection, if nothing of it is
         acknowledged, at another consumer, or was ever given back. What is acknowledged too little comes again; too much
         would be lost.
         """
@@ -405,7 +407,7 @@ class Consumer:
         if start_of_batch(self._borders.get(key) or looked.get(key) or (), index) != index:
             return index + 1
         own, subscription = self.opened.consumer, self.opened.subscription
-        if subscription in self._transcoded.ack_sets:
+        if self._ack_sets:
             return end
         if (held := own.pending_acks.get(key)) and any(
             one.covers(index, end - 1) for one in held.by_count.values()
@@ -461,8 +463,6 @@ class Consumer:
         if command.HasField("message_publish_time"):
             start: Start = ("time", command.message_publish_time)
         elif command.HasField("message_id"):
-            if command.message_id.ack_set:
-                self._transcoded.ack_sets.add(self.opened.subscription)
             start = await self._start_at(command.message_id)
         else:
             raise InvalidArgument("a seek names a message id or a time")

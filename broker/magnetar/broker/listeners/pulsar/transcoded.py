@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from weakref import WeakSet
 
 from magnetar.proto.batch import FORMAT_NATIVE
 from magnetar.proto.entry import Entry
@@ -14,7 +13,6 @@ from magnetar.proto.pulsar.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 
 from ...cursors.core.acks import EntryKey
-from ...dispatch.subscription import Subscription
 from .borders import borders_of
 
 # In the header of a batch: its format, and the length of the header with its extensions (two bytes).
@@ -26,7 +24,7 @@ _OBJECT_BYTES = 400  # around a batch that is kept
 class Transcoded:
     """See the module docstring."""
 
-    __slots__ = ("_limit", "_max_message_bytes", "_slices", "ack_sets", "used")
+    __slots__ = ("_limit", "_max_message_bytes", "_slices", "used")
 
     def __init__(
         self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, limit: int = MAX_TRANSCODED_BYTES
@@ -36,8 +34,6 @@ class Transcoded:
         self._max_message_bytes = max_message_bytes
         self._slices: OrderedDict[tuple[EntryKey, int, bytes], Sequence[Slice]] = OrderedDict()
         self.used = 0
-        # Subscriptions some of whose consumers have acknowledged with ack sets; by default clients do not.
-        self.ack_sets = WeakSet[Subscription]()
 
     def slices(self, key: EntryKey, entry: Entry, position: int) -> Sequence[Slice]:
         """Of the native batch at `position` of an entry. Raises as `to_pulsar`."""
