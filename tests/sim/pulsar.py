@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, ClassVar
 
+from magnetar.broker.dispatch.core.selection import SELECTORS
 from magnetar.broker.dispatch.subscription import SubscribeRequest
 from magnetar.broker.listeners.pulsar.consumers import Consumer as ListenerConsumer
 from magnetar.broker.listeners.pulsar.producers import Producer as ListenerProducer
@@ -49,8 +50,8 @@ from support.sim import SimClock, current_process
 
 PORT = 6651
 PREFIX = "p-"  # of the names of Pulsar's producers
-# Without them a client never acknowledges a batch that came to it in part, as it does where native consumers share a
-# subscription: Java and C++ wait for the others, which they take for unacknowledged.
+# Without them a client never acknowledges a batch that came to it in part: Java and C++ wait for the others, which they take
+# for unacknowledged. Where each message is acknowledged by itself they get single messages, if they send no ack sets.
 ACK_SETS = 0.5
 LAST_IN_CALM_S = 10.0  # a reader that gets nothing for so long has all
 
@@ -281,7 +282,7 @@ class PulsarPlace(Place):
             queue=rng.choice((1, 10, 50, 1000)),
             priority_level=plan.priorities[self._number],
             hash_ranges=plan.hash_ranges(self._number),
-            ack_sets=rng.random() < ACK_SETS,
+            ack_sets=rng.random() < ACK_SETS or not SELECTORS[plan.type].individual_acks,
             nack_delay=plan.nack_delay,
             ack_timeout=plan.ack_timeout,
             incomplete_chunks=10.0,

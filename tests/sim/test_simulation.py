@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800), pyte
 SHORT_FORM = {
     "broker": (1, 0), "standalone": (2, 1), "ledgers": (6, 2), "deferred": (4, 1), "repair": (3, 0), "cluster": (2, 1),
     "once": (1, 0), "once_delayed": (1, 0), "once_standalone": (1, 0), "exclusive": (1, 0), "terminated": (1, 0),
-    "delayed": (1, 0), "once_policies": (1, 0),
+    "delayed": (1, 0), "once_policies": (1, 0), "mixed": (4, 1), "mixed_once": (2, 0),
 }  # fmt: skip
 DISK_CALLS = 440  # a little more than the workload of every_call makes
 

@@ -23,7 +23,6 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     TooManyRequests,
-    TopicNotFound,
     Unsupported,
 )
 from magnetar.proto.ids import MessageId, TopicName
@@ -136,7 +135,7 @@ class Consumer:
         elif back_ms := 1000 * command.start_message_rollback_duration_sec:
             start = ("time", max(self._service.clock.now_ms() - back_ms, 0))
         elif not command.durable and command.HasField("start_message_id"):
-            start = await self._start_at(command.start_message_id)
+            start = self._start_at(command.start_message_id)
         elif command.initial_position == wire.CommandSubscribe.EARLIEST:
             start = ("earliest", None)
         ranges: list[Range] = []
@@ -463,13 +462,13 @@ class Consumer:
         if command.HasField("message_publish_time"):
             start: Start = ("time", command.message_publish_time)
         elif command.HasField("message_id"):
-            start = await self._start_at(command.message_id)
+            start = self._start_at(command.message_id)
         else:
             raise InvalidArgument("a seek names a message id or a time")
         await self._service.seek(self.peer, self.opened, start)
 
-    async def _start_at(self, one: wire.MessageIdData) -> Start:
-        """Where an id means to begin: at its batch, which is included, or behind the one that contains it."""
+    def _start_at(self, one: wire.MessageIdData) -> Start:
+        """Where an id means to begin: at its message, which is included. What clients excluded they drop themselves."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         if ledger == EARLIEST:
             return "earliest", None
@@ -477,15 +476,6 @@ class Consumer:
             return "latest", None
         if entry < 0:
             entry, index = 0, 0
-        elif index:
-            try:
-                found = await self._entry((ledger, entry))
-            except TopicNotFound:  # it is made by this consumer
-                found = None
-            if found is not None and index < found.message_count:
-                borders = self._transcoded.borders((ledger, entry), found)
-                if start_of_batch(borders, index) != index:
-                    index = end_of_batch(borders, index)
         index += max(lowest_bit(ack_set_bits(one.ack_set)), 0)
         return "id", MessageId(ledger, entry, index).to_bytes()
 
