@@ -30,6 +30,14 @@ KNOWN = (
         "compaction keeps them, unless `compaction_keyless` says otherwise",
     ),
     Known(
+        "parts of a batch", "^acknowledged_by_batch_index$", r"\.id is '\d\S*', not '\d\[\d\]\S*'$",
+        "a consumer that has not acknowledged by batch index yet gets single messages, each with an id of its own",
+    ),
+    Known(
+        "parts of a batch after an unload", "^unloaded_with_batch_indexes$", "",
+        "what was acknowledged by batch index does not come again, with Pulsar it does",
+    ),
+    Known(
         "removed messages of a batch", "^reading_compacted_batches$", "",
         "they do not come; this client shows those of Pulsar, which leaves their places, as empty ones",
     ),

@@ -191,11 +191,11 @@ async def test_leaving_while_an_answer_is_held(cluster: FakeCluster, leave: str)
         consumer = await client.subscribe("t", "s")
         cluster.fail(0)
         await until(lambda: cluster.held)
-        opening = asyncio.ensure_future(client.create_producer("t"))
-        await asyncio.sleep(0.01)
         [connection] = [one for one in client._pool._brokers._open.values() if not one.closed]
         requests = connection.connection._requests
-        assert len(requests._pending) == 1
+        opening = asyncio.ensure_future(client.create_producer("t"))
+        await asyncio.sleep(0.01)
+        await until(lambda: len(requests._pending) == 1)  # it has joined the others
         async with asyncio.timeout(5):
             if leave == "cancel":
                 opening.cancel()
