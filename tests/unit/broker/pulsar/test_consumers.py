@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
-from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders
+from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders, end_of_batch
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
@@ -255,8 +256,8 @@ def test_acknowledged_batches_that_follow_one_another_are_one_row() -> None:
     def packed(*places: tuple[int, int]) -> list[tuple[int, int]]:
         return [(5, entry << INDEX_BITS | index) for entry, index in places]
 
-    def whole(key: tuple[int, int], index: int, end: int) -> int:
-        return end
+    def whole(key: tuple[int, int], borders: Sequence[int], index: int) -> int:
+        return end_of_batch(borders, index)
 
     rows, unknown = known.rows_of(
         packed((0, 3), (0, 4), (0, 5), (0, 7), (0, 7), (0, 6), (1, 0), (1, 2), (1, 3), (2, 0)), whole

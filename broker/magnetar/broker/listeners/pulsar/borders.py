@@ -75,18 +75,17 @@ class Borders(dict[EntryKey, Sequence[int]]):
             self._forget(next(iter(self)))
 
     def rows_of(
-        self, ids: Iterable[EntryKey], end_of: Callable[[EntryKey, int, int], int]
+        self, ids: Iterable[EntryKey], end_of: Callable[[EntryKey, Sequence[int], int], int]
     ) -> tuple[list[AckRange], list[EntryKey]]:
         """What ids mean, of which ledger and packed entry are given, and those that are of no entry known here.
 
-        `end_of`: of a batch of an entry, by its first message and its end, behind what is meant. Unbatched messages that
-        follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
+        `end_of`: of an id in an entry that has batches, by their ends and its index, behind what is meant. Unbatched
+        messages that follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
         """
         rows: list[AckRange] = []
         unknown: list[EntryKey] = []
-        ledger = entry = first = end = (
-            following
-        ) = -1  # `following`: the id behind the row that is not among `rows` yet
+        ledger = entry = first = end = -1
+        following = -1  # the id behind the row that is not among `rows` yet
         borders: Sequence[int] | None = None
         for one in ids:
             found, packed = one
@@ -100,7 +99,7 @@ class Borders(dict[EntryKey, Sequence[int]]):
                 if borders is None:
                     unknown.append(one)
                     continue
-            end = end_of((ledger, entry), index, end_of_batch(borders, index)) if borders else index + 1
+            end = end_of((ledger, entry), borders, index) if borders else index + 1
             following = packed - index + end
         if following >= 0:
             rows.append((ledger, entry, first, end - 1))

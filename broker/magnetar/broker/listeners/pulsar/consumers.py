@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from magnetar.proto.batch import FORMAT_PULSAR, DecodedBatch
 from magnetar.proto.batch_extensions import EXT_BATCH_OF_ONE
@@ -51,7 +50,7 @@ from ...log.positions import Start
 from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ..requests import Requests
-from .borders import Borders, borders_of, end_of_batch, start_of_batch
+from .borders import UNBATCHED, Borders, borders_of, end_of_batch, start_of_batch
 from .errors import server_error
 from .messages import messages_of
 from .ports import Link, metadata_of
@@ -258,9 +257,8 @@ class Consumer:
             self.peer.write(pieces, size)
         if sent.unsent:  # the client, which does not see them, returns no permits for them
             opened.subscription.flow(opened.consumer, sent.unsent, 0)
-        if (
-            sent.damaged
-        ):  # as Pulsar's clients acknowledge what they cannot read: else it would count as held for ever
+        if sent.damaged:
+            # As Pulsar's clients acknowledge what they cannot read: else it would count as held for ever.
             key = delivery.ledger_id, delivery.entry_id
             rows = [(*key, *one) for one in sent.damaged]
             opened.subscription.acknowledge(opened.consumer, rows, cumulative=False, done=None)
@@ -384,30 +382,30 @@ class Consumer:
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         if entry < 0:
             return []
-        end = self._end_of_batch((ledger, entry), index, looked)
+        borders = self._known((ledger, entry), looked)
+        end = end_of_batch(borders, index)
         if not one.ack_set:
             if acknowledged:
-                end = self._end_of_acked((ledger, entry), index, end, looked)
+                end = self._end_of_acked((ledger, entry), borders, index)
             return [(ledger, entry, index, end - 1)]
         found = decode_ack_set(one.ack_set, end - index)
         return [(ledger, entry, index + first, index + last) for first, last in found]
 
-    def _end_of_acked(
-        self, key: EntryKey, index: int, end: int, looked: Looked = MappingProxyType({})
-    ) -> int:
-        """Behind what an id means that is acknowledged: the batch up to `end`, or one message, if it went out in parts.
+    def _end_of_acked(self, key: EntryKey, borders: Sequence[int], index: int) -> int:
+        """Behind what an id means that is acknowledged: a batch, or one message of it, if it went out in parts.
 
         It did not where it sends ack sets, if all of it is held here, or, of an earlier connection, if nothing of it is
         acknowledged, at another consumer, or was ever given back. What is acknowledged too little comes again; too much
         would be lost.
         """
+        end = end_of_batch(borders, index)
         if end == index + 1 or not self._individual:
             return end
-        if start_of_batch(self._borders.get(key) or looked.get(key) or (), index) != index:
+        if start_of_batch(borders, index) != index:
             return index + 1
-        own, subscription = self.opened.consumer, self.opened.subscription
         if self._ack_sets:
             return end
+        own, subscription = self.opened.consumer, self.opened.subscription
         if (held := own.pending_acks.get(key)) and any(
             one.covers(index, end - 1) for one in held.by_count.values()
         ):
@@ -424,7 +422,7 @@ class Consumer:
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         end = index + max(lowest_bit(ack_set_bits(one.ack_set)), 0)
         if not one.ack_set:
-            end = self._end_of_batch((ledger, entry), index, looked)
+            end = end_of_batch(self._known((ledger, entry), looked), index)
         if end and entry >= 0:
             return [(ledger, entry, 0, end - 1)]
         if entry <= 0:  # the place before the first message of a ledger
@@ -435,11 +433,9 @@ class Consumer:
             ledger, entry = before.ledger_id, before.entries
         return [(ledger, entry - 1, 0, LAST_INDEX)]
 
-    def _end_of_batch(self, key: EntryKey, index: int, looked: Looked) -> int:
-        borders = self._borders.get(key)
-        if borders is None:
-            borders = looked.get(key)
-        return index + 1 if borders is None else end_of_batch(borders, index)
+    def _known(self, key: EntryKey, looked: Looked) -> Sequence[int]:
+        """Where the batches of an entry end; of one that is not there, as if each message were one."""
+        return self._borders.get(key) or looked.get(key) or UNBATCHED
 
     def redeliver(self, command: wire.CommandRedeliverUnacknowledgedMessages) -> None:
         """REDELIVER_UNACKNOWLEDGED_MESSAGES: what it names, or all; of types that deliver in order all, and uncounted."""
