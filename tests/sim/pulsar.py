@@ -109,9 +109,9 @@ class CheckedConsumer(ListenerConsumer):
     def _attachment(self) -> int:
         return next(int(one.value) for one in self._command.metadata if one.key == ATTACHMENT)
 
-    async def _asked(self) -> SubscribeRequest:
+    def _asked(self) -> SubscribeRequest:
         epoch = self.truth.last(self._command.topic, self._command.subscription)
-        return (await super()._asked())._replace(epoch=epoch)
+        return super()._asked()._replace(epoch=epoch)
 
     async def open(self) -> CheckedConsumer:
         await super().open()

@@ -6,7 +6,8 @@
 
 **Ids** name batches by their first message, and mean a whole one unless they have an ack set. Where it ends `borders`
 knows of what was delivered here; else (it was delivered on an earlier connection) the entry is looked up, and the answer
-waits. An id with which no batch begins means the place behind the batch that contains it.
+waits. An id with which no batch begins means that message, where each is acknowledged by itself or where somebody begins; as
+a cumulative acknowledgement it means the place behind the batch that contains it.
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ class Consumer:
 
     async def open(self) -> Consumer:
         """Attaches it to its subscription, as SUBSCRIBE asks, and returns itself. Nothing is sent. Raises MagnetarError."""
-        asked = await self._asked()
+        asked = self._asked()
         self._opened = await self._service.subscribe(
             self.peer, self._command.topic, asked, port=self, schema=schema_of(self._command)
         )
         self._opened.consumer.metadata = metadata_of(self._command)
         return self
 
-    async def _asked(self) -> SubscribeRequest:
+    def _asked(self) -> SubscribeRequest:
         command = self._command
         start: Start = ("latest", None)
         if not self._topic.persistent:
