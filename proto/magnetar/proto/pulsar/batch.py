@@ -36,7 +36,7 @@ from ..batch_extensions import (
     WholeMessage,
 )
 from ..compression import MAX_RAW_COLUMN_BYTES
-from ..errors import ChecksumMismatch, InvalidArgument, MalformedFrame
+from ..errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
 from ..message_rules import (
     MAX_TIME_MS,
     check_message_count,
@@ -47,7 +47,6 @@ from .columns import CODECS, key_bytes
 from .crc import MAGIC, checksummed
 from .metadata import BYTES, VARINT, raw_fields, read_varint, signed
 
-_FRAME = struct.Struct(">HII")  # magic, checksum of what follows it, size of the metadata
 _LENGTH = struct.Struct(">I")
 _REST = struct.Struct(">12sQQ8x")  # of a batch header, behind its checksum
 _MARK = struct.Struct(">BBHII")
@@ -68,10 +67,8 @@ MAX_EXTENSIONS_BYTES = 1024
 _LEAST_BYTES = 6  # of a message in a batch: the size of its metadata, and the size of its value there
 _REMEMBERED_BYTES = 256  # of metadata, without what every message has of its own
 
-
-Header = tuple[
-    bytes, bytes, BatchExtensions | None
-]  # its constant part, its extensions, what the broker looks at of these
+# Of a batch: its constant part, its extensions, what the broker looks at of these.
+Header = tuple[bytes, bytes, BatchExtensions | None]
 
 
 class _Kind(NamedTuple):
@@ -131,12 +128,8 @@ def admit_pulsar(frames: Sequence[bytes]) -> AdmittedGroups:
             batches.append(length + xxh3_64_digest(content) + content)
             counts.append(count)
             sequence_ids.append(sequence_id)
-    except (struct.error, IndexError, MalformedFrame, ChecksumMismatch, InvalidArgument) as error:
-        failure = (
-            error
-            if isinstance(error, MalformedFrame | ChecksumMismatch | InvalidArgument)
-            else MalformedFrame("a message is cut short")
-        )
+    except (MagnetarError, IndexError) as error:
+        failure = error if isinstance(error, MagnetarError) else MalformedFrame("a message is cut short")
         failure.details["position"] = len(batches)
         raise failure from None
     return AdmittedGroups(batches, counts, sequence_ids, extensions or None)
@@ -154,7 +147,9 @@ def _parsed(frame: bytes) -> tuple[int, int, int, int, _Kind]:
     if frame[10] == _NAME and frame[11] < 0x80 and frame[at] == _SEQUENCE_ID:
         low = at + 1 if frame[at + 1] > 0x7F else 0
         sequence_id, at = read_varint(frame, at + 1)
-        publish_time_ms, at = _publish_time(frame, at)
+        if frame[at] != _PUBLISH_TIME:
+            raise MalformedFrame("the metadata of a message has no publish time")
+        publish_time_ms, at = read_varint(frame, at + 1)
         rest = frame[at:end]
         kind = _kind(rest) if len(rest) <= _REMEMBERED_BYTES else _kind.__wrapped__(rest)
     else:
@@ -164,20 +159,13 @@ def _parsed(frame: bytes) -> tuple[int, int, int, int, _Kind]:
         raise MalformedFrame("the metadata of a message is cut short")
     if kind.messages > 1 and len(frame) - end < kind.least_bytes:
         raise MalformedFrame(f"a batch of {kind.messages} messages has {len(frame) - end} bytes for them")
-    return low, end, sequence_id, publish_time_ms, kind
-
-
-def _publish_time(frame: bytes, at: int) -> tuple[int, int]:
-    if frame[at] != _PUBLISH_TIME:
-        raise MalformedFrame("the metadata of a message has no publish time")
-    time_ms, at = read_varint(frame, at + 1)
-    return checked_time_ms(time_ms), at
+    return low, end, sequence_id, checked_time_ms(publish_time_ms), kind
 
 
 def _in_any_order(metadata: bytes) -> tuple[int, int, _Kind]:
     fields = raw_fields(metadata)
     try:
-        time_ms = checked_time_ms(fields.pop(_PUBLISH_TIME))
+        time_ms = fields.pop(_PUBLISH_TIME)
         sequence_id = fields.pop(_SEQUENCE_ID)
         fields.pop(_NAME)
     except KeyError:
@@ -214,28 +202,15 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
     if _SCHEMA_VERSION in fields:
         found[EXT_SCHEMA_VERSION] = get(_SCHEMA_VERSION)
     chunks = signed(get(_CHUNKS, 0), 32)
-    if (
-        chunks <= 1 and compressed and raw_bytes > MAX_RAW_COLUMN_BYTES
-    ):  # consumers believe that, and make room
+    # Consumers believe what it says, and make room.
+    if chunks <= 1 and compressed and raw_bytes > MAX_RAW_COLUMN_BYTES:
         raise InvalidArgument(
             f"a message that inflates to {raw_bytes} bytes, more than {MAX_RAW_COLUMN_BYTES}"
         )
     if chunks > 1:
         if count > 1:
             raise InvalidArgument("a chunk is a batch of its own")
-        index = signed(get(_CHUNK, 0), 32)
-        if not 0 <= index < chunks <= MAX_CHUNKS or _UUID not in fields:
-            raise InvalidArgument(
-                f"not a chunk: number {index} of {chunks}, at most {MAX_CHUNKS}, with a uuid"
-            )
-        sizes = signed(get(_CHUNKED_BYTES, 0), 32), signed(get(_RAW_SIZE, 0), 32)
-        # A uuid is the name and the sequence id as a rule, which a producer that begins anew has for other messages, too.
-        chunk_id = xxh3_64_digest(b"%b %d %d %d" % (fields[_UUID], chunks, *sizes))
-        found[EXT_CHUNK] = Chunk(chunk_id, index, index == chunks - 1)
-        codec = CODECS.get(get(_COMPRESSION, 0))
-        if codec is None or min(sizes) < 0:
-            raise InvalidArgument(f"a message in chunks of {sizes} bytes, compressed by {get(_COMPRESSION)}")
-        found[EXT_WHOLE] = WholeMessage(chunks, sizes[0], codec, sizes[1] if codec else 0)
+        found[EXT_CHUNK], found[EXT_WHOLE] = _chunk(fields, chunks)
     elif count == 1 and _COUNT in fields:
         found[EXT_BATCH_OF_ONE] = True
     key: bytes | None = get(_ORDERING_KEY)
@@ -245,6 +220,23 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
     header = _header(flags, count, key_hash, found)
     least_bytes = 0 if compressed or _ENCRYPTION in fields else _LEAST_BYTES * count
     return _Kind(count, least_bytes, get(_HIGHEST, 0), flags, key_hash, found, header)
+
+
+def _chunk(fields: dict[int, Any], chunks: int) -> tuple[Chunk, WholeMessage]:
+    get = fields.get
+    index = signed(get(_CHUNK, 0), 32)
+    if not 0 <= index < chunks <= MAX_CHUNKS or _UUID not in fields:
+        raise InvalidArgument(f"not a chunk: number {index} of {chunks}, at most {MAX_CHUNKS}, with a uuid")
+    size, raw_bytes = signed(get(_CHUNKED_BYTES, 0), 32), signed(get(_RAW_SIZE, 0), 32)
+    codec = CODECS.get(get(_COMPRESSION, 0))
+    if codec is None or size < 0 or raw_bytes < 0:
+        raise InvalidArgument(
+            f"a message of {size} bytes in chunks, {raw_bytes} before compression {get(_COMPRESSION)}"
+        )
+    # A uuid is the name and the sequence id as a rule, which a producer that begins anew has for other messages, too.
+    chunk_id = xxh3_64_digest(b"%b %d %d %d" % (fields[_UUID], chunks, size, raw_bytes))
+    whole = WholeMessage(chunks, size, codec, raw_bytes if codec else 0)
+    return Chunk(chunk_id, index, index == chunks - 1), whole
 
 
 def _with_last(kind: _Kind, last_sequence_id: int) -> Header:

@@ -9,19 +9,8 @@ from __future__ import annotations
 from google_crc32c import value as crc32c
 
 MAGIC = b"\x0e\x01"
-_BEFORE_BYTES = 6  # the magic number and the checksum
 
 
 def checksummed(data: bytes) -> bytes:
     """`data`, which is metadata and payload, with magic number and checksum in front if it has none yet."""
     return data if data[:2] == MAGIC else MAGIC + crc32c(data).to_bytes(4, "big") + data
-
-
-def verify_checksum(rest: bytes) -> bool:
-    """Whether what follows the command of a SEND matches its checksum; without one there is nothing to differ from.
-
-    0.3 us for 170 bytes.
-    """
-    if rest.startswith(MAGIC + crc32c(rest[_BEFORE_BYTES:]).to_bytes(4, "big")):
-        return True
-    return not rest.startswith(MAGIC)

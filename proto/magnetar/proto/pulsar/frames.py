@@ -8,7 +8,7 @@ frame alone costs 2.3 to 3.4 us. What is not in the usual form comes out as a `F
 
 >>> first, second = bytes.fromhex("0806320408021005"), bytes.fromhex("0806320408021006")
 >>> FrameCutter().feed(encode_frame(first, b"one") + encode_frame(second, b"two"))
-[Sends(producer_id=2, sequence_id=5, highest_sequence_id=0, num_messages=1, payloads=[b'one', b'two'])]
+[Sends(producer_id=2, sequence_id=5, highest_sequence_id=0, payloads=[b'one', b'two'])]
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MalformedFrame
+from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
+
+from .metadata import varint
 
 _PREFIX = struct.Struct(">II")
 _PREFIX_BYTES = _PREFIX.size
-DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES = 10 * 1024
 # A peer that sends a frame in pieces of two bytes would otherwise make us hold twenty times its size.
 _MAX_PARTS = 1024
@@ -42,13 +44,12 @@ class Frame(NamedTuple):
 class Sends:
     """SENDs of one producer whose sequence ids are consecutive, the first being `sequence_id`.
 
-    With `highest_sequence_id` (0: the command has none) it is one SEND. `num_messages` is that of each, 1 if absent.
+    With `highest_sequence_id` (0: the command has none) it is one SEND.
     """
 
     producer_id: int
     sequence_id: int
     highest_sequence_id: int
-    num_messages: int
     payloads: list[bytes]  # what follows each command: checksum, metadata, message
 
 
@@ -71,14 +72,15 @@ def encode_frame(command: bytes, rest: bytes = b"") -> bytes:
 PING = encode_frame(b"\x08\x12\x92\x01\x00")
 PONG = encode_frame(b"\x08\x13\x9a\x01\x00")
 
-# Field by field in the order of their numbers, as all clients write them. No number has more than 63 bits, `num_messages` no
-# more than 28. Anything else is left to protobuf, which has rules for what repeats, overflows or is unknown.
+# Field by field in the order of their numbers, as all clients write them. No number has more than 63 bits; a SEND's count of
+# messages, which the metadata has as well, no more than 28. Anything else is left to protobuf, which has rules for what
+# repeats, overflows or is unknown.
 _NUMBER = rb"([\x80-\xff]{0,8}[\0-\x7f])"
 _WHOLE_NUMBER = re.compile(_NUMBER).fullmatch
 _NUMBER_OR_NEGATIVE = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 _SEND_START = b"\x08\x06\x32"
 _SEND = re.compile(
-    rb"\x08\x06\x32[\0-\x7f]\x08%b\x10%b(?:\x18([\x80-\xff]{0,3}[\0-\x7f]))?(?:\x30%b)?(?:\x38[\0\1])?"
+    rb"\x08\x06\x32[\0-\x7f]\x08%b\x10%b(?:\x18[\x80-\xff]{0,3}[\0-\x7f])?(?:\x30%b)?(?:\x38[\0\1])?"
     % (_NUMBER, _NUMBER, _NUMBER),
     re.DOTALL,
 ).fullmatch
@@ -139,9 +141,8 @@ class _Items:
         if match is None or command[3] != len(command) - 4:
             self.frame(command, rest)
             return None
-        producer, sequence, messages, highest = match.groups()
+        producer, sequence, highest = match.groups()
         producer_id, sequence_id = _number(producer), _number(sequence)
-        num_messages = 1 if messages is None else _number(messages)
         highest_sequence_id = 0 if highest is None else _number(highest)
         run = self.sends.get(producer_id)
         if (
@@ -149,11 +150,8 @@ class _Items:
             or highest_sequence_id
             or run.highest_sequence_id
             or sequence_id != run.sequence_id + len(run.payloads)
-            or num_messages != run.num_messages
         ):
-            run = self.sends[producer_id] = Sends(
-                producer_id, sequence_id, highest_sequence_id, num_messages, []
-            )
+            run = self.sends[producer_id] = Sends(producer_id, sequence_id, highest_sequence_id, [])
             self.found.append(run)
         run.payloads.append(rest)
         self.likes.pop(self.heads.pop(producer_id, b""), None)
@@ -195,8 +193,8 @@ class FrameCutter:
 
     __slots__ = ("_missing", "_parts", "error", "max_frame_bytes")
 
-    def __init__(self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> None:
-        self.max_frame_bytes = max_message_bytes + FRAME_OVERHEAD_BYTES  # counted after the length field
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes  # counted after the length field
         self._parts: list[bytes] = []
         # Bytes that the unfinished frame in _parts still lacks (at least; 1 while its prefix is incomplete).
         self._missing = 0
@@ -362,17 +360,6 @@ _LOW = bytes(0x80 | number & 127 for number in range(128)) * 128
 _MIDDLE = bytes(0x80 | number >> 7 for number in range(_RUN))
 
 
-def _varint(number: int) -> bytes:
-    """The shortest varint of a number, as 64 bits: -1 has ten bytes."""
-    number &= _ALL_BITS
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 @lru_cache(4096)
 def _padded_high(number: int) -> bytes:
     return bytes([number >> shift & 127 | 128 for shift in range(0, 42, 7)]) + bytes([number >> 42])
@@ -393,9 +380,9 @@ def send_receipts(producer_id: int, rows: Iterable[tuple[int, int, int, int, int
     receipt of a long row.
     """
     frames: list[bytes] = []
-    producer = b"\x08" + _varint(producer_id) + b"\x10"
+    producer = b"\x08" + varint(producer_id) + b"\x10"
     for sequence_id, highest_sequence_id, ledger, entry, count in rows:
-        message_id = b"\x08" + _varint(ledger) + b"\x10"
+        message_id = b"\x08" + varint(ledger) + b"\x10"
         highest = b"\x20" + _padded(highest_sequence_id) if highest_sequence_id else b""
         size = len(producer) + len(message_id) + len(highest) + 22
         start = _PREFIX.pack(size + 8, size + 4) + bytes((8, 7, 0x3A, size)) + producer
@@ -461,16 +448,16 @@ def _message_head(
     epoch: int | None,
 ) -> tuple[int, bytes, bytes, Callable[..., bytes]]:
     """Size of a MESSAGE's command; what stands before the entry, from that size on, and behind it; packs the whole."""
-    before = b"\x08" + _varint(ledger) + b"\x10"
-    behind = b"" if partition < 0 else b"\x18" + _varint(partition)
-    start = b"\x08%b\x12%c%b" % (_varint(consumer_id), len(before) + 10 + len(behind), before)
+    before = b"\x08" + varint(ledger) + b"\x10"
+    behind = b"" if partition < 0 else b"\x18" + varint(partition)
+    start = b"\x08%b\x12%c%b" % (varint(consumer_id), len(before) + 10 + len(behind), before)
     if redelivery_count:
-        behind += b"\x18" + _varint(redelivery_count)
+        behind += b"\x18" + varint(redelivery_count)
     for word in ack_set:
-        behind += b"\x20" + _varint(word)
+        behind += b"\x20" + varint(word)
     if epoch is not None:
-        behind += b"\x28" + _varint(epoch)
-    start = b"\x08\x09\x4a" + _varint(len(start) + 10 + len(behind)) + start
+        behind += b"\x28" + varint(epoch)
+    start = b"\x08\x09\x4a" + varint(len(start) + 10 + len(behind)) + start
     command_bytes = len(start) + 10 + len(behind)
     start = command_bytes.to_bytes(4, "big") + start
     return command_bytes, start, behind, struct.Struct(f">I{len(start)}sBBB{7 + len(behind)}s").pack

@@ -1,8 +1,8 @@
 """What stands before Pulsar's payloads, MessageMetadata and SingleMessageMetadata, without the protobuf runtime.
 
-Field numbers and types are the protocol. A field that is not there is None, and encoding leaves it out: for some of them, as
-`num_messages_in_batch`, it matters whether they are there. Unknown fields are passed over, as protobuf does; of a field that
-is there twice the last one counts.
+Field numbers and types are the protocol; fields that nobody asks for are passed over, as protobuf does with unknown ones. A
+field that is not there is None, and encoding leaves it out: for some of them, as `num_messages_in_batch`, it matters whether
+they are there. Of a field that is there twice the last one counts.
 
 >>> metadata = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1000, properties={"a": "1"})
 >>> encode(metadata).hex()
@@ -29,23 +29,15 @@ class MessageMetadata(NamedTuple):
     sequence_id: int | None = None
     publish_time: int | None = None
     properties: Mapping[str, str] | None = None
-    replicated_from: str | None = None
     partition_key: bytes | None = None
-    replicate_to: list[bytes] | None = None
     compression: int | None = None
     uncompressed_size: int | None = None
     num_messages_in_batch: int | None = None
     event_time: int | None = None
     encryption_keys: list[bytes] | None = None  # as they stand there
-    encryption_algo: str | None = None
-    encryption_param: bytes | None = None
     schema_version: bytes | None = None
     partition_key_b64_encoded: bool | None = None
-    ordering_key: bytes | None = None
     deliver_at_time: int | None = None
-    marker_type: int | None = None
-    txnid_least_bits: int | None = None
-    txnid_most_bits: int | None = None
     highest_sequence_id: int | None = None
     null_value: bool | None = None
     uuid: str | None = None
@@ -64,7 +56,6 @@ class SingleMessageMetadata(NamedTuple):
     compacted_out: bool | None = None
     event_time: int | None = None
     partition_key_b64_encoded: bool | None = None
-    ordering_key: bytes | None = None
     sequence_id: int | None = None
     null_value: bool | None = None
     null_partition_key: bool | None = None
@@ -208,15 +199,13 @@ def _fields(message: type[Any], *kinds: tuple[int, _Kind]) -> tuple[_Field, ...]
 _TABLES: dict[type[Any], tuple[_Field, ...]] = {
     MessageMetadata: _fields(
         MessageMetadata,
-        (1, _TEXT), (2, _UINT64), (3, _UINT64), (4, _MAP), (5, _TEXT), (6, _BYTES), (7, _LIST), (8, _INT32), (9, _UINT32),
-        (11, _INT32), (12, _UINT64), (13, _LIST), (14, _TEXT), (15, _BYTES), (16, _BYTES), (17, _BOOL), (18, _BYTES),
-        (19, _INT64), (20, _INT32), (22, _UINT64), (23, _UINT64), (24, _UINT64), (25, _BOOL), (26, _TEXT), (27, _INT32),
-        (28, _INT32), (29, _INT32), (30, _BOOL),
+        (1, _TEXT), (2, _UINT64), (3, _UINT64), (4, _MAP), (6, _BYTES), (8, _INT32), (9, _UINT32), (11, _INT32),
+        (12, _UINT64), (13, _LIST), (16, _BYTES), (17, _BOOL), (19, _INT64), (24, _UINT64), (25, _BOOL), (26, _TEXT),
+        (27, _INT32), (28, _INT32), (29, _INT32), (30, _BOOL),
     ),
     SingleMessageMetadata: _fields(
         SingleMessageMetadata,
-        (1, _MAP), (2, _BYTES), (3, _INT32), (4, _BOOL), (5, _UINT64), (6, _BOOL), (7, _BYTES), (8, _UINT64), (9, _BOOL),
-        (10, _BOOL),
+        (1, _MAP), (2, _BYTES), (3, _INT32), (4, _BOOL), (5, _UINT64), (6, _BOOL), (8, _UINT64), (9, _BOOL), (10, _BOOL),
     ),
 }  # fmt: skip
 _REPEATED = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from magnetar.proto.errors import MalformedFrame
 from magnetar.proto.pulsar.commands import decode, encode
-from magnetar.proto.pulsar.crc import checksummed, verify_checksum
+from magnetar.proto.pulsar.crc import checksummed
 from magnetar.proto.pulsar.frames import (
     FRAME_OVERHEAD_BYTES,
     PING,
@@ -120,7 +120,7 @@ def read_by_protobuf(command: bytes, rest: bytes) -> list[Read]:
         return [("frame", None, command, rest)]
     send, ack = found.send, found.ack
     if found.type == BaseCommand.SEND and names(send) <= PLAIN_SEND:
-        numbers = send.sequence_id, send.highest_sequence_id, send.num_messages
+        numbers = send.sequence_id, send.highest_sequence_id
         return [("send", send.producer_id, *numbers, rest)]
     if found.type == BaseCommand.ACK and ack.ack_type == CommandAck.INDIVIDUAL and not rest:
         if names(ack) == {"consumer_id", "ack_type", "message_id"}:
@@ -135,8 +135,7 @@ def read(items: Iterable[Item]) -> list[Read]:
         if isinstance(item, Sends):
             assert len(item.payloads) == 1 or not item.highest_sequence_id
             for number, rest in enumerate(item.payloads, item.sequence_id):
-                numbers = number, item.highest_sequence_id, item.num_messages
-                found.append(("send", item.producer_id, *numbers, rest))
+                found.append(("send", item.producer_id, number, item.highest_sequence_id, rest))
         elif isinstance(item, Acks):
             found += [("ack", item.consumer_id, ledger, entry) for ledger, entry in item.ids]
         else:
@@ -165,7 +164,7 @@ def assert_same(found: list[Read], expected: list[Read]) -> None:
 
 @given(streams, st.lists(st.integers(1, 60) | st.just(10_000), min_size=1))
 def test_every_cut_gives_what_protobuf_reads(frames: list[tuple[bytes, bytes]], sizes: list[int]) -> None:
-    cutter = FrameCutter(1000)
+    cutter = FrameCutter(1000 + FRAME_OVERHEAD_BYTES)
     items = cut(b"".join(encode_frame(*frame) for frame in frames), sizes, cutter)
     assert_same(read(items), [one for frame in frames for one in read_by_protobuf(*frame)])
     assert cutter.error is None
@@ -239,7 +238,7 @@ def test_frames_that_are_alike_may_be_cut_anywhere(alike: str) -> None:
 @given(st.binary(max_size=60), st.lists(st.integers(1, 9), min_size=1))
 @example(b"\x00\x00\x00\x04\x00\x00\x00\x00", [1])
 def test_garbage_is_a_malformed_frame_or_none(data: bytes, sizes: list[int]) -> None:
-    cutter = FrameCutter(100)
+    cutter = FrameCutter(100 + FRAME_OVERHEAD_BYTES)
     for item in cut(data, sizes, cutter):
         if isinstance(item, Frame):
             with contextlib.suppress(MalformedFrame):
@@ -255,11 +254,11 @@ def test_sends_and_acks_make_runs() -> None:
     frames += [(PING[8:], b""), send(count, 1), ack(*range(PACKED, PACKED + 5)), ack(PACKED)]
     found = FrameCutter().feed(b"".join(encode_frame(*frame) for frame in frames))
     assert found == [
-        Sends(1, 1, 0, 1, [b"message %d" % number for number in range(1, count + 1)]),
-        Sends(2, 2, 0, 1, [b"message %d" % number for number in range(2, count + 2)]),
+        Sends(1, 1, 0, [b"message %d" % number for number in range(1, count + 1)]),
+        Sends(2, 2, 0, [b"message %d" % number for number in range(2, count + 2)]),
         Acks(4, [(700, entry << 20) for entry in range(count)]),
         Frame(PING[8:], b""),
-        Sends(1, count, 0, 1, [b"message %d" % count]),
+        Sends(1, count, 0, [b"message %d" % count]),
         Acks(4, [(700, entry) for entry in (*range(PACKED, PACKED + 5), PACKED)]),
     ]
 
@@ -268,9 +267,9 @@ def test_the_largest_frame_is_taken_and_nothing_after_a_larger_one() -> None:
     limit = 1000 + FRAME_OVERHEAD_BYTES
     command = encode(CommandSend(producer_id=1, sequence_id=1))[8:]
     rest = bytes(limit - 4 - len(command))
-    cutter = FrameCutter(1000)
+    cutter = FrameCutter(limit)
     small = encode_frame(command, b"small")
-    assert read(cut(encode_frame(command, rest), [999], cutter)) == [("send", 1, 1, 0, 1, rest)]
+    assert read(cut(encode_frame(command, rest), [999], cutter)) == [("send", 1, 1, 0, rest)]
     assert len(read(cutter.feed(small + encode_frame(command, rest + b"!")))) == 1
     assert cutter.error is not None
     assert str(limit + 1) in cutter.error.message
@@ -284,7 +283,7 @@ def test_a_frame_like_the_one_before_is_measured_too() -> None:
     for total in (3, 1000 + FRAME_OVERHEAD_BYTES + 1):
         command, following = (encode(CommandSend(producer_id=1, sequence_id=number))[8:] for number in (1, 2))
         bad = struct.pack(">II", total, len(following)) + following + bytes(20_000)
-        cutter = FrameCutter(1000)
+        cutter = FrameCutter(1000 + FRAME_OVERHEAD_BYTES)
         assert len(read(cutter.feed(encode_frame(command, b"x") + bad))) == 1
         assert cutter.error is not None
 
@@ -402,8 +401,3 @@ def test_a_checksum_covers_all_that_follows_it(size: int) -> None:
     sent = checksummed(data)
     assert sent[6:] == data
     assert checksummed(sent) == sent
-    assert verify_checksum(sent)
-    assert verify_checksum(data)
-    assert not verify_checksum(sent[:-1] + b"\x01")
-    assert not verify_checksum(sent[:6])
-    assert not verify_checksum(sent[:3])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from magnetar.proto.errors import MagnetarError, MalformedFrame
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import FIELDS, NO_REQUEST, PROTOCOL_VERSION, decode, encode
-from magnetar.proto.pulsar.frames import PING, PONG, Acks, FrameCutter, Sends
+from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, PING, PONG, Acks, FrameCutter, Sends
 from magnetar.runtime.connection import (
     MAX_HANDSHAKE_FRAME_BYTES,
     Authenticated,
@@ -60,11 +60,7 @@ class PulsarProtocol:
         self._method = "none"
         self._exchange: AuthenticationExchange | None = None  # from CONNECT to the end of the handshake
         self._connection: ClientConnection | None = None  # from the end of the handshake on
-        self._cutter = FrameCutter(options.max_message_bytes)
-        self._max_frame_bytes, self._cutter.max_frame_bytes = (
-            self._cutter.max_frame_bytes,
-            MAX_HANDSHAKE_FRAME_BYTES,
-        )
+        self._cutter = FrameCutter(MAX_HANDSHAKE_FRAME_BYTES)
         self._items = 0
 
     # --- Link --------------------------------------------------------------------------------------------------------
@@ -127,9 +123,7 @@ class PulsarProtocol:
             self._transport.answered()
         elif name == "send":
             send = command.send
-            run = Sends(
-                send.producer_id, send.sequence_id, send.highest_sequence_id, send.num_messages, [rest]
-            )
+            run = Sends(send.producer_id, send.sequence_id, send.highest_sequence_id, [rest])
             connection.sends_received(run)
         elif name == "auth_response":
             pass  # to a challenge that nobody sends after the handshake
@@ -203,7 +197,7 @@ class PulsarProtocol:
             self.send(encode(challenge))
             return
         self._exchange, self._principal = None, outcome.principal
-        self._cutter.max_frame_bytes = self._max_frame_bytes
+        self._cutter.max_frame_bytes = self.max_message_bytes + FRAME_OVERHEAD_BYTES
         connected = wire.CommandConnected(
             server_version=_SERVER_VERSION,
             protocol_version=self.protocol_version,

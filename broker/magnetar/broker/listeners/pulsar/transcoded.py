@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from magnetar.proto.batch import FORMAT_NATIVE
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
-from magnetar.proto.pulsar.frames import DEFAULT_MAX_MESSAGE_BYTES
+from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 
 from ...cursors.core.acks import EntryKey
