@@ -113,10 +113,9 @@ class CheckedConsumer(ListenerConsumer):
         epoch = self.truth.last(self._command.topic, self._command.subscription)
         return super()._asked()._replace(epoch=epoch)
 
-    async def open(self) -> CheckedConsumer:
+    async def open(self) -> None:
         await super().open()
         self.truth.note(self._attachment, self.opened)
-        return self
 
     async def seek(self, command: wire.CommandSeek) -> None:
         opened = self.opened  # which it closes

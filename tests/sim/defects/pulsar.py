@@ -43,7 +43,11 @@ def redelivery_without_count() -> None:
     def uncounted(self: Any, command: Any) -> None:
         self._individual, individual = False, self._individual
         try:
-            rows = [row for one in command.message_ids for row in self._rows(one, {})] if individual else []
+            rows = (
+                [row for one in command.message_ids for row in self._rows(one, {}, acknowledged=False)]
+                if individual
+                else []
+            )
             self.opened.subscription.redeliver(self.opened.consumer, rows, counted=False)
         finally:
             self._individual = individual
@@ -57,8 +61,8 @@ def redelivery_without_count() -> None:
 def epoch_is_not_echoed() -> None:
     """Behind a redelivery of everything clients drop what has the old epoch, or none."""
     messages_of = consumers.messages_of
-    consumers.messages_of = lambda delivery, id, partition, epoch, transcoded: messages_of(
-        delivery, id, partition, None, transcoded
+    consumers.messages_of = lambda delivery, id, partition, epoch, *more, **how: messages_of(
+        delivery, id, partition, None, *more, **how
     )
 
 
@@ -67,9 +71,9 @@ def ack_of_a_part_acknowledges_the_batch() -> None:
     """Ack sets are not looked at."""
     rows = consumer._rows
 
-    def whole(self: Any, one: Any, looked: Any) -> Any:
+    def whole(self: Any, one: Any, looked: Any, **how: Any) -> Any:
         one.ClearField("ack_set")
-        return rows(self, one, looked)
+        return rows(self, one, looked, **how)
 
     consumer._rows = whole
 

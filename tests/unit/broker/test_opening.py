@@ -1,15 +1,20 @@
 """The openings of one id: every order of open, close, success, failure, end and loss."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.broker import BrokerSettings
 from magnetar.broker.listeners.openings import Openings
+from magnetar.broker.listeners.requests import Requests
 from magnetar.proto.errors import ServiceNotReady
 from support.virtual_time import in_virtual_time
+
+SERVICE: Any = SimpleNamespace(settings=BrokerSettings())
 
 
 class Peer:
@@ -18,11 +23,11 @@ class Peer:
     def __init__(self) -> None:
         self.openings = Openings[int, int](
             "consumer",
+            Requests(SERVICE),
             begin=self.begin,
             accept=lambda request, handle: self.answer(request, "ok"),
             refuse=self.refuse,
             release=lambda handle: self.places.remove(handle),
-            spawn=asyncio.ensure_future,
         )
         self.sent = 0  # requests, which are numbered from 1
         self.answered: dict[int, str] = {}
@@ -150,11 +155,11 @@ async def test_what_is_cancelled_from_within_may_be_tried_again() -> None:
 
     openings = Openings[str, str](
         "producer",
+        Requests(SERVICE),
         begin=begin,
         accept=lambda *_: pytest.fail("it is not open"),
         refuse=lambda request, error: done.append(type(error)),
         release=lambda _: pytest.fail("there is nothing"),
-        spawn=asyncio.ensure_future,
     )
     openings.open(1, "a")
     for _ in range(_SETTLED):

@@ -22,7 +22,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
-from magnetar.proto.errors import AlreadyClosed, MagnetarError, ServiceNotReady
+from magnetar.proto.errors import AlreadyClosed, MagnetarError, ServiceNotReady, TooManyRequests
+
+from .requests import Requests, for_client
 
 _log = logging.getLogger(__name__)
 
@@ -45,23 +47,23 @@ class Openings(Generic[Request, Handle]):
     def __init__(
         self,
         kind: str,
+        requests: Requests,
         *,
         begin: Callable[[Request], Coroutine[Any, Any, Handle]],
         accept: Callable[[Request, Handle], None],
         refuse: Callable[[Request, MagnetarError], None],
         release: Callable[[Handle], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`kind` is for errors: "producer". `begin` may be cancelled, and must then leave nothing behind.
+        """`kind` is for errors: "producer". `requests` of the connection: each opening is one of them.
 
-        `release` lets go of what was opened. `spawn`: the connection owns its tasks.
+        `begin` may be cancelled, and must then leave nothing behind. `release` lets go of what was opened.
         """
         self._kind = kind
+        self._requests = requests
         self._begin = begin
         self._accept = accept
-        self._refuse = refuse
+        self._answer_error = refuse
         self._release = release
-        self._spawn = spawn
         self._by_id: dict[int, _Opening[Request, Handle]] = {}
         self._working: dict[int, list[asyncio.Task[None]]] = {}  # the cancelled ones of an id among them
 
@@ -75,10 +77,15 @@ class Openings(Generic[Request, Handle]):
 
     def open(self, id: int, request: Request) -> None:
         """The peer opens the id, which supersedes whatever it did with it before."""
+        try:
+            self._requests.check_busy()
+        except TooManyRequests as error:
+            self._refuse(request, error)
+            return
         self._let_go(id, "was opened again before it was open")
         opening = self._by_id[id] = _Opening(request)
         working = self._working.setdefault(id, [])
-        task = opening.task = self._spawn(self._work(id, opening, list(working)))
+        task = opening.task = self._requests.begin(self._work(id, opening, list(working)))
         working.append(task)
         task.add_done_callback(lambda task: self._ended(id, task))
 
@@ -96,7 +103,10 @@ class Openings(Generic[Request, Handle]):
         for id in list(self._by_id):
             self._let_go(id)
         # Nothing begins any more; these refer to the connection.
-        del self._begin, self._accept, self._refuse, self._release, self._spawn
+        del self._begin, self._accept, self._answer_error, self._release
+
+    def _refuse(self, request: Request, error: MagnetarError) -> None:
+        self._answer_error(request, for_client(error))
 
     def _let_go(self, id: int, reason: str = "") -> None:
         opening = self._by_id.pop(id, None)

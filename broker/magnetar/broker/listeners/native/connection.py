@@ -51,19 +51,19 @@ class ClientConnection:
         self._senders: dict[bytes, Producer] = {}
         self._producers = Openings(
             "producer",
+            self._requests,
             begin=self._open_producer,
             accept=self._producer_opened,
             refuse=self._refuse,
             release=self._release_producer,
-            spawn=self._requests.begin,
         )
         self._consumers = Openings(
             "consumer",
+            self._requests,
             begin=self._open_consumer,
             accept=self._consumer_opened,
             refuse=self._refuse,
             release=self._release_consumer,
-            spawn=self._requests.begin,
         )
         self._watches = Watches(service)
         self._closed = False
@@ -163,10 +163,8 @@ class ClientConnection:
                 taken_back=command.taken_back,
             )
         elif isinstance(command, c.CreateProducer):
-            self._requests.check_busy()
             self._producers.open(command.producer_id, command)
         elif isinstance(command, c.Subscribe):
-            self._requests.check_busy()
             self._consumers.open(command.consumer_id, command)
         elif isinstance(command, c.Unsubscribe):
             opened = self._consumer(command.consumer_id)
@@ -292,7 +290,7 @@ class ClientConnection:
         self._link.send(c.CloseConsumer.of(port.consumer_id, for_client(error)).encode())
 
     def _refuse(self, command: c.Command, error: MagnetarError) -> None:
-        self._link.answer_error(command.request_id, for_client(error))
+        self._link.answer_error(command.request_id, error)
 
     async def _unsubscribe(self, consumer_id: int, opened: ConsumerOpened) -> None:
         await self._service.unsubscribe(self._link, opened)

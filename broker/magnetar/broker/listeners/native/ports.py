@@ -22,6 +22,7 @@ from ...resources.budget import ByteBudget
 from ...service.operations import Caller
 from ...topics.core.producers import ProducerSession, ReceiptFields, SessionState
 from ...topics.topic import Topic
+from ..backpressure import Pausable
 from ..requests import for_client
 
 _log = logging.getLogger(__name__)
@@ -30,12 +31,8 @@ Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
 
 
-class Link(Peer, Caller, Protocol):
+class Link(Peer, Caller, Pausable, Protocol):
     """What is used of `magnetar.runtime.connection.Connection`."""
-
-    @property
-    def writable(self) -> bool:
-        """False between high and low water."""
 
     def send(self, header: bytes, payload: Any = b"") -> None:
         """One frame."""
@@ -45,15 +42,6 @@ class Link(Peer, Caller, Protocol):
 
     def answer_error(self, request_id: int, error: MagnetarError) -> None:
         """Failed, if the id is not 0."""
-
-    def pause_reading(self, reason: str) -> None:
-        """Until every reason is withdrawn."""
-
-    def resume_reading(self, reason: str) -> None:
-        """Withdraws a reason."""
-
-    def close(self, error: MagnetarError | None = None) -> None:
-        """Flushes, then closes."""
 
 
 class Producer:

@@ -18,7 +18,6 @@ from magnetar.proto.errors import (
     LookupAgainError,
     MagnetarError,
     MalformedFrame,
-    TooManyRequests,
     Unsupported,
 )
 from magnetar.proto.pulsar import wire_pb2 as wire
@@ -29,11 +28,11 @@ from ...service.broker import BrokerService
 from ...topics.core.producers import NOT_ALONE
 from ..backpressure import Backpressure
 from ..openings import Openings
-from ..requests import Requests, for_client
+from ..requests import Requests
 from .consumers import Consumer
 from .ports import Link, metadata_of
-from .producers import ACCESS_MODES, Producer
-from .requests import REFUSE_STATS, ROWS, consumer_stats, failed, failed_request, not_unsubscribed
+from .producers import Producer
+from .requests import REFUSE_STATS, ROWS, failed, failed_request, not_unsubscribed
 from .schemas import schema_of
 from .transcoded import Transcoded
 from .watches import Watches
@@ -54,19 +53,19 @@ class ClientConnection:
         self._requests = Requests(service)
         self._producers: Openings[wire.CommandProducer, Producer] = Openings(
             "producer",
+            self._requests,
             begin=self._open_producer,
             accept=self._producer_opened,
             refuse=self._refuse,
             release=self._release_producer,
-            spawn=self._requests.begin,
         )
         self._consumers: Openings[wire.CommandSubscribe, Consumer] = Openings(
             "consumer",
+            self._requests,
             begin=self._open_consumer,
             accept=self._consumer_opened,
             refuse=self._refuse,
-            release=lambda consumer: consumer.release(lost=self._closed),
-            spawn=self._requests.begin,
+            release=self._release_consumer,
         )
         # By id: when it was closed here (loop time), oldest first.
         self._closed_producers: dict[int, float] = {}
@@ -128,7 +127,7 @@ class ClientConnection:
         self._send(wire.CommandSuccess(request_id=command.request_id))
 
     def _refuse(self, command: Any, error: MagnetarError) -> None:
-        self._send(failed(command, for_client(error)))
+        self._send(failed(command, error))
 
     def _answer(
         self,
@@ -142,14 +141,6 @@ class ClientConnection:
             lambda answer: self._succeed(command) if answer is None else self._send(answer),
             lambda error: self._send(refusal(command, error)),
         )
-
-    def _open(self, openings: Openings[Any, Any], id: int, command: Any) -> None:
-        try:
-            self._requests.check_busy()
-        except TooManyRequests as error:
-            self._refuse(command, error)
-        else:
-            openings.open(id, command)
 
     # --- producers ---------------------------------------------------------------------------------------------------
 
@@ -166,7 +157,7 @@ class ClientConnection:
             command.topic,
             new_port=lambda epoch: producer,
             producer_name=command.producer_name or None,
-            access_mode=ACCESS_MODES[command.producer_access_mode],
+            access_mode=wire.ProducerAccessMode.Name(command.producer_access_mode).lower(),
             topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else NOT_ALONE,
             schema=schema_of(command),
         )
@@ -224,11 +215,15 @@ class ClientConnection:
         consumer = Consumer(
             self._link, self._service, self._requests, self._transcoded, command, self._consumer_ended
         )
-        return await consumer.open()
+        await consumer.open()
+        return consumer
 
     def _consumer_opened(self, command: wire.CommandSubscribe, consumer: Consumer) -> None:
         self._succeed(command)
         consumer.begin()
+
+    def _release_consumer(self, consumer: Consumer) -> None:
+        consumer.release(lost=self._closed)
 
     def _consumer_ended(self, consumer: Consumer) -> None:
         self._consumers.ended(consumer.consumer_id, consumer)
@@ -243,13 +238,7 @@ class ClientConnection:
         do: Callable[[Consumer, Any], Awaitable[Message | None]],
         refusal: Callable[[Any, MagnetarError], Message] = failed_request,
     ) -> None:
-        async def work() -> Message | None:
-            return await do(self._consumer(command.consumer_id), command)
-
-        self._answer(command, work, refusal)
-
-    async def _consumer_stats(self, consumer: Consumer, command: wire.CommandConsumerStats) -> Message:
-        return await consumer_stats(self._service, self._link, command, consumer.opened)
+        self._answer(command, lambda: do(self._consumer(command.consumer_id), command), refusal)
 
     # --- watches -----------------------------------------------------------------------------------------------------
 
@@ -263,8 +252,8 @@ class ClientConnection:
 
 # By the name of the command, beside `requests.ROWS`.
 COMMANDS: dict[str, Callable[[ClientConnection, Any], None]] = {
-    "producer": lambda it, command: it._open(it._producers, command.producer_id, command),
-    "subscribe": lambda it, command: it._open(it._consumers, command.consumer_id, command),
+    "producer": lambda it, command: it._producers.open(command.producer_id, command),
+    "subscribe": lambda it, command: it._consumers.open(command.consumer_id, command),
     "flow": lambda it, command: it._with(command, Consumer.flow),
     "ack": lambda it, command: it._with(command, Consumer.acknowledge),
     "redeliver_unacknowledged_messages": lambda it, command: it._with(command, Consumer.redeliver),
@@ -273,7 +262,7 @@ COMMANDS: dict[str, Callable[[ClientConnection, Any], None]] = {
     "unsubscribe": lambda it, command: it._ask_of(command, Consumer.unsubscribe, not_unsubscribed),
     "seek": lambda it, command: it._ask_of(command, Consumer.seek),
     "get_last_message_id": lambda it, command: it._ask_of(command, Consumer.last_message_id),
-    "consumer_stats": lambda it, command: it._ask_of(command, it._consumer_stats, REFUSE_STATS),
+    "consumer_stats": lambda it, command: it._ask_of(command, Consumer.stats, REFUSE_STATS),
     "watch_topic_list": ClientConnection._watch,
     "watch_topic_list_close": ClientConnection._end_watch,
 }

@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     AlreadyClosed,
     InvalidArgument,
     MagnetarError,
+    SubscriptionNotFound,
     TooManyRequests,
     Unsupported,
 )
@@ -60,12 +61,6 @@ from .transcoded import FORMAT_AT, Transcoded
 
 _log = logging.getLogger(__name__)
 
-TYPES = {
-    wire.CommandSubscribe.EXCLUSIVE: "exclusive",
-    wire.CommandSubscribe.SHARED: "shared",
-    wire.CommandSubscribe.FAILOVER: "failover",
-    wire.CommandSubscribe.KEY_SHARED: "key_shared",
-}
 # How those clients call themselves that know REACHED_END_OF_TOPIC: others close their connection when it comes.
 _KNOW_THE_END = ("Pulsar-Java", "DotPulsar")
 _VERSION_OF_ACTIVE_CONSUMER_CHANGE = 12
@@ -81,8 +76,8 @@ class Consumer:
     """See the module docstring. It is the port of its consumer (`dispatch.core.consumer.ConsumerPort`) as well."""
 
     __slots__ = (
-        "_ack_sets", "_begun", "_borders", "_command", "_ended", "_epoch", "_individual", "_on_ended", "_opened",
-        "_partition", "_requests", "_service", "_told_end", "_topic", "_transcoded", "consumer_id", "peer",
+        "_ack_sets", "_begun", "_borders", "_command", "_epoch", "_individual", "_on_ended", "_opened", "_partition",
+        "_requests", "_service", "_told_end", "_topic", "_transcoded", "_type", "consumer_id", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -105,27 +100,24 @@ class Consumer:
         self._on_ended = on_ended
         self._topic = TopicName.parse(command.topic)
         self._partition = self._topic.partition
-        self._individual = SELECTORS[TYPES[command.sub_type]].individual_acks
+        self._type = wire.CommandSubscribe.SubType.Name(command.sub_type).lower()
+        self._individual = SELECTORS[self._type].individual_acks
         # A number of the client's, with which it tells apart what it had asked for before; None: it has none.
         self._epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
-        self._ack_sets = (
-            not self._individual
-        )  # it is sent them: of types with individual acks once it has sent one
+        self._ack_sets = not self._individual  # it is sent them: with individual acks once it has sent one
         self._begun = False
-        self._ended = False
         self._told_end = False
         self._borders = Borders()
 
     # --- opening and end ---------------------------------------------------------------------------------------------
 
-    async def open(self) -> Consumer:
-        """Attaches it to its subscription, as SUBSCRIBE asks, and returns itself. Nothing is sent. Raises MagnetarError."""
+    async def open(self) -> None:
+        """Attaches it to its subscription, as SUBSCRIBE asks. Nothing is sent. Raises MagnetarError."""
         asked = self._asked()
         self._opened = await self._service.subscribe(
             self.peer, self._command.topic, asked, port=self, schema=schema_of(self._command)
         )
         self._opened.consumer.metadata = metadata_of(self._command)
-        return self
 
     def _asked(self) -> SubscribeRequest:
         command = self._command
@@ -145,7 +137,7 @@ class Consumer:
                 raise InvalidArgument("a consumer with sticky hash ranges must name one at least")
         return SubscribeRequest(
             command.subscription,
-            TYPES[command.sub_type],
+            self._type,
             start,
             durable=command.durable,
             name=command.consumer_name,
@@ -165,7 +157,7 @@ class Consumer:
     def begin(self) -> None:
         """SUCCESS is sent; from now on something may be sent to the consumer."""
         self._begun = True
-        if self._command.sub_type == wire.CommandSubscribe.FAILOVER:
+        if self._type == "failover":
             if self._active is self.opened.consumer:
                 self._tell_all()
             else:
@@ -173,7 +165,6 @@ class Consumer:
 
     def release(self, *, lost: bool, returns: bool = False) -> None:
         """Leaves its subscription: the client closed it, or (`lost`) its connection is gone."""
-        self._ended = True
         self.opened.subscription.remove_consumer(self.opened.consumer, lost=lost, returns=returns)
         self._opened = None
 
@@ -186,7 +177,6 @@ class Consumer:
     async def unsubscribe(self, command: wire.CommandUnsubscribe) -> None:
         """The subscription is deleted, and the consumer with it, when this returns. Raises ConsumerBusy unless `force`."""
         await self._service.unsubscribe(self.peer, self.opened, force=command.force)
-        self._ended = True
         self._opened = None
         self._on_ended(self)
 
@@ -295,20 +285,14 @@ class Consumer:
         elif all(key in self._borders for key in _keys(command.message_id)):
             self._apply(command, {})
         else:
-            try:
-                self._requests.ask(
-                    lambda: self._look_up(command),
-                    lambda looked: self._apply(command, looked),
-                    lambda error: self._answer(command, error),
-                )
-            except TooManyRequests as error:
-                self._answer(command, error)
+            self._requests.ask(
+                lambda: self._look_up(command),
+                lambda looked: self._apply(command, looked),
+                lambda error: self._answer(command, error),
+            )
 
     async def _look_up(self, command: wire.CommandAck) -> Looked:
-        looked = {key: await self._borders_at(key) for key in _keys(command.message_id)}
-        if self._ended:  # what it acknowledges may mean something else by now: the subscription was moved
-            raise AlreadyClosed(f"consumer {self.consumer_id} was closed; what it had comes again")
-        return looked
+        return {key: await self._borders_at(key) for key in _keys(command.message_id)}
 
     async def _borders_at(self, key: EntryKey) -> Sequence[int] | None:
         """Where the batches of an entry end, read if need be; None: there is no such entry."""
@@ -322,7 +306,10 @@ class Consumer:
         return await self._service.entry(self.peer, command.topic, command.subscription, key)
 
     def _apply(self, command: wire.CommandAck, looked: Looked) -> None:
-        """An acknowledgement of which all entries are known, or were looked up."""
+        """An acknowledgement of which all entries are known, or were looked up.
+
+        Raises AlreadyClosed if it was closed meanwhile: in a subscription that was moved ids may mean something else.
+        """
         through, opened = command.ack_type == wire.CommandAck.CUMULATIVE, self.opened
         if through:
             rows = [row for one in command.message_id[-1:] for row in self._through(one, looked)]
@@ -475,6 +462,31 @@ class Consumer:
             entry, index = 0, 0
         index += max(lowest_bit(ack_set_bits(one.ack_set)), 0)
         return "id", MessageId(ledger, entry, index).to_bytes()
+
+    async def stats(self, command: wire.CommandConsumerStats) -> wire.CommandConsumerStatsResponse:
+        """CONSUMER_STATS: the field `error_code`, which clients look at, stays unset. Raises MagnetarError."""
+        opened = self.opened
+        stats = await self._service.topic_stats(self.peer, str(opened.topic.name))
+        of, consumer = stats.subscriptions.get(opened.subscription.name), opened.consumer
+        if of is None:
+            raise SubscriptionNotFound(f"subscription {opened.subscription.name!r} was deleted")
+        rates = consumer.rates.per_second
+        return wire.CommandConsumerStatsResponse(
+            request_id=command.request_id,
+            msg_rate_out=rates[0],
+            msg_throughput_out=rates[1],
+            msg_rate_redeliver=rates[2],
+            consumer_name=consumer.name,
+            available_permits=max(consumer.available_permits, 0),
+            unacked_messages=consumer.unacked_messages,
+            blocked_consumer_on_unacked_msgs=consumer.blocked_on_unacked_messages,
+            address=self.peer.address,
+            connected_since="",
+            type=of.type.title(),
+            msg_rate_expired=0.0,
+            msg_backlog=of.backlog_messages,
+            message_ack_rate=rates[3],
+        )
 
     async def last_message_id(
         self, command: wire.CommandGetLastMessageId

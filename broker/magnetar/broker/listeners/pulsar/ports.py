@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from magnetar.proto.errors import MagnetarError
 from magnetar.proto.pulsar import wire_pb2 as wire
 
 from ...dispatch.core.consumer import Peer
 from ...service.operations import Caller
+from ..backpressure import Pausable
 
 Piece = bytes | bytearray | memoryview
 
@@ -19,7 +19,7 @@ def metadata_of(command: wire.CommandProducer | wire.CommandSubscribe) -> dict[s
     return {one.key[:1_000]: one.value[:1_000] for one in command.metadata[:100]}
 
 
-class Link(Peer, Caller, Protocol):
+class Link(Peer, Caller, Pausable, Protocol):
     """A connection on which Pulsar's protocol is spoken, once its handshake is done (`protocol.PulsarProtocol`)."""
 
     @property
@@ -30,21 +30,8 @@ class Link(Peer, Caller, Protocol):
     def max_message_bytes(self) -> int:
         """What CONNECTED named: no frame to the client may be larger than this and FRAME_OVERHEAD_BYTES of its own."""
 
-    @property
-    def writable(self) -> bool:
-        """False between high and low water."""
-
     def write(self, pieces: Sequence[Piece], size: int) -> None:
         """Frames, or parts of one, of `size` bytes together. Buffers must not change afterwards. Dropped when closed."""
 
     def send(self, frames: bytes) -> None:
         """The same of encoded frames."""
-
-    def pause_reading(self, reason: str) -> None:
-        """Until every reason is withdrawn."""
-
-    def resume_reading(self, reason: str) -> None:
-        """Withdraws a reason."""
-
-    def close(self, error: MagnetarError | None = None) -> None:
-        """Flushes, then closes."""

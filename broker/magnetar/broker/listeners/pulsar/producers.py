@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.pulsar import wire_pb2 as wire
@@ -37,15 +38,13 @@ from .schemas import version_bytes
 # SENDs that were taken: the first sequence id, the highest one or 0, how many, messages of each (1, if they are several).
 _Sent = tuple[int, int, int, int]
 
-ACCESS_MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
-
 
 class Producer:
     """One producer. See `ProducerPort`."""
 
     __slots__ = (
-        "_hold_reason", "_name", "_on_closed", "_opening", "_request_id", "_sent", "_told", "_wait_for", "peer",
-        "producer_id", "schema_version", "session", "topic",
+        "_hold_reason", "_name", "_on_closed", "_request_id", "_sent", "_unanswered", "_wait_for", "peer", "producer_id",
+        "schema_version", "session", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +62,7 @@ class Producer:
         self.schema_version: int | None
         self._request_id = command.request_id
         self._name = command.producer_name
-        self._opening = True
-        self._told = False  # while it is opened: that it has to wait
+        self._unanswered = True  # PRODUCER, even that its producer has to wait
         self._wait_for = wait_for
         self._on_closed = on_closed
         self._sent: deque[_Sent] = deque()  # not receipted yet; the first one may be the one that failed
@@ -74,30 +72,18 @@ class Producer:
 
     def opened(self) -> None:
         """PRODUCER_SUCCESS: it may send."""
-        self._opening = False
         session = self.session
-        version = version_bytes(self.schema_version)
-        self._succeed(session.name, session.last_sequence_id, session.topic_epoch, version, ready=True)
-
-    def _succeed(
-        self,
-        name: str,
-        last_sequence_id: int = -1,
-        topic_epoch: int = -1,
-        schema_version: bytes = b"",
-        *,
-        ready: bool,
-    ) -> None:
-        answer = wire.CommandProducerSuccess(
-            request_id=self._request_id,
-            producer_name=name,
-            last_sequence_id=last_sequence_id,
-            schema_version=schema_version,
-            producer_ready=ready,
+        self._answer(
+            producer_name=session.name,
+            last_sequence_id=session.last_sequence_id,
+            schema_version=version_bytes(self.schema_version),
+            topic_epoch=session.topic_epoch if session.topic_epoch >= 0 else None,
+            producer_ready=True,
         )
-        if topic_epoch >= 0:
-            answer.topic_epoch = topic_epoch
-        self.peer.send(encode(answer))
+
+    def _answer(self, **fields: Any) -> None:
+        self._unanswered = False
+        self.peer.send(encode(wire.CommandProducerSuccess(request_id=self._request_id, **fields)))
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
         """One write for all of them."""
@@ -147,9 +133,10 @@ class Producer:
 
     def send_delayed(self, error: MagnetarError) -> None:
         """Who is not let in yet learns that it has to wait; a producer that waits for receipts has its own time limit."""
-        if self._opening and not self._told:
-            self._told = True
-            self._succeed(self._name, ready=False)
+        if self._unanswered:
+            self._answer(
+                producer_name=self._name, last_sequence_id=-1, schema_version=b"", producer_ready=False
+            )
 
     def hold(self, reason: str) -> None:
         """Nothing more is read of the connection until it goes on."""

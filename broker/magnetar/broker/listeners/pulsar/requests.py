@@ -18,14 +18,12 @@ from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
     NotAllowed,
-    SubscriptionNotFound,
 )
 from magnetar.proto.ids import DOMAINS
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.wire_pb2 import ServerError as S
 
 from ...service.broker import BrokerService
-from ...service.results import ConsumerOpened
 from .errors import server_error
 from .ports import Link
 from .schemas import add_schema, get_schema
@@ -61,21 +59,14 @@ def not_unsubscribed(command: Any, error: MagnetarError) -> Message:
 
 
 def _refusing(answer: type[Message], **fixed: Any) -> Refusal:
-    """By the fields `error` and `message` of the answer."""
+    """By the fields that the answer has for an error."""
+    error_code, text = "error", "message"
+    if "error_code" in answer.DESCRIPTOR.fields_by_name:
+        error_code, text = "error_code", "error_message"
 
     def refuse(command: Any, error: MagnetarError) -> Message:
-        code = server_error(error, lookup=True)
-        return answer(request_id=command.request_id, error=code, message=error.message, **fixed)
-
-    return refuse
-
-
-def _refusing_code(answer: type[Message]) -> Refusal:
-    """By its fields `error_code` and `error_message`."""
-
-    def refuse(command: Any, error: MagnetarError) -> Message:
-        code = server_error(error, lookup=True)
-        return answer(request_id=command.request_id, error_code=code, error_message=error.message)
+        fields = {error_code: server_error(error, lookup=True), text: error.message}
+        return answer(request_id=command.request_id, **fields, **fixed)
 
     return refuse
 
@@ -130,38 +121,11 @@ async def _topics(service: BrokerService, link: Link, command: wire.CommandGetTo
     )
 
 
-async def consumer_stats(
-    service: BrokerService, link: Link, command: wire.CommandConsumerStats, opened: ConsumerOpened
-) -> Message:
-    """Of a consumer and its subscription; the field `error_code`, which clients look at, stays unset."""
-    stats = await service.topic_stats(link, str(opened.topic.name))
-    of, consumer = stats.subscriptions.get(opened.subscription.name), opened.consumer
-    if of is None:
-        raise SubscriptionNotFound(f"subscription {opened.subscription.name!r} was deleted")
-    rates = consumer.rates.per_second
-    return wire.CommandConsumerStatsResponse(
-        request_id=command.request_id,
-        msg_rate_out=rates[0],
-        msg_throughput_out=rates[1],
-        msg_rate_redeliver=rates[2],
-        consumer_name=consumer.name,
-        available_permits=max(consumer.available_permits, 0),
-        unacked_messages=consumer.unacked_messages,
-        blocked_consumer_on_unacked_msgs=consumer.blocked_on_unacked_messages,
-        address=link.address,
-        connected_since="",
-        type=of.type.title(),
-        msg_rate_expired=0.0,
-        msg_backlog=of.backlog_messages,
-        message_ack_rate=rates[3],
-    )
-
-
 async def _transaction(service: BrokerService, link: Link, command: Any) -> Message:
     raise NotAllowed("this service has no transactions: publish and acknowledge without one")
 
 
-REFUSE_STATS = _refusing_code(wire.CommandConsumerStatsResponse)
+REFUSE_STATS = _refusing(wire.CommandConsumerStatsResponse)
 # By the name of the command.
 ROWS: dict[str, Row] = {
     "partitioned_metadata": Row(
@@ -172,8 +136,8 @@ ROWS: dict[str, Row] = {
     ),
     "lookup": Row(_lookup, _refusing(wire.CommandLookupResponse, response=wire.CommandLookupResponse.FAILED)),
     "get_topics_of_namespace": Row(_topics, failed),
-    "get_schema": Row(get_schema, _refusing_code(wire.CommandGetSchemaResponse)),
-    "get_or_create_schema": Row(add_schema, _refusing_code(wire.CommandGetOrCreateSchemaResponse)),
+    "get_schema": Row(get_schema, _refusing(wire.CommandGetSchemaResponse)),
+    "get_or_create_schema": Row(add_schema, _refusing(wire.CommandGetOrCreateSchemaResponse)),
     "tc_client_connect_request": Row(_transaction, _refusing(wire.CommandTcClientConnectResponse)),
     "new_txn": Row(_transaction, _refusing(wire.CommandNewTxnResponse)),
     "add_partition_to_txn": Row(_transaction, _refusing(wire.CommandAddPartitionToTxnResponse)),
