@@ -13,8 +13,8 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.log.records import SchemaRow, SchemasRecord, schema_path, schemas_path
 from magnetar.broker.service.broker import BrokerService
-from magnetar.broker.topics.core.schemas import Schema, SchemaType, check_fits
-from magnetar.broker.topics.schemas import LATEST, MAX_SCHEMA_BYTES, MAX_VERSIONS, Schemas, remove_schemas
+from magnetar.broker.topics.core.schemas import MAX_SCHEMA_BYTES, Schema, SchemaType, check_fits
+from magnetar.broker.topics.schemas import LATEST, MAX_VERSIONS, Schemas, remove_schemas
 from magnetar.metadata.embedded import EmbeddedMetadataStore
 from magnetar.metadata.store import Create
 from magnetar.proto import commands as c
@@ -107,6 +107,13 @@ async def test_what_is_none(schema: Schema) -> None:
     async with running_broker() as broker:
         with pytest.raises(InvalidArgument):
             await BrokerService(broker).schemas.set_schema(ME, "orders", schema)
+
+
+@pytest.mark.parametrize("kind", SchemaType)
+def test_rule_47_the_size_of_a_schema_is_looked_at_before_it_is(kind: SchemaType) -> None:
+    """A parser takes seconds for a frame full of small objects, in which nobody else is served."""
+    with pytest.raises(InvalidArgument, match="at most 524,288 bytes"):
+        Schema(kind, b"{" * (MAX_SCHEMA_BYTES + 1), {}).check()
 
 
 async def always() -> str:

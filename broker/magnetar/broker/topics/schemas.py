@@ -32,10 +32,9 @@ from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from ..log.records import ABSENT, SchemaRecord, SchemaRow, SchemasRecord, Stored, schema_path, schemas_path
-from .core.schemas import ALWAYS, BACKWARD, Schema, SchemaType, check_fits, check_types
+from .core.schemas import ALWAYS, BACKWARD, Schema, SchemaType, check_fits, check_size, check_types
 
 MAX_VERSIONS = 1_000  # of a topic, so that one commit removes all
-MAX_SCHEMA_BYTES = 512 * 1024
 LATEST = -1
 _FIT_WITH_THE_LAST = ("BACKWARD", "FORWARD", "FULL")
 
@@ -161,8 +160,7 @@ class Schemas:
         node = SchemaRecord(
             version, schema.type, schema.definition, dict(schema.properties), user, self._clock.now_ms()
         ).encode()
-        if len(node) > MAX_SCHEMA_BYTES:
-            raise InvalidArgument(f"a schema has at most {MAX_SCHEMA_BYTES:,} bytes, not {len(node):,}")
+        check_size(len(node))
         row = SchemaRow(schema.type, schema.fingerprint())
         written = found.write(schemas_path(name), SchemasRecord(first, [*rows, row]))
         return [written, Create(schema_path(name, version), node)]

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from magnetar.proto.errors import IncompatibleSchema, InvalidArgument
 
+MAX_SCHEMA_BYTES = 512 * 1024
 ALWAYS, NEVER, BACKWARD = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE", "BACKWARD"
 _MAX_CHARS = 200  # of what Avro says
 
@@ -66,7 +67,8 @@ class Schema(NamedTuple):
     properties: Mapping[str, str]
 
     def check(self) -> Schema:
-        """Itself. Raises InvalidArgument for a definition that none of its type is."""
+        """Itself. Raises InvalidArgument for a definition that is too long, or that none of its type is."""
+        check_size(len(self.definition))
         if self.type is SchemaType.AUTO_CONSUME:
             raise InvalidArgument("Schema AUTO_CONSUME is a client-side schema type")
         # The client of Python gives a null for a text.
@@ -84,6 +86,12 @@ class Schema(NamedTuple):
         if self.type in _DEFINED_BY_JSON:
             definition = json.dumps(_parsed(definition), sort_keys=True).encode()
         return hashlib.sha256(definition).digest()
+
+
+def check_size(size: int) -> None:
+    """Raises InvalidArgument."""
+    if size > MAX_SCHEMA_BYTES:
+        raise InvalidArgument(f"a schema has at most {MAX_SCHEMA_BYTES:,} bytes, not {size:,}")
 
 
 def _without_doc(found: dict[str, Any]) -> dict[str, Any]:
