@@ -55,6 +55,7 @@ MAX_LOOKUP_ROWS = 100_000
 LOOKUPS_AT_ONCE = 32  # entries
 MAX_EPOCH = 1 << 62
 MAX_PRIORITY_LEVEL = 1_000
+MAX_CONSUMER_NAME_CHARS = 255
 # So often a message comes back, or is the first in hand of a lost consumer, before it is named.
 POISON_REDELIVERIES = 5
 # First and last index of an acknowledgement that passes an entry, though it cannot be read.
@@ -89,6 +90,8 @@ class SubscribeRequest(NamedTuple):
         """Raises InvalidArgument for what no subscription takes, whatever it has."""
         if not 0 <= self.epoch < MAX_EPOCH:
             raise InvalidArgument(f"a consumer epoch of {self.epoch} is not allowed")
+        if len(self.name) > MAX_CONSUMER_NAME_CHARS:
+            raise InvalidArgument(f"a consumer name has at most {MAX_CONSUMER_NAME_CHARS} characters")
         if not 0 <= self.priority_level <= MAX_PRIORITY_LEVEL:
             raise InvalidArgument(
                 f"a priority level of {self.priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"

@@ -168,6 +168,20 @@ async def test_a_batch_beyond_the_frame_limit_goes_out_in_slices_that_are_acknow
         assert mark_delete(broker) == (1, 0)
 
 
+async def test_rule_42_a_message_beyond_the_frame_limit_costs_itself_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A native one may inflate to any size: a client would close its connection for it, again and again."""
+    async with running_broker() as broker:
+        await native(broker, [b"a", bytes(20_000), b"b"], [bytes(20_000)])
+        await Producer(broker).publish([b"c", bytes(20_000)], b"d")  # when more was taken
+        client = PulsarClient(broker, Transcoded(5_000))
+        consumer = await client.subscribe(type="shared", permits=10)
+        assert values(client) == [b"a", b"b", b"d"]
+        assert consumer.opened.consumer.available_permits == 7
+        assert caplog.text.count("is not delivered to Pulsar's consumers: it has 20") == 3
+
+
 async def test_permits_stop_at_a_batch_and_go_on() -> None:
     async with running_broker() as broker:
         await Producer(broker).publish(b"0", [b"1", b"2", b"3"], b"4", b"5")
@@ -710,6 +724,8 @@ async def test_what_a_subscribe_refuses() -> None:
             await client.subscribe(type="key_shared", key_shared_meta=sticky)
         with pytest.raises(InvalidArgument, match="read_compacted"):
             await client.subscribe(type="shared", read_compacted=True)
+        with pytest.raises(InvalidArgument, match="consumer name"):
+            await client.subscribe(consumer_name="x" * 256)
         await client.subscribe(type="failover", read_compacted=True, priority_level=3)
         with pytest.raises(ConsumerBusy):
             await client.subscribe(2, type="shared")

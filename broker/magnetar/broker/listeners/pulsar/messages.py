@@ -4,7 +4,8 @@ of format 2, not hidden         the bytes that its producer sent, behind a comma
 of format 2, hidden in part     the same, with an ack set
 native                          transcoded, in one slice or several, each with its own id
 hidden as a whole, or of which a compaction left nothing, or that cannot be transcoded     nothing
-The last ones are acknowledged as well where no native consumer can read them either.
+a message that exceeds what clients take, as a native one may that was compressed          nothing
+What cannot be transcoded is acknowledged as well where no native consumer can read it either.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 from magnetar.proto.batch import FORMAT_PULSAR
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import InvalidArgument, MagnetarError, MalformedFrame
-from magnetar.proto.pulsar.frames import message_frame_heads
+from magnetar.proto.errors import FrameTooLarge, InvalidArgument, MagnetarError, MalformedFrame
+from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, message_frame_heads
 from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
 from magnetar.proto.pulsar.transcoding import to_pulsar
 from magnetar.proto.ranges import Range, RangeSet
@@ -30,6 +31,7 @@ from .transcoded import FORMAT_AT, HEADER_LENGTH_AT, Transcoded
 _log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 16 * 1024  # of which a view is cheaper than a copy
+_COMMAND_BYTES, _ACK_SET_WORD_BYTES = 256, 11  # of a MESSAGE, at most
 
 
 class Messages(NamedTuple):
@@ -91,13 +93,7 @@ def messages_of(
                             slices, [(a - index, b - index) for a, b in acknowledged], entry, position
                         )
                 except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
-                    _log.warning(
-                        "batch %d:%d:%d is not delivered to Pulsar's consumers: %s",
-                        ledger,
-                        entry_id,
-                        index,
-                        error,
-                    )
+                    _not_delivered(ledger, entry_id, index, error)
                     if isinstance(error, MalformedFrame):
                         damaged.append((index, ends[position] - 1))
                 if not slices:
@@ -107,9 +103,19 @@ def messages_of(
                     if offset:
                         cuts.append(at)
                     gone = [(max(a - at, 0), min(b - at, count - 1)) for a, b in acknowledged]
-                    if gone := [(a, b) for a, b in gone if a <= b]:
-                        if not (words := encode_ack_set(gone, count)):
-                            continue  # nothing is left of this slice
+                    gone = [(a, b) for a, b in gone if a <= b]
+                    words = encode_ack_set(gone, count) if gone else []
+                    if gone and not words:
+                        continue  # nothing is left of this slice
+                    size = len(body) + _COMMAND_BYTES + _ACK_SET_WORD_BYTES * len(words)
+                    if size > transcoded.max_message_bytes + FRAME_OVERHEAD_BYTES:  # rule 42
+                        too_large = FrameTooLarge(
+                            f"it has {len(body)} bytes, and at most {transcoded.max_message_bytes} are possible"
+                        )
+                        _not_delivered(ledger, entry_id, at, too_large)
+                        unsent += count - sum([b - a + 1 for a, b in gone])
+                        continue
+                    if words:
                         ack_sets[len(sent)] = words
                     sent.append((base + at, len(body)))
                     bodies.append(body)
@@ -123,6 +129,10 @@ def messages_of(
     pieces: list[Piece] = [b""] * (2 * len(heads))
     pieces[0::2], pieces[1::2] = heads, bodies
     return Messages(pieces, (packed - base for packed, _ in sent), cuts, unsent, damaged)
+
+
+def _not_delivered(ledger: int, entry: int, index: int, error: MagnetarError) -> None:
+    _log.warning("batch %d:%d:%d is not delivered to Pulsar's consumers: %s", ledger, entry, index, error)
 
 
 def _slices(

@@ -24,14 +24,14 @@ _OBJECT_BYTES = 400  # around a batch that is kept
 class Transcoded:
     """See the module docstring."""
 
-    __slots__ = ("_limit", "_max_message_bytes", "_slices", "used")
+    __slots__ = ("_limit", "_slices", "max_message_bytes", "used")
 
     def __init__(
         self, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, limit: int = MAX_TRANSCODED_BYTES
     ) -> None:
         """`max_message_bytes`: what clients take, always the same. `limit`: bytes that are kept."""
         self._limit = limit
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self._slices: OrderedDict[tuple[EntryKey, int, bytes], Sequence[Slice]] = OrderedDict()
         self.used = 0
 
@@ -45,7 +45,7 @@ class Transcoded:
             self._slices.move_to_end(name)
             return found
         producer = entry.producer_names[entry.producers[position]]
-        found = self._slices[name] = to_pulsar(batch, producer, self._max_message_bytes)
+        found = self._slices[name] = to_pulsar(batch, producer, self.max_message_bytes)
         self.used += _size(found)
         while self.used > self._limit:
             self.used -= _size(self._slices.popitem(last=False)[1])
