@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.ids import encode_ack_set
-from magnetar.runtime.connection import FramedServer
+from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from support.compaction_kit import compact
 from support.pulsar_lies import REFUSED, STORED
 from support.pulsar_messages import encrypted, frame
@@ -210,3 +210,77 @@ async def test_a_subscription_begins_somewhere_whatever_is_asked_for() -> None:
         heard = await client.heard()
         assert "end" not in heard
         assert heard.count("success") + heard.count("error") == len(IDS) + 4
+
+
+NAMES = [
+    "",
+    "/",
+    "//",
+    "a/b",
+    "a/b/c/d",
+    "a\0b",
+    "a\n",
+    "x" * 2**16,
+    "\0" * 2**16,
+    "a/b/" * 2**14,
+    "\0" * 10**6,
+]
+OF_TOPICS: dict[str, dict[str, Any]] = {
+    "LOOKUP": {},
+    "PARTITIONED_METADATA": {},
+    "PRODUCER": {"producer_id": 1},
+    "SUBSCRIBE": {"consumer_id": 1, "subscription": "s", "sub_type": "SHARED"},
+    "GET_SCHEMA": {},
+    "GET_OR_CREATE_SCHEMA": {"schema": wire.Schema(name="s", schema_data=b"", type="STRING")},
+}
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name[:4]!r} {len(name)}")
+def test_rule_42_what_an_error_quotes_of_a_name_fits_a_frame(name: str) -> None:
+    @in_virtual_time
+    async def play() -> None:
+        async with pulsar_server() as (broker, server), hostile(server) as client:
+            for number, (command, fields) in enumerate(OF_TOPICS.items()):
+                client.send(command, topic=name, request_id=number, **fields)
+            client.send("GET_TOPICS_OF_NAMESPACE", namespace=name, request_id=20)
+            client.send(
+                "WATCH_TOPIC_LIST", namespace="a/b", topics_pattern="(" + name, request_id=21, watcher_id=1
+            )
+            if name:  # the service chooses one for a consumer without a name
+                client.send(
+                    "SUBSCRIBE", topic="t", request_id=22, **OF_TOPICS["SUBSCRIBE"] | {"subscription": name}
+                )
+            await asyncio.sleep(1)
+            asked = {*range(len(OF_TOPICS)), 20, 21, *([22] if name else [])}
+            accepted = [
+                one.request_id for kind, one, _ in client.received if kind in ("producer_success", "success")
+            ]
+            assert not accepted
+            assert sorted(one.request_id for _, one, _ in client.received) == sorted(asked)
+            assert all(one.ByteSize() < 10_000 for _, one, _ in client.received)
+            assert not client.ended
+            assert not broker.topics
+
+    play()
+
+
+@in_virtual_time
+async def test_rule_42_a_list_of_topics_that_no_frame_holds_is_refused() -> None:
+    options = ConnectionOptions("broker", max_message_bytes=1024)
+    async with pulsar_server(options) as (_, server), hostile(server) as client:
+        for number in range(50):
+            client.open_producer(number, f"{number:0240}")
+            await client.next("producer_success")
+        client.send("GET_TOPICS_OF_NAMESPACE", namespace="public/default", request_id=3)
+        client.send(
+            "WATCH_TOPIC_LIST", namespace="public/default", topics_pattern=".*", request_id=4, watcher_id=1
+        )
+        client.send("LOOKUP", topic="orders", request_id=5)
+        await asyncio.sleep(1)
+        client.open_producer(50, "another", request_id=6)  # of which nobody watches
+        await asyncio.sleep(1)
+        assert len(client.received) == 4
+        answers = {one.request_id: one for _, one, _ in client.received}
+        assert "bytes" in answers[3].message
+        assert "bytes" in answers[4].message
+        assert not answers[5].HasField("error")

@@ -15,6 +15,7 @@ from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.producers import Producer
 from magnetar.proto.errors import TopicNotServed
 from magnetar.proto.ids import TopicName
+from magnetar.proto.pulsar.commands import NO_REQUEST
 from magnetar.runtime.connection import FramedServer
 from support.broker_kit import settle
 from support.pulsar_messages import frame
@@ -58,6 +59,16 @@ def acknowledge(client: PulsarClient) -> None:
     client.send("GET_LAST_MESSAGE_ID", consumer_id=1, request_id=28)
     client.send("CONSUMER_STATS", consumer_id=1, request_id=29)
     client.send("REDELIVER_UNACKNOWLEDGED_MESSAGES", consumer_id=1)
+
+
+ASKED: dict[Callable[[PulsarClient], None], list[int]] = {  # request ids
+    produce: [20],
+    publish: [21],
+    subscribe: [22, 23, 24],
+    seek: [25],
+    unsubscribe: [26],
+    acknowledge: [27, 28, 29],
+}
 
 
 async def connected(server: FramedServer) -> PulsarClient:
@@ -126,9 +137,9 @@ async def play(request: Callable[[PulsarClient], None], interrupt: Any, steps: i
         await settle(steps)
         await interrupt(client, broker)
         await asyncio.sleep(1)
-        if not client.ended:  # it was answered
-            heard = [name for name, *_ in client.received]
-            assert heard
+        if interrupt is unloaded:
+            answered = [getattr(command, "request_id", NO_REQUEST) for _, command, _ in client.received]
+            assert sorted(one for one in answered if one != NO_REQUEST) == ASKED[request]
         await client.close()
         await asyncio.sleep(6)  # a reader that does not return is forgotten after a while
         assert server.connections == []

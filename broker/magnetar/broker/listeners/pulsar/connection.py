@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from magnetar.proto.errors import (
     AlreadyExists,
+    FrameTooLarge,
     LookupAgainError,
     MagnetarError,
     MalformedFrame,
@@ -22,14 +23,14 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import encode
-from magnetar.proto.pulsar.frames import Acks, Sends
+from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, Acks, Sends
 
 from ...service.broker import BrokerService
 from ...topics.core.producers import NOT_ALONE
 from ..backpressure import Backpressure
 from ..openings import Openings
 from ..requests import Requests
-from .consumers import Consumer
+from .consumers import Consumer, ack_response
 from .ports import Link, metadata_of
 from .producers import Producer
 from .requests import REFUSE_STATS, ROWS, failed, failed_request, not_unsubscribed
@@ -121,7 +122,13 @@ class ClientConnection:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _send(self, answer: Message) -> None:
-        self._link.send(encode(answer))
+        """Raises FrameTooLarge for one that the client would close its connection for, as a list of topics may be."""
+        frame = encode(answer)
+        if len(frame) > self._link.max_message_bytes + FRAME_OVERHEAD_BYTES:
+            raise FrameTooLarge(
+                f"the answer has {len(frame)} bytes, more than the {self._link.max_message_bytes} of a message"
+            )
+        self._link.send(frame)
 
     def _succeed(self, command: Any) -> None:
         self._send(wire.CommandSuccess(request_id=command.request_id))
@@ -201,8 +208,8 @@ class ClientConnection:
 
     def _consumer(self, consumer_id: int) -> Consumer:
         consumer = self._consumers.get(consumer_id)
-        if consumer is None:  # it may have been closed here a moment ago, and subscribe again
-            raise LookupAgainError(f"consumer {consumer_id} is not open on this connection; subscribe first")
+        if consumer is None:
+            raise _not_open(consumer_id)
         return consumer
 
     def _with(self, command: Any, do: Callable[[Consumer, Any], None]) -> None:
@@ -210,6 +217,13 @@ class ClientConnection:
         consumer = self._consumers.get(command.consumer_id)
         if consumer is not None:
             do(consumer, command)
+
+    def _acknowledge(self, command: wire.CommandAck) -> None:
+        consumer = self._consumers.get(command.consumer_id)
+        if consumer is not None:
+            consumer.acknowledge(command)
+        elif command.HasField("request_id"):
+            self._send(ack_response(command, _not_open(command.consumer_id)))
 
     async def _open_consumer(self, command: wire.CommandSubscribe) -> Consumer:
         consumer = Consumer(
@@ -243,11 +257,20 @@ class ClientConnection:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     def _watch(self, command: wire.CommandWatchTopicList) -> None:
-        self._answer(command, lambda: self._watches.watch(self._link, command))
+        def refuse(command: wire.CommandWatchTopicList, error: MagnetarError) -> Message:
+            self._watches.end(command.watcher_id)  # which may have begun, if what it found is too long
+            return failed(command, error)
+
+        self._answer(command, lambda: self._watches.watch(self._link, command), refuse)
 
     def _end_watch(self, command: wire.CommandWatchTopicListClose) -> None:
         self._watches.end(command.watcher_id)
         self._succeed(command)
+
+
+def _not_open(consumer_id: int) -> LookupAgainError:
+    """It may have been closed here a moment ago, and subscribe again."""
+    return LookupAgainError(f"consumer {consumer_id} is not open on this connection; subscribe first")
 
 
 # By the name of the command, beside `requests.ROWS`.
@@ -255,7 +278,7 @@ COMMANDS: dict[str, Callable[[ClientConnection, Any], None]] = {
     "producer": lambda it, command: it._producers.open(command.producer_id, command),
     "subscribe": lambda it, command: it._consumers.open(command.consumer_id, command),
     "flow": lambda it, command: it._with(command, Consumer.flow),
-    "ack": lambda it, command: it._with(command, Consumer.acknowledge),
+    "ack": ClientConnection._acknowledge,
     "redeliver_unacknowledged_messages": lambda it, command: it._with(command, Consumer.redeliver),
     "close_producer": ClientConnection._close_producer,
     "close_consumer": ClientConnection._close_consumer,

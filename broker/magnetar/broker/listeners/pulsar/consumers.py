@@ -53,7 +53,7 @@ from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ..requests import Requests
 from .borders import UNBATCHED, Borders, borders_of, end_of_batch, start_of_batch
-from .errors import server_error
+from .errors import error_text, server_error
 from .messages import messages_of
 from .ports import Link, metadata_of
 from .schemas import schema_of
@@ -335,15 +335,7 @@ class Consumer:
             if error is not None:
                 _log.info("consumer %d: an acknowledgement is refused: %s", self.consumer_id, error)
             return
-        response = wire.CommandAckResponse(
-            consumer_id=self.consumer_id,
-            txnid_least_bits=command.txnid_least_bits,
-            txnid_most_bits=command.txnid_most_bits,
-            request_id=command.request_id,
-        )
-        if error is not None:
-            response.error, response.message = server_error(error), error.message
-        self.peer.send(encode(response))
+        self.peer.send(encode(ack_response(command, error)))
 
     def _all_rows(
         self, ids: Iterable[wire.MessageIdData], looked: Looked, *, acknowledged: bool
@@ -408,9 +400,9 @@ class Consumer:
     def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
-        end = index + max(lowest_bit(ack_set_bits(one.ack_set)), 0)
-        if not one.ack_set:
-            end = end_of_batch(self._known((ledger, entry), looked), index)
+        end = end_of_batch(self._known((ledger, entry), looked), index)
+        if one.ack_set:
+            end = min(index + max(lowest_bit(ack_set_bits(one.ack_set)), 0), end)
         if end and entry >= 0:
             return [(ledger, entry, 0, end - 1)]
         if entry <= 0:  # the place before the first message of a ledger
@@ -521,6 +513,19 @@ class Consumer:
             return ledger, unsigned(pack_entry(entry, 0) - 1)
         borders = self._transcoded.borders(key, found)
         return key[0], pack_entry(key[1], start_of_batch(borders, found.message_count - 1))
+
+
+def ack_response(command: wire.CommandAck, error: MagnetarError | None = None) -> wire.CommandAckResponse:
+    """Of an ACK with a request id: it is durable, or why it is not."""
+    response = wire.CommandAckResponse(
+        consumer_id=command.consumer_id,
+        txnid_least_bits=command.txnid_least_bits,
+        txnid_most_bits=command.txnid_most_bits,
+        request_id=command.request_id,
+    )
+    if error is not None:
+        response.error, response.message = server_error(error), error_text(error)
+    return response
 
 
 def _keys(ids: Iterable[wire.MessageIdData]) -> list[EntryKey]:

@@ -11,6 +11,7 @@ the others            final, and an exception of that name for the application
 from __future__ import annotations
 
 from magnetar.proto import errors as e
+from magnetar.proto.commands import MAX_ERROR_CHARS
 from magnetar.proto.pulsar.wire_pb2 import ServerError as S
 
 # The first base of an error's class that is here counts.
@@ -56,3 +57,8 @@ def server_error(error: e.MagnetarError, *, lookup: bool = False) -> S:
         return S.ConsumerAssignError
     code = next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
     return _OF_LOOKUPS.get(code, code) if lookup else code
+
+
+def error_text(error: e.MagnetarError) -> str:
+    """Its text, which may quote what the client sent, and more than once: no longer than a frame can take."""
+    return error.message[:MAX_ERROR_CHARS]

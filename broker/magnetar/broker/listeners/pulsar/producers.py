@@ -31,7 +31,7 @@ from ...resources.budget import ByteBudget
 from ...topics.core.producers import ProducerSession, ReceiptFields, SessionState
 from ...topics.topic import Topic
 from ..requests import for_client
-from .errors import server_error
+from .errors import error_text, server_error
 from .ports import Link
 from .schemas import version_bytes
 
@@ -125,7 +125,7 @@ class Producer:
                 producer_id=self.producer_id,
                 sequence_id=max(sequence_id, highest),
                 error=server_error(error),
-                message=error.message,
+                message=error_text(error),
             )
             self.peer.send(encode(failed))
         self.topic.producer_left(session, lost=True)

@@ -25,7 +25,7 @@ from magnetar.runtime.connection import (
 
 from ...service.broker import BrokerService
 from .connection import ClientConnection
-from .errors import server_error
+from .errors import error_text, server_error
 from .transcoded import Transcoded
 
 _log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class PulsarProtocol:
         else:
             _log.error("the connection to %s failed; it is closed", transport.describe(), exc_info=error)
             error = MagnetarError("internal error; the log of this service has the details")
-        frame = wire.CommandError(request_id=NO_REQUEST, error=server_error(error), message=error.message)
+        frame = wire.CommandError(request_id=NO_REQUEST, error=server_error(error), message=error_text(error))
         self.send(encode(frame))
         transport.close(error)
 

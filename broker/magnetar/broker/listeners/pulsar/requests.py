@@ -24,7 +24,7 @@ from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.wire_pb2 import ServerError as S
 
 from ...service.broker import BrokerService
-from .errors import server_error
+from .errors import error_text, server_error
 from .ports import Link
 from .schemas import add_schema, get_schema
 from .watches import MAX_PATTERN_CHARS, Pattern, TopicsHash, list_topics
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 def failed(command: Any, error: MagnetarError, *, lookup: bool = False) -> wire.CommandError:
     """ERROR, always with a text."""
     code = server_error(error, lookup=lookup)
-    return wire.CommandError(request_id=command.request_id, error=code, message=error.message)
+    return wire.CommandError(request_id=command.request_id, error=code, message=error_text(error))
 
 
 def failed_request(command: Any, error: MagnetarError) -> wire.CommandError:
@@ -65,7 +65,7 @@ def _refusing(answer: type[Message], **fixed: Any) -> Refusal:
         error_code, text = "error_code", "error_message"
 
     def refuse(command: Any, error: MagnetarError) -> Message:
-        fields = {error_code: server_error(error, lookup=True), text: error.message}
+        fields = {error_code: server_error(error, lookup=True), text: error_text(error)}
         return answer(request_id=command.request_id, **fields, **fixed)
 
     return refuse
