@@ -363,6 +363,7 @@ class BundleOwnership:
             bundle = known.bounds.bundle_of(namespace, place)
             if (held := self.held.get(bundle)) is not None:
                 if held.state is State.ACQUIRING:
+                    self._may_go_on(deadline, f"cannot take bundle {bundle} now")
                     await self.acquire(bundle, known)
                     continue
                 if held.state is State.MOVING and held.to is not None and not self.host.has(name):
@@ -373,15 +374,17 @@ class BundleOwnership:
             owners = self.view.owners(namespace)
             changed = owners.changed
             owner = (await owners.get()).get(bundle)
-            if bundle in self.held or changed is not owners.changed:
-                continue  # somebody else who looked it up was first, or what was read is out of date
+            if bundle in self.held:  # somebody else who looked it up was first
+                continue
+            if changed is not owners.changed:  # what was read is out of date
+                self._may_go_on(deadline, f"finds that the owners of {namespace} change all the time")
+                continue
             if owner is None:
                 found = await self._place(bundle, authoritative, unreachable)
                 if not found.final:
                     return found
+                self._may_go_on(deadline, f"cannot take bundle {bundle} now")
                 await self.acquire(bundle, known)
-                if loop.time() >= deadline:
-                    raise ServiceNotReady(f"broker {self.name} cannot take bundle {bundle} now; try again")
                 continue
             if owner.damage:
                 raise DataDirectoryError(owner.damage)
@@ -407,7 +410,15 @@ class BundleOwnership:
             async with asyncio.timeout_at(deadline):
                 await event.wait()
         except TimeoutError:
-            raise ServiceNotReady(f"broker {self.name} {what}; try again, or ask another one") from None
+            raise self._not_in_time(what) from None
+
+    def _may_go_on(self, deadline: float, what: str) -> None:
+        """Before a look-up waits once more. Raises ServiceNotReady when it has waited for long enough."""
+        if asyncio.get_running_loop().time() >= deadline:
+            raise self._not_in_time(what)
+
+    def _not_in_time(self, what: str) -> ServiceNotReady:
+        return ServiceNotReady(f"broker {self.name} {what}; try again, or ask another one")
 
     async def _place(self, bundle: Bundle, authoritative: bool, unreachable: str) -> Located:
         """Where a bundle goes that nobody owns; final: it is to be taken here."""
