@@ -22,10 +22,12 @@ from magnetar.proto.errors import MagnetarError, TopicNotServed
 from magnetar.proto.ids import TopicName
 from sim.cluster.metadata import SESSION_S, ClusterMetadata
 from sim.deliveries import Violation
-from support.sim import current_process
+from support.sim import SimProcess, current_process
 
-# Two session timeouts, a pause of the broker of as much, and some answers of the store that do not come.
-LONGEST_LOOKUP_S = 4 * SESSION_S + 4.0
+# While the broker runs: who stands still, for as long as one storm may want, answers nobody. Two session timeouts, as
+# `BundleOwnership.locate` waits for others, and what is under way then: some answers of the store that come late or never.
+LONGEST_LOOKUP_S = 2 * SESSION_S + 4.0
+_LOOKS_AGAIN_S = 0.1
 
 
 class CheckedLink:
@@ -136,18 +138,33 @@ class CheckedConnection(ClientConnection):
 
     def _watch_lookup(self, command: c.Lookup) -> None:
         """It may be held until the session of a lost owner has ended, and not for ever."""
-        process, request_id, lookups = current_process(), command.request_id, self._checked.lookups
+        request_id, lookups = command.request_id, self._checked.lookups
         lookups[request_id] = command.topic
+        process = current_process()
         assert process is not None
+        no_longer(
+            self._metadata,
+            process,
+            LONGEST_LOOKUP_S,
+            lambda: lookups.get(request_id) == command.topic and not self._closed,
+            f"{self._name} has held a look-up of {command.topic} for {LONGEST_LOOKUP_S:g} s",
+        )
 
-        def look() -> None:
-            if lookups.get(request_id) == command.topic and process.alive and not self._closed:
-                raise_outside(
-                    self._metadata,
-                    f"{self._name} has held a look-up of {command.topic} for {LONGEST_LOOKUP_S:g} s",
-                )
 
-        self._metadata.loop.call_outside(LONGEST_LOOKUP_S, look)
+def no_longer(
+    metadata: ClusterMetadata, process: SimProcess, seconds: float, holds: Callable[[], bool], text: str
+) -> None:
+    """Ends the run with `text` if what `holds` now still holds when `process` has run for so many seconds more."""
+    until = process.awake_s + seconds
+
+    def look() -> None:
+        if holds() and process.alive:
+            if (rest := until - process.awake_s) > 0:  # it stood still meanwhile
+                metadata.loop.call_outside(max(rest, _LOOKS_AGAIN_S), look)
+            else:
+                raise_outside(metadata, text)
+
+    metadata.loop.call_outside(seconds, look)
 
 
 def checked_listener(broker: Broker, metadata: ClusterMetadata, name: str) -> Callable[[], ClientConnection]:

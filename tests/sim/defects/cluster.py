@@ -128,6 +128,32 @@ def unreachable_owner_is_waited_for_without_end() -> None:
     module._HELD_TIMEOUTS = 1e6
 
 
+def _some_look_ups_wait(seconds: float | None) -> None:
+    """Before they are answered: each tenth of those that a broker gets. None: for ever."""
+    locate = bundles_of.locate
+
+    async def waits(self: Any, name: Any, **options: Any) -> Located:
+        self.__dict__["asked"] = asked = self.__dict__.get("asked", 0) + 1
+        if asked % 10 == 0:
+            await (_for_ever().wait() if seconds is None else asyncio.sleep(seconds))
+        found: Located = await locate(self, name, **options)
+        return found
+
+    bundles_of.locate = waits
+
+
+@cluster_defect
+def some_look_ups_are_never_answered() -> None:
+    """The one who asks hears nothing, and others do."""
+    _some_look_ups_wait(None)
+
+
+@cluster_defect
+def some_look_ups_are_answered_late() -> None:
+    """As if each wait had all of its time once more."""
+    _some_look_ups_wait(30.0)
+
+
 @cluster_defect
 def brokers_node_outlives_its_session() -> None:
     """A broker that is dead takes bundles for ever, and its successor is never registered."""

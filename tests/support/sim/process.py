@@ -58,6 +58,7 @@ class SimProcess:
         # Of its loop's time, as an uptime. Not drawn from the loop's `rng`, which is there for what happens.
         self.time_offset = float(random.Random(f"{loop.seed} {name} {loop.now}").randrange(1_000_000))
         self._paused_until = 0.0
+        self._stands_still_s = 0.0  # in all its pauses, to the end of the one under way
         self._loop = loop
         self._context = contextvars.copy_context()
         self._context.run(_process.set, self)
@@ -104,8 +105,14 @@ class SimProcess:
         until = self._loop.now + seconds
         if self.alive and until > self._paused_until:
             self.paused = True
+            self._stands_still_s += until - max(self._loop.now, self._paused_until)
             self._paused_until = until
             self._loop.call_precisely(until, self._resume, context=contextvars.Context())
+
+    @property
+    def awake_s(self) -> float:
+        """A clock of the seconds in which it did not stand still."""
+        return max(self._loop.now, self._paused_until) - self._stands_still_s
 
     def _resume(self) -> None:
         if self._loop.now < self._paused_until:  # it was paused once more
