@@ -12,12 +12,16 @@ consumer certainly holds a message from its handing out until it acknowledges it
 What clients see is all that is known here, so each rule says what must be excused: an acknowledgement without a receipt may
 be lost or not, and after a seek nobody knows which acknowledgements of others it overtook. Behind a seek a message may be
 missing that began before the seek's target: with messages in chunks, where each began is looked up in the end.
+
+Pulsar's clients acknowledge cumulatively what lies before a message, the first chunks of others among it whose last ones lie
+behind: these are *cut*. A consumer that has all of their chunks hands them out; nobody gets them again (the native client
+holds such an acknowledgement back).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,6 +77,14 @@ class Seen(NamedTuple):
     at: float
 
 
+class PassedOver(NamedTuple):
+    """A message that did not come in order: it began before `floor`, where a seek went, or is cut at one of `cuts`."""
+
+    name: Name
+    floor: MessageId | None
+    cuts: list[MessageId]
+
+
 @dataclass(eq=False)
 class Attempt:
     """An acknowledgement; id and name of each message. `quietly`: without a receipt."""
@@ -102,9 +114,7 @@ class Subscription:
         self.receipts: dict[MessageId, float] = {}  # id -> when its receipt came
         self.seeks = 0
         self.chunks = False  # there are messages in chunks: a seek may go behind the first one of a message that is coming
-        self._passed_over: dict[
-            Name, MessageId
-        ] = {}  # did not come in order: they began before this, where a seek went
+        self._passed_over: list[PassedOver] = []
         self.floor: MessageId | None = None  # where the last seek went
         self.delayed: Container[Name] = ()  # which come in no order
         self._keys_in_order = keys_in_order
@@ -117,6 +127,7 @@ class Subscription:
         # Whose effect may still come, and be seen behind a seek: a client sends them again when it has lost its broker.
         self._under_way: list[Attempt] = []
         self._tried_up_to: MessageId | None = None  # the highest that somebody acknowledged cumulatively
+        self._cuts: list[MessageId] = []  # where messages in chunks may be cut, since the last seek
         self._holds: dict[Name, list[tuple[float, float, Holder]]] = {}  # by producer and key
         self._counts: dict[MessageId, list[Seen]] = {}
         self._crashes: list[tuple[float, float]] = []  # when, and until when all changes were durable
@@ -173,7 +184,7 @@ class Subscription:
         if self._in_order:
             self._again_in_order(holder, message_id, name)
         tried = self._tried_up_to is not None and last_place(message_id) <= self._tried_up_to
-        if message_id not in self._tried_by and not tried:
+        if message_id not in self._tried_by and not tried and not is_cut(message_id, self._cuts):
             self._open[message_id] = None
         holder.held[message_id] = Hold(now, holder.attachment, self.seeks)
 
@@ -192,10 +203,9 @@ class Subscription:
         ]
         if not missing:
             return
-        if self.chunks and self.floor is not None:
-            # Where those began that nobody has confirmed or been handed yet will be known in the end: `check_passed_over`.
-            for one in missing:
-                self._passed_over[one] = min(self._passed_over.get(one, self.floor), self.floor)
+        if self.chunks and (self.floor is not None or self._cuts):
+            # Where those are that nobody has confirmed or been handed yet will be known in the end: `check_passed_over`.
+            self._passed_over += [PassedOver(one, self.floor, self._cuts) for one in missing]
             return
         if self.max_redeliver_count is not None:
             # Given up by consumers that died before their applications saw it.
@@ -267,11 +277,18 @@ class Subscription:
         if self._tried_by.setdefault(message_id, holder) is not holder:
             self._tried_by[message_id] = None
 
-    def acknowledging_up_to(self, holder: Holder, message_id: MessageId, now: float) -> Attempt:
-        """The same of everything up to a message: a message in chunks stands where its last one does."""
+    def acknowledging_up_to(
+        self, holder: Holder, message_id: MessageId, now: float, *, cuts: bool = False
+    ) -> Attempt:
+        """The same of everything up to a message: a message in chunks stands where its last one does.
+
+        `cuts`: as Pulsar's clients do, those that begin before it and end behind it are cut.
+        """
         last = last_place(message_id)
         self._tried_up_to = max(self._tried_up_to or last, last)
-        for other in [other for other in self._open if last_place(other) <= last]:
+        if cuts:
+            self._cuts.append(last)
+        for other in [other for other in self._open if (other if cuts else last_place(other)) <= last]:
             del self._open[other]
         if self._seeking:
             since = [its for _, its, *_ in self._since_seek if last_place(its) <= last]
@@ -354,6 +371,8 @@ class Subscription:
         self._unseen.clear()
         if self.type != "exclusive":  # those of other consumers may arrive behind the seek, or before it
             self._excused.update(self.acknowledged)
+        else:
+            self._cuts = []  # not cleared: what was passed over refers to it
         self._tried_by.clear()
         for attempt in self._under_way:
             for message_id, _ in attempt.messages:
@@ -408,23 +427,26 @@ class Subscription:
         """Messages that nobody has acknowledged, and that no seek has passed over."""
         for name, message_id in confirmed.items():
             if name not in self.acknowledged and name not in self._excused:
-                if self.floor is None or message_id >= self.floor:
+                if not is_cut(message_id, self._cuts) and (self.floor is None or message_id >= self.floor):
                     yield name
 
     def check_passed_over(self, places: dict[Name, MessageId]) -> None:
-        """Only what began before a seek's target may be missing behind the seek. `places`: of all that is stored."""
+        """Only what is cut, or began before a seek's target, may be missing. `places`: of all whose place is known."""
         wrong = [
-            name for name, floor in self._passed_over.items() if name in places and places[name] >= floor
+            one
+            for one in self._passed_over
+            if (place := places.get(one.name)) is not None
+            and (one.floor is None or place >= one.floor)
+            and not is_cut(place, one.cuts)
         ]
         if self.max_redeliver_count is not None:
-            self._unseen.update(
-                dict.fromkeys(wrong)
-            )  # given up before anybody saw them: they are among the letters
+            # given up before anybody saw them: they are among the letters
+            self._unseen.update(dict.fromkeys(one.name for one in wrong))
         elif wrong:
-            name = wrong[0]
+            name, floor, _ = wrong[0]
+            where = "" if floor is None else f" behind a seek to {floor}"
             raise Violation(
-                f"{self.name}: {name} at {places[name]} and {len(wrong) - 1} others did not come in order behind a seek, "
-                f"the last one to {self._passed_over[name]}"
+                f"{self.name}: {name} at {places[name]} and {len(wrong) - 1} others did not come in order{where}"
             )
 
     def check_letters(self, letters: Container[Name], confirmed: dict[Name, MessageId]) -> None:
@@ -435,6 +457,12 @@ class Subscription:
             raise Violation(
                 f"{self.name}: nobody acknowledged {lost[:5]}, which are not among the dead letters"
             )
+
+
+def is_cut(message_id: MessageId, cuts: Iterable[MessageId]) -> bool:
+    """A message in chunks of which some lie up to one of `cuts`, and others behind it."""
+    last = last_place(message_id)
+    return message_id < last and any(message_id <= cut < last for cut in cuts)
 
 
 def next_in_order(last: dict[Name, int], name: Name, keys: int) -> list[Name]:

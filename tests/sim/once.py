@@ -71,10 +71,11 @@ class OnceHistory(History):
             if name in places:
                 raise Violation(f"stored twice: {name} at {places[name]} and {message_id}")
             places[name] = message_id
+        known = {name: its for name, its in self.confirmed.items() if not its.is_duplicate}
+        for subscription in self.subscriptions.values():
+            subscription.check_passed_over({**known, **places})
         if self.trimming:
             return
-        for subscription in self.subscriptions.values():
-            subscription.check_passed_over(places)
         lost = [name for name in self.confirmed if name not in places]
         if lost:
             raise Violation(f"acknowledged as duplicates or otherwise, and not stored: {lost[:5]}")

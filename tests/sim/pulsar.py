@@ -353,7 +353,7 @@ class PulsarPlace(Place):
 
     async def _acknowledge_up_to(self, consumer: Any, message: Any) -> None:
         loop, subscription = self._around.loop, self.subscription
-        attempt = subscription.acknowledging_up_to(self._holder, message.id, loop.now)
+        attempt = subscription.acknowledging_up_to(self._holder, message.id, loop.now, cuts=True)
         done: list[bool] = []
 
         async def acknowledge() -> None:
