@@ -20,6 +20,10 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         310: "a part that was found before the answer to a split was divided, and then held as a whole again",
         449: "topics that had not arrived were unloaded one after another; a receipt waited for a deletion",
     },
+    "mixed_once": {
+        68: "the checker wanted a message again of which a Pulsar consumer had acknowledged the first chunk cumulatively",
+        111: "the last chunk of a message overtook its first one, whose entry was set aside for another message's owner",
+    },
     "once": {
         18: "behind a seek the chunks of a message that one consumer had had whole were shared out, and nobody had it",
         24: "chunks that came while their consumer left became dead letters, each by itself; the checker held a former "

@@ -54,7 +54,7 @@ class SharedSelector(Selector):
         self._released: dict[EntryKey, None] = {}
         self._waits_for: dict[
             Consumer, None
-        ] = {}  # of the entry that was shared out last, if all of it waits
+        ] = {}  # of the entry that was shared out last, if nobody can have anything of it
 
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         self._count += 1
@@ -138,17 +138,22 @@ class SharedSelector(Selector):
         older: Older,
         chunks: Chunks,
     ) -> SharedOut:
-        """The first part that somebody can have: a chunk, or what lies between chunks."""
+        """The first part that somebody can have: a chunk, or what lies between chunks.
+
+        An entry with such a part is not set aside: chunks behind it would overtake those that begin their message in it.
+        """
         rows = [(first, last, count) for first, last in wanted] if mixed is None else mixed.rows()
         for first, last, count, message in _parts(rows, chunks):
             following = last + 1
             part = [(first, last)]
             if message is None:
+                self._waits_for.clear()
                 shares, left_over, end = self._share_out_any(entry, part, count, None, older)
                 return shares, left_over, min(end, following)
             chunk = chunks[first][1]
             owner = self._owner_of(message, chunk, again=older is not None)
             if owner is not None and owner.ready:
+                self._waits_for.clear()
                 self._chunks.delivered(
                     message, owner, (*key, first), last=chunk.last, again=older is not None
                 )
