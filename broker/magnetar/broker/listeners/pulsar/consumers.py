@@ -7,7 +7,8 @@
 **Ids** name batches by their first message, and mean a whole one unless they have an ack set. Where it ends `borders`
 knows of what was delivered here; else (it was delivered on an earlier connection) the entry is looked up, and the answer
 waits. An id with which no batch begins means that message, where each is acknowledged by itself or where somebody begins; as
-a cumulative acknowledgement it means the place behind the batch that contains it.
+a cumulative acknowledgement it means the place behind the batch that contains it. Where each is acknowledged by itself an id
+of an earlier connection means one message, too: its batch may have gone out in parts there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from magnetar.proto.pulsar.ids import (
     unpack_entry,
     unsigned,
 )
-from magnetar.proto.ranges import Range
+from magnetar.proto.ranges import Range, RangeSet
 
 from ...cursors.core.acks import AckRange, EntryKey
 from ...dispatch.core import consumer as dispatch
@@ -372,30 +373,19 @@ class Consumer:
         return [(ledger, entry, index + first, index + last) for first, last in found]
 
     def _end_of_acked(self, key: EntryKey, borders: Sequence[int], index: int) -> int:
-        """Behind what an id means that is acknowledged: a batch, or one message of it, if it went out in parts.
+        """Behind what an id means that is acknowledged: a batch, or one message of it, if it may have gone out in parts.
 
-        It did not where it sends ack sets, if all of it is held here, or, of an earlier connection, if nothing of it is
-        acknowledged, at another consumer, or was ever given back. What is acknowledged too little comes again; too much
-        would be lost.
+        It did not if all of it is held here; nor, if any of it is, to a consumer that sends ack sets. What came on an
+        earlier connection may have: what is acknowledged too little comes again; too much would be lost.
         """
         end = end_of_batch(borders, index)
         if end == index + 1 or not self._individual:
             return end
-        if start_of_batch(borders, index) != index:
-            return index + 1
-        if self._ack_sets:
-            return end
-        own, subscription = self.opened.consumer, self.opened.subscription
-        if (held := own.pending_acks.get(key)) and any(
-            one.covers(index, end - 1) for one in held.by_count.values()
-        ):
-            return end
-        elsewhere = [one.pending_acks.get(key) for one in subscription.consumers if one is not own]
-        elsewhere.append(subscription.cursor.redeliveries.by_entry.get(key))
-        in_parts = subscription.cursor.state.unacked(*key, index, end - 1) != [(index, end - 1)] or any(
-            a < end and b >= index for one in elsewhere if one for a, b, _ in one.rows()
-        )
-        return index + 1 if in_parts else end
+        if start_of_batch(borders, index) == index and (held := self.opened.consumer.pending_acks.get(key)):
+            is_held = RangeSet.within if self._ack_sets else RangeSet.covers
+            if any(is_held(members, index, end - 1) for members in held.by_count.values()):
+                return end
+        return index + 1
 
     def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
