@@ -54,11 +54,11 @@ _NULL = -1  # in place of a size
 
 
 class Slice(NamedTuple):
-    """A part of a native batch, or all of it, as one batch of Pulsar's."""
+    """A part of a batch, or all of it, as one batch of Pulsar's."""
 
     first: int  # its first message, counted in the batch
     messages: int  # one: it is no batch
-    data: bytes  # what stands behind the command of a MESSAGE, from 0x0e01 on
+    data: bytes | memoryview  # what stands behind the command of a MESSAGE, from 0x0e01 on
 
 
 def to_pulsar(batch: bytes | memoryview, producer_name: str, max_bytes: int) -> list[Slice]:

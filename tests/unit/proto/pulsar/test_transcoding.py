@@ -45,7 +45,7 @@ def _rows(slices: Sequence[Slice]) -> list[Row]:
     rows: list[Row] = []
     for first, messages, data in slices:
         assert first == len(rows)
-        metadata, found = read_frame(data)
+        metadata, found = read_frame(bytes(data))
         assert metadata.HasField("num_messages_in_batch") == (messages > 1)
         assert (metadata.producer_name, metadata.publish_time) == ("p", NOW_MS)
         assert len(found) == messages
@@ -113,7 +113,7 @@ def test_what_was_transcoded_is_read_back(sent: tuple[Columns, int]) -> None:
     """As if a producer of Pulsar had sent it."""
     batch = _native(*sent)
     (only,) = to_pulsar(batch, "p", LIMIT)
-    native, back = decode_batch(batch), decode_batch(admit_pulsar([only.data]).batches[0])
+    native, back = decode_batch(batch), decode_batch(admit_pulsar([bytes(only.data)]).batches[0])
     assert back.values == native.values
 
     def present(column: list[Any] | None) -> list[Any] | None:
@@ -149,7 +149,7 @@ def test_what_stands_in_the_extensions() -> None:
     extensions = {EXT_DELIVER_AT_MS: NOW_MS, EXT_SCHEMA_VERSION: bytes(8)}
     for values in ([b"a"], [b"a", b"b"]):
         (one,) = to_pulsar(_native(Columns(values), extensions=extensions), "p", LIMIT)
-        metadata, _ = read_frame(one.data)
+        metadata, _ = read_frame(bytes(one.data))
         assert (metadata.deliver_at_time, metadata.schema_version) == (NOW_MS, bytes(8))
 
 
@@ -158,12 +158,12 @@ def test_chunks(codec: Compression) -> None:
     chunk, whole = Chunk(b"8 bytes.", 1, True), WholeMessage(2, 7, codec, 9 if codec else 0)
     batch = _native(Columns([b"abc"]), 5, extensions={EXT_CHUNK: chunk, EXT_WHOLE: whole})
     (one,) = to_pulsar(batch, "p", LIMIT)
-    metadata, found = read_frame(one.data)
+    metadata, found = read_frame(bytes(one.data))
     assert found == [(None, b"abc")]
     assert metadata.uuid == f"p-{b'8 bytes.'.hex()}"
     assert (metadata.chunk_id, metadata.num_chunks_from_msg, metadata.total_chunk_msg_size) == (1, 2, 7)
     assert (metadata.compression, metadata.uncompressed_size) == ((3, 9) if codec else (0, 0))
-    back = decode_batch(admit_pulsar([one.data]).batches[0])
+    back = decode_batch(admit_pulsar([bytes(one.data)]).batches[0])
     assert (back.extensions[EXT_WHOLE], back.values) == ([*whole], [b"abc"])
     with pytest.raises(InvalidArgument, match="as a stream"):
         to_pulsar(_native(Columns([b"abc"]), 5, extensions={EXT_CHUNK: chunk}), "p", LIMIT)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from magnetar.proto.batch import FORMAT_PULSAR, DecodedBatch
+from magnetar.proto.batch import DecodedBatch
 from magnetar.proto.batch_extensions import EXT_BATCH_OF_ONE
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
@@ -58,7 +58,7 @@ from .errors import error_text, server_error
 from .messages import messages_of
 from .ports import Link, metadata_of
 from .schemas import schema_of
-from .transcoded import FORMAT_AT, Transcoded
+from .transcoded import Transcoded
 
 _log = logging.getLogger(__name__)
 
@@ -524,8 +524,5 @@ def _keys(ids: Iterable[wire.MessageIdData]) -> list[EntryKey]:
 
 def _is_batch_of_one(entry: Entry, index: int) -> bool:
     """True if the message was sent as a batch all the same."""
-    batch = entry.batch(entry.batch_of(index))
-    return (
-        batch[FORMAT_AT] == FORMAT_PULSAR
-        and EXT_BATCH_OF_ONE in DecodedBatch(batch, 0, verify=False).extensions
-    )
+    batch = DecodedBatch(entry.batch(entry.batch_of(index)), 0, verify=False)
+    return EXT_BATCH_OF_ONE in batch.extensions

@@ -20,18 +20,20 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import FrameTooLarge, InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, message_frame_heads
 from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
-from magnetar.proto.pulsar.transcoding import to_pulsar
+from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 from magnetar.proto.ranges import Range, RangeSet
 
 from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
 from .ports import Piece
-from .transcoded import FORMAT_AT, HEADER_LENGTH_AT, Transcoded
+from .transcoded import Transcoded
 
 _log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 16 * 1024  # of which a view is cheaper than a copy
 _COMMAND_BYTES, _ACK_SET_WORD_BYTES = 256, 11  # of a MESSAGE, at most
+# In the header of a batch: its format, and the length of the header with its extensions (two bytes).
+_FORMAT_AT, _HEADER_LENGTH_AT = 12, 14
 
 
 class Messages(NamedTuple):
@@ -77,47 +79,39 @@ def messages_of(
             end = offsets[position] + shift
             if (
                 start < end < start + _LARGE_BYTES
-                and data[start + FORMAT_AT] == FORMAT_PULSAR
+                and data[start + _FORMAT_AT] == FORMAT_PULSAR
                 and not (partly and position in partly)
             ):
-                at = start + (data[start + HEADER_LENGTH_AT] << 8 | data[start + HEADER_LENGTH_AT + 1])
+                at = start + (data[start + _HEADER_LENGTH_AT] << 8 | data[start + _HEADER_LENGTH_AT + 1])
                 sent.append((base + index, end - at))
                 bodies.append(data[at:end])
             else:
-                acknowledged = partly.get(position, ())
-                slices: Sequence[tuple[int, int, Piece]] = ()
-                try:
-                    slices = _slices((ledger, entry_id), entry, position, transcoded)
-                    if acknowledged and not with_ack_sets:
-                        slices = _in_parts(
-                            slices, [(a - index, b - index) for a, b in acknowledged], entry, position
-                        )
-                except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
-                    _not_delivered(ledger, entry_id, index, error)
-                    if isinstance(error, MalformedFrame):
-                        damaged.append((index, ends[position] - 1))
+                gone = RangeSet([(a - index, b - index) for a, b in partly.get(position, ())])
+                slices, unreadable = _slices_of(
+                    (ledger, entry_id), entry, position, transcoded, gone, with_ack_sets
+                )
+                if unreadable:
+                    damaged.append((index, ends[position] - 1))
                 if not slices:
-                    unsent += ends[position] - index - sum([b - a + 1 for a, b in acknowledged])
-                for offset, count, body in slices:
-                    at = index + offset
-                    if offset:
-                        cuts.append(at)
-                    gone = [(max(a - at, 0), min(b - at, count - 1)) for a, b in acknowledged]
-                    gone = [(a, b) for a, b in gone if a <= b]
-                    words = encode_ack_set(gone, count) if gone else []
-                    if gone and not words:
+                    unsent += ends[position] - index - gone.members
+                for at, count, body in slices:
+                    if at:
+                        cuts.append(index + at)
+                    acknowledged = [(a - at, b - at) for a, b in gone.within(at, at + count - 1)]
+                    words = encode_ack_set(acknowledged, count) if acknowledged else []
+                    if acknowledged and not words:
                         continue  # nothing is left of this slice
                     size = len(body) + _COMMAND_BYTES + _ACK_SET_WORD_BYTES * len(words)
                     if size > transcoded.max_message_bytes + FRAME_OVERHEAD_BYTES:  # rule 42
                         too_large = FrameTooLarge(
                             f"it has {len(body)} bytes, and at most {transcoded.max_message_bytes} are possible"
                         )
-                        _not_delivered(ledger, entry_id, at, too_large)
-                        unsent += count - sum([b - a + 1 for a, b in gone])
+                        _not_delivered(ledger, entry_id, index + at, too_large)
+                        unsent += count - sum([b - a + 1 for a, b in acknowledged])
                         continue
                     if words:
                         ack_sets[len(sent)] = words
-                    sent.append((base + at, len(body)))
+                    sent.append((base + index + at, len(body)))
                     bodies.append(body)
             start, index = end, ends[position]
     heads = message_frame_heads(consumer_id, ledger, sent, partition, redeliveries, (), epoch)
@@ -135,40 +129,36 @@ def _not_delivered(ledger: int, entry: int, index: int, error: MagnetarError) ->
     _log.warning("batch %d:%d:%d is not delivered to Pulsar's consumers: %s", ledger, entry, index, error)
 
 
-def _slices(
-    key: EntryKey, entry: Entry, position: int, transcoded: Transcoded
-) -> Sequence[tuple[int, int, Piece]]:
-    """A batch of any format as Pulsar's; none if there is nothing of it to be sent. Raises as `to_pulsar`."""
-    start, end = entry.batch_bounds(position)
-    if start == end:
-        return ()
-    if entry.data[start + FORMAT_AT] == FORMAT_PULSAR:
-        at = start + int.from_bytes(entry.data[start + HEADER_LENGTH_AT : start + HEADER_LENGTH_AT + 2])
-        count = entry.end_indexes[position] - entry.batch_start_index(position)
-        return ((0, count, memoryview(entry.data)[at:end]),)
-    return transcoded.slices(key, entry, position)
+def _slices_of(
+    key: EntryKey, entry: Entry, position: int, transcoded: Transcoded, gone: RangeSet, with_ack_sets: bool
+) -> tuple[Sequence[Slice], bool]:
+    """What goes out of a batch of which these messages are `gone`, and whether no consumer at all can read it."""
+    try:
+        slices = transcoded.slices(key, entry, position)
+        return slices if with_ack_sets or not gone else _in_parts(slices, gone, entry, position), False
+    except MagnetarError as error:  # rule 41: it costs nobody but who waits for this batch
+        _not_delivered(*key, entry.batch_start_index(position), error)
+        return (), isinstance(error, MalformedFrame)
 
 
-def _in_parts(
-    slices: Sequence[tuple[int, int, Piece]], hidden: Sequence[Range], entry: Entry, position: int
-) -> Sequence[tuple[int, int, Piece]]:
-    """The slices of a batch, and each message by itself of those that are hidden in part.
+def _in_parts(slices: Sequence[Slice], gone: RangeSet, entry: Entry, position: int) -> Sequence[Slice]:
+    """The slices of a batch, and each message by itself of those of which some, and not all, are `gone`.
 
     Of an encrypted batch, which only its consumers can open, they stay as they are.
     """
-    gone = RangeSet(hidden)
-    if not any(gone.within(at, at + count - 1) and gone.gaps(at, at + count - 1) for at, count, _ in slices):
+
+    def partly(one: Slice) -> bool:
+        last = one.first + one.messages - 1
+        return bool(gone.within(one.first, last) and gone.gaps(one.first, last))
+
+    if not any(map(partly, slices)):
         return slices
     try:
         singles = to_pulsar(entry.batch(position), entry.producer_names[entry.producers[position]], 0)
     except (MalformedFrame, InvalidArgument):
         return slices
-    parts: list[tuple[int, int, Piece]] = []
-    for one in slices:
-        at, count, _ = one
-        in_part = gone.within(at, at + count - 1) and gone.gaps(at, at + count - 1)
-        parts += singles[at : at + count] if in_part else [one]
-    return parts
+    parts = [singles[one.first : one.first + one.messages] if partly(one) else [one] for one in slices]
+    return [one for part in parts for one in part]
 
 
 def shown(

@@ -1,4 +1,4 @@
-"""Native batches as Pulsar's: each is transcoded once for all consumers of the broker, and kept as long as there is room."""
+"""Batches as Pulsar's consumers get them: a native one is transcoded once for all of them, and kept while there is room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from magnetar.proto.batch import FORMAT_NATIVE
+from magnetar.proto.batch import FORMAT_PULSAR, decode_batch_header
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
@@ -15,8 +15,6 @@ from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 from ...cursors.core.acks import EntryKey
 from .borders import borders_of
 
-# In the header of a batch: its format, and the length of the header with its extensions (two bytes).
-FORMAT_AT, HEADER_LENGTH_AT = 12, 14
 MAX_TRANSCODED_BYTES = 32 * 1024 * 1024
 _OBJECT_BYTES = 400  # around a batch that is kept
 
@@ -36,7 +34,7 @@ class Transcoded:
         self.used = 0
 
     def slices(self, key: EntryKey, entry: Entry, position: int) -> Sequence[Slice]:
-        """Of the native batch at `position` of an entry. Raises as `to_pulsar`."""
+        """Of the batch at `position` of an entry; none if a compaction left nothing of it. Raises as `to_pulsar`."""
         batch = entry.batch(position)
         # A compaction leaves other bytes of a batch at the same place: its checksum tells them apart.
         name = (key, entry.batch_start_index(position), bytes(batch[4:12]))
@@ -44,6 +42,11 @@ class Transcoded:
         if found is not None:
             self._slices.move_to_end(name)
             return found
+        if not batch:
+            return ()
+        header = decode_batch_header(batch)
+        if header.format == FORMAT_PULSAR:
+            return (Slice(0, header.message_count, batch[header.header_length :]),)
         producer = entry.producer_names[entry.producers[position]]
         found = self._slices[name] = to_pulsar(batch, producer, self.max_message_bytes)
         self.used += _size(found)
@@ -56,11 +59,9 @@ class Transcoded:
         cuts: list[int] = []
         borders = borders_of(entry)
         for position in range(entry.batch_count) if borders else ():
-            start, end = entry.batch_bounds(position)
-            if end > start and entry.data[start + FORMAT_AT] == FORMAT_NATIVE:
-                index = entry.batch_start_index(position)
-                with contextlib.suppress(MagnetarError):  # what cannot be transcoded is not delivered either
-                    cuts += [index + one.first for one in self.slices(key, entry, position)[1:]]
+            index = entry.batch_start_index(position)
+            with contextlib.suppress(MagnetarError):  # what cannot be transcoded is not delivered either
+                cuts += [index + one.first for one in self.slices(key, entry, position)[1:]]
         return sorted({*borders, *cuts}) if cuts else borders
 
 
