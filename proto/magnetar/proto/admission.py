@@ -45,6 +45,7 @@ from .message_rules import (
 )
 
 _ADMIT = struct.Struct(">I8sBxHI4xQQ4xI")
+assert _ADMIT.size == BATCH_HEADER_BYTES  # what is shorter than a header is refused by unpacking it
 _PLAIN_SEQUENCE_IDS = (
     MAX_SEQUENCE_ID - MAX_MESSAGES_PER_BATCH
 )  # nothing that begins here or before can be too high
@@ -102,12 +103,11 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
             length, checksum, form, header_length, count, sequence_id, publish_time_ms, metadata_length = (
                 unpack(payload)
             )
-            if length + 4 == len(payload) and count > 0 and length >= 44 and form == FORMAT_NATIVE:
+            if length + 4 == len(payload) and 0 < count <= MAX_MESSAGES_PER_BATCH and form == FORMAT_NATIVE:
                 # A copy of a small slice is cheaper than a view of it; of 128 KB it costs 8 us.
                 rest = payload[12:] if length < 4096 else memoryview(payload)[12:]
                 if xxh3_64_digest(rest) != checksum:
                     raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
-                check_message_count(count)
                 if metadata_length or publish_time_ms > MAX_TIME_MS or sequence_id > _PLAIN_SEQUENCE_IDS:
                     found = _check_rules(payload)
                     if found is not None:

@@ -246,7 +246,8 @@ def test_admit_splits_groups_and_names_the_bad_payload() -> None:
     assert admitted.batches == [one, one, two, two]
     assert admitted.counts == [1, 1, 2, 2]
     assert admitted.sequence_ids == [10, 10, 11, 11]
-    for bad in (b"", one[:-1], one + two[:-1], one + b"\0", one[:-1] + b"\0"):
+    short = (43).to_bytes(4) + bytes(43)  # as long as it says
+    for bad in (b"", short, one[:-1], one + two[:-1], one + b"\0", one[:-1] + b"\0"):
         with pytest.raises((ChecksumMismatch, MalformedFrame)) as caught:
             admit_groups([one, bad])
         assert caught.value.details["position"] == 1
