@@ -152,9 +152,9 @@ def awaited(work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Ta
     return asyncio.get_running_loop().create_task(work, name=name)
 
 
-async def finish(work: Coroutine[Any, Any, T]) -> T:
+async def finish(work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
     """Awaits `work`, which goes on to its end even if the caller is cancelled; only then the cancellation is raised."""
-    task = awaited(work)
+    task = work if isinstance(work, asyncio.Task) else awaited(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -162,7 +162,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        task.exception()  # nobody is left who could handle it
+        _seen(task)  # nobody is left who could handle it
         raise cancelled
     return task.result()
 

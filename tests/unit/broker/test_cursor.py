@@ -11,8 +11,10 @@ from magnetar.broker.cursors.pointer import NO_LEDGER, PointerRecord
 from magnetar.broker.dispatch.subscription import Subscription
 from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.log.records import cursor_path
+from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
+    ConnectionLost,
     InvalidArgument,
     MagnetarError,
     NotEnoughBookies,
@@ -497,14 +499,18 @@ async def test_a_cancelled_flush_fails_the_receipts_that_wait_for_it(turns: int)
         ledgers.hold = False
 
 
-class SlowAnswers(MemoryMetadataStore):
-    """What it is told to write to a cursor is written (`does`), and never answered."""
+class LostAnswers(MemoryMetadataStore):
+    """What it is told to write to a cursor is written or not (`does`), and the connection is lost before that is answered.
+
+    Whoever reads the node back at once is not answered either.
+    """
 
     def __init__(self, does: bool) -> None:
         super().__init__()
         self.does = does
         self.slow = False
-        self.asked = asyncio.Event()
+        self.asked, self.lost = asyncio.Event(), asyncio.Event()
+        self.unread = 1
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """See MetadataStore."""
@@ -514,14 +520,39 @@ class SlowAnswers(MemoryMetadataStore):
         if self.does:
             await super().put(path, value, version=version)
         self.asked.set()
-        never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        return await never
+        await self.lost.wait()
+        raise ConnectionLost("what became of it is not known")
+
+    async def get(self, path: str) -> Versioned | None:
+        """See MetadataStore."""
+        if self.lost.is_set() and self.unread and "/cursors/" in path:
+            self.unread -= 1
+            raise ConnectionLost("still")
+        return await super().get(path)
+
+
+@pytest.mark.parametrize("does", [True, False])
+async def test_a_subscription_goes_on_after_a_write_of_its_pointer_of_which_nobody_hears(does: bool) -> None:
+    """It is no other owner's: what is written next is written, and the topic goes on."""
+    metadata = LostAnswers(does)
+    async with running_broker(metadata=metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer()
+        await client.received(2)
+        metadata.slow = True
+        metadata.lost.set()
+        for message in client.messages:
+            await client.ack(message.row())
+        assert not metadata.unread
+        client.publish_batch([b"more"], first=2, producer_id=9)
+        await client.confirmed(3)
 
 
 @pytest.mark.parametrize("does", [True, False])
 async def test_a_subscription_is_deleted_while_its_pointer_is_written(does: bool) -> None:
-    """Its write, which nobody hears of, is no other owner's: the topic goes on."""
-    metadata = SlowAnswers(does)
+    """It waits for what becomes of that. Its write, which nobody hears of, is no other owner's: the topic goes on."""
+    metadata = LostAnswers(does)
     async with running_broker(metadata=metadata) as broker:
         client = FakeClient(broker)
         await publish(client, 1)
@@ -530,7 +561,11 @@ async def test_a_subscription_is_deleted_while_its_pointer_is_written(does: bool
         metadata.slow = True
         receipt = client.ack(client.messages[0].row())
         await metadata.asked.wait()
-        await client.ask(c.DeleteSubscription, "orders", "billing", True)
+        deletion = client.ask(c.DeleteSubscription, "orders", "billing", True)
+        await settle()
+        assert not deletion.done()
+        metadata.lost.set()
+        await deletion
         with pytest.raises(MagnetarError):
             await receipt
         assert await metadata.get(cursor_path(TOPIC, "billing")) is None

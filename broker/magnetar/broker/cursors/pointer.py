@@ -3,6 +3,10 @@
 It names the ledger that has the state. Who takes the state over writes the pointer anew, so that the former owner's next
 write of it is a conflict: rule 52. Ledgers that it named before stay in its list until they are deleted, so that a crash
 leaves none behind.
+
+A write that has begun goes on to its end, and whoever is cancelled meanwhile waits for that. So nothing of a pointer is
+under way once those who used it have ended, and no write meets an earlier one of its own: when the outcome of one is not
+known, it is looked for before the next one.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import msgspec
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, VersionConflict
+from magnetar.runtime.tasks import finish
 
 from ..log.records import replace
 
@@ -49,7 +54,7 @@ class Pointer:
         self.damaged = False  # not even its ledgers can be read
         self._metadata = metadata
         self._version = -1
-        # The last write, and the version that it replaces: if it was cancelled, it may have been done.
+        # The last write, and the version that it replaces: while `known` is False, it may have been done.
         self._written: tuple[int, bytes] | None = None
 
     @property
@@ -60,11 +65,16 @@ class Pointer:
     async def create(self, snapshot: list[bytes], now_ms: int) -> None:
         """The state is in the pointer, and durable, when this returns. Raises AlreadyExists."""
         self.record = PointerRecord(NO_LEDGER, snapshot, now_ms, {}, [], False)
+        await finish(self._create())
+
+    async def _create(self) -> None:
         self._version = await self._metadata.create(self.path, self.record.encode())
 
     async def read(self) -> None:
         """Raises DataDirectoryError when it is damaged, VersionConflict when another owner wrote it since it was read."""
         stored = await self._metadata.get(self.path)
+        if stored is None and self._written is not None:
+            raise VersionConflict(f"{self.path} was deleted by another owner")
         if stored is None:
             raise DataDirectoryError(f"there is no metadata at {self.path}")
         version, value = self._written or (stored.version, b"")
@@ -88,28 +98,43 @@ class Pointer:
             raise
 
     async def take(self) -> None:
-        """Writes it as it was read. Raises VersionConflict if its former owner wrote it since then."""
-        version, self._version = self._version, -1
-        self._version = await replace(self._metadata, self.path, self.record.encode(), version)
+        """Writes it as it was read. Raises VersionConflict if its former owner wrote it since then: read it again."""
+        await finish(self._take())
+
+    async def _take(self) -> None:
+        try:
+            await self._write(self.record)
+        except MagnetarError:
+            self._version, self._written = -1, None
+            raise
 
     async def move(self, ledger_id: int, snapshot: list[bytes], *, deleting: bool = False) -> None:
         """Names another ledger, durable when this returns; the one before is in `record.trimmed` then."""
+        await finish(self._move(ledger_id, snapshot, deleting=deleting))
+
+    async def _move(self, ledger_id: int, snapshot: list[bytes], *, deleting: bool) -> None:
+        if not self.known:
+            await self.read()
         old = self.record
         trimmed = old.trimmed
         if old.ledger_id not in (NO_LEDGER, ledger_id):
             trimmed = [*trimmed, old.ledger_id]
-        record = PointerRecord(
-            ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting, self.active_ms
+        await self._write(
+            PointerRecord(
+                ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting, self.active_ms
+            )
         )
+
+    async def _write(self, record: PointerRecord) -> None:
         version, value = self._written = self._version, record.encode()
         self._version = -1
         try:
             self._version = await replace(self._metadata, self.path, value, version)
-        except MagnetarError:
+        except VersionConflict:  # it was not done
             self._version = version
             raise
-        self.record, self._written = record, None
+        self.record = record
 
     async def delete(self) -> None:
         """The node does not exist any more when this returns."""
-        await self._metadata.delete(self.path, version=self._version)
+        await finish(self._metadata.delete(self.path, version=self._version))
