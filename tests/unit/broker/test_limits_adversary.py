@@ -12,7 +12,7 @@ import pytest
 from magnetar.broker.log.reading import LedgerReading
 from magnetar.broker.topics.topic import Topic
 from magnetar.client import Client
-from magnetar.proto.errors import MagnetarError, SendTimeout
+from magnetar.proto.errors import ConsumerBusy, MagnetarError, SendTimeout
 from support.memory_metadata import MemoryMetadataStore
 from support.served_broker import connect_to, serving
 from support.virtual_time import in_virtual_time
@@ -229,6 +229,15 @@ async def test_the_last_that_is_allowed_comes_back_when_its_connection_was_lost(
             message = await consumer.receive(5.0)
             assert message.value == b"%d" % number
             await consumer.ack(message)
+
+
+@in_virtual_time
+async def test_a_reader_that_is_refused_leaves_no_subscription_behind() -> None:
+    async with limited({"max_consumers": 1}) as (_, client), client.subscribe(TOPIC, "only"):
+        with pytest.raises(ConsumerBusy):
+            async with client.create_reader(TOPIC):
+                pass
+        assert list((await client.admin.topic_stats(TOPIC))["subscriptions"]) == ["only"]
 
 
 @pytest.mark.parametrize("type", ["shared", "key_shared"])

@@ -6,6 +6,10 @@
     the topic ends    --> all are closed, side by side
     refused for them  --> asked whether they are still there; if one is not, once more
 
+A pointer has one writer at any time: the cursor of the subscription, then its deletion, then what makes the next one of its
+name. Making and deleting go on to their end, even if whoever asked for it is gone; until then nothing else is changed here,
+and the topic does not end. So no cursor meets another one of this broker, and a conflict is always another owner's.
+
 A subscription with `read_compacted` looks at what a compaction left and at what came after, instead of at the whole topic.
 Which of the two it looks at changes only while it has no consumers.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from magnetar.proto.errors import (
@@ -24,7 +28,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     SubscriptionNotFound,
 )
-from magnetar.runtime.tasks import TaskSet
+from magnetar.runtime.tasks import TaskSet, finish
 from magnetar.runtime.weak import weak_callback
 
 from ..compaction.topic_compaction import TopicCompaction
@@ -192,9 +196,9 @@ class Subscriptions(Mapping[str, Subscription]):
 
         async def attach() -> Subscribed:
             nonlocal position
-            self._check(name)
+            self.recovery.check(name)
             subscription = self._by_name.get(name)
-            trimmed = False
+            made, trimmed = subscription is None, False
             if subscription is None:
                 position = position or await self._begin(find, start)
                 trimmed = not asked.read_compacted and skips_trimmed(self._ledger.list, start, position)
@@ -205,11 +209,16 @@ class Subscriptions(Mapping[str, Subscription]):
             elif subscription.durable != asked.durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
-            self._check_served()
-            self._limits.check_room("max_consumers", lambda: len(self.consumers))
-            self._limits.check_room("max_consumers_per_subscription", subscription.consumers.__len__)
-            self._choose_view(subscription, compacted)
-            consumer = subscription.add_consumer(port, asked)
+            try:
+                self._check_served()
+                self._limits.check_room("max_consumers", lambda: len(self.consumers))
+                self._limits.check_room("max_consumers_per_subscription", subscription.consumers.__len__)
+                self._choose_view(subscription, compacted)
+                consumer = subscription.add_consumer(port, asked)
+            except MagnetarError:
+                if made:
+                    self._emptied(subscription, False)
+                raise
             active = subscription.dispatcher.core.active
             if active not in (None, consumer):  # it is waited for, as it would be if it held a place
                 active.port.peer.probe()
@@ -239,6 +248,7 @@ class Subscriptions(Mapping[str, Subscription]):
         while True:
             try:
                 async with self._changing:
+                    self._check_served()
                     return await change()
             except ConsumerBusy:
                 subscription = self._by_name.get(name)
@@ -284,21 +294,31 @@ class Subscriptions(Mapping[str, Subscription]):
             self.beginnings.remove(position)
 
     async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
+        self._check_served()
         self._limits.check_room(
             "max_subscriptions", lambda: len(self._by_name) + len(self.recovery.unavailable)
         )
+        if not durable:
+            return self._attach(name, self._ledger.cursor(None, position))
+        return await self._to_the_end(self._create_durable(name, position))
+
+    async def _create_durable(self, name: str, position: Position) -> Subscription:
         ledger, clock = self._ledger, self._components.clock
-        cursor = ledger.cursor(name if durable else None, position)
+        cursor = ledger.cursor(name, position)
         try:
             await cursor.create(clock.now_ms())
         except AlreadyExists:
-            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
-            # or deleted in part.
+            # Made by a call that did not learn of its success (another owner would have fenced us), or deleted in part.
             if not await cursor.recover(ledger.list):
                 await cursor.delete()
-                cursor = ledger.cursor(name if durable else None, position)
+                cursor = ledger.cursor(name, position)
                 await cursor.create(clock.now_ms())
+        self._check_served()
         return self._attach(name, cursor)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits what writes a pointer, as the topic's end does as well, and a caller who is cancelled meanwhile."""
+        return await finish(self._tasks.begin(work))
 
     def existing(self, name: str, *, durable: bool = False) -> Subscription:
         """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's.
@@ -337,7 +357,7 @@ class Subscriptions(Mapping[str, Subscription]):
 
         async def remove() -> None:
             if name in self.recovery.unavailable:
-                await asyncio.shield(self._tasks.begin(self.recovery.delete(name)))
+                await self._to_the_end(self.recovery.delete(name))
                 return
             subscription = self.existing(name)
             others = [consumer for consumer in subscription.consumers if consumer is not by]
@@ -348,8 +368,7 @@ class Subscriptions(Mapping[str, Subscription]):
             if by is not None:
                 subscription.remove_consumer(by)
             self._by_name.pop(name, None)
-            # Goes on to its end when the caller's connection breaks.
-            await asyncio.shield(self._tasks.begin(subscription.delete()))
+            await self._to_the_end(subscription.delete())
 
         await self._change(name, remove, None if by is None else by.port.peer)
 
