@@ -38,6 +38,7 @@ FRAMES = times(20_000, 100_000)
 FRAMES_PER_CONNECTION = 5
 TOGETHER = 10  # connections: half of them wait a moment for the service to hang up
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
+SERVED_S = 60.0  # within which somebody else's message is stored; that nothing ended its producer meanwhile is checked
 # Connections that say nothing, or read nothing; messages of 1 MiB meanwhile.
 SILENT = min(times(500, 10_000), resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 200)
 UNREAD = times(10, 50)
@@ -190,6 +191,15 @@ async def read_by_pulsar(service: Service, last: bytes) -> list[bytes]:
     return found
 
 
+async def check_never_ended(client: Client, service: Service, producer: str, sent: int) -> None:
+    """The topic of those who do as they should was loaded once, and their producer was never closed."""
+    stats = await client.admin.topic_stats("shared")
+    found = [(one["epoch"], one["messages_in"]) for one in stats["producers"] if one["name"] == producer]
+    assert found == [(0, sent)], stats["producers"]
+    ends = [line for line in service.errors().splitlines() if "fenced" in line and "/shared" in line]
+    assert ends == []
+
+
 @pytest.mark.timeout(600)
 async def test_mutated_frames_neither_crash_nor_hang_nor_grow_the_service(tmp_path: Path) -> None:
     frames = seed_frames()
@@ -214,11 +224,12 @@ async def test_mutated_frames_neither_crash_nor_hang_nor_grow_the_service(tmp_pa
                 turns = range(first, first + TOGETHER)
                 await asyncio.gather(*[throw(turn, *ports[turn % 3]) for turn in turns])
                 if first % 1000 == 0:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(SERVED_S):
                         ids.append(await producer.send(b"good-%d" % len(ids)))
                 if not after_warm_up and first >= connections // 4:
                     after_warm_up = resident_bytes(service.daemon_pid)
             growth = resident_bytes(service.daemon_pid) - after_warm_up
+            await check_never_ended(client, service, producer.name, len(ids))
             sent = [b"good-%d" % n for n in range(len(ids))]
             assert await read_by_native(client, sent[-1]) == sent
             assert await read_by_pulsar(service, sent[-1]) == sent
