@@ -221,8 +221,9 @@ async def test_a_record_that_is_missing_costs_a_longer_replay() -> None:
     for damaged in range(3):
         stage = Stage(every=2)
         async with stage.served() as served:
-            await served.publish(6)  # a snapshot of two pieces, and two changes
-            await settle()
+            for _ in range(3):  # a snapshot of two pieces, and two changes
+                await served.publish(2)
+                await settle()
         ledger_id = (await stage.pointer()).ledger_id
         assert len(stage.ledgers.ledgers[ledger_id].entries) == 4
         stage.ledgers.damaged.add((ledger_id, 1 + damaged))
