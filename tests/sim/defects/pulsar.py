@@ -44,9 +44,7 @@ def redelivery_without_count() -> None:
         self._individual, individual = False, self._individual
         try:
             rows = (
-                [row for one in command.message_ids for row in self._rows(one, {}, acknowledged=False)]
-                if individual
-                else []
+                self._all_rows(command.message_ids, self._borders, acknowledged=False) if individual else []
             )
             self.opened.subscription.redeliver(self.opened.consumer, rows, counted=False)
         finally:
@@ -71,9 +69,9 @@ def ack_of_a_part_acknowledges_the_batch() -> None:
     """Ack sets are not looked at."""
     rows = consumer._rows
 
-    def whole(self: Any, one: Any, looked: Any, **how: Any) -> Any:
+    def whole(self: Any, one: Any, known: Any, **how: Any) -> Any:
         one.ClearField("ack_set")
-        return rows(self, one, looked, **how)
+        return rows(self, one, known, **how)
 
     consumer._rows = whole
 

@@ -34,11 +34,7 @@ class SchemaService:
     @on_topic("set_schema")
     async def set_schema(self, name: TopicName, schema: Schema) -> int:
         """By an operator, also before the topic is made; its version. Raises IncompatibleSchema, InvalidArgument."""
-
-        async def strategy() -> str:
-            return _strategy(await _in_force(self._broker, name))
-
-        return await self._broker.schemas.add(name, schema, strategy)
+        return await _add(self._broker, name, schema, by_operator=True)
 
     @on_topic("set_schema")
     async def delete_schemas(self, name: TopicName, *, force: bool = False) -> int:
@@ -102,10 +98,10 @@ async def check_consumer(broker: Broker, topic: Topic, schema: Schema | None) ->
         await _add(broker, topic.name, schema)
 
 
-async def _add(broker: Broker, name: TopicName, schema: Schema) -> int:
+async def _add(broker: Broker, name: TopicName, schema: Schema, *, by_operator: bool = False) -> int:
     async def strategy() -> str | None:
         in_force = await _in_force(broker, name)
-        return _strategy(in_force) if in_force.value("schema_auto_update")[0] else None
+        return _strategy(in_force) if by_operator or in_force.value("schema_auto_update")[0] else None
 
     return await broker.schemas.add(name, schema, strategy)
 

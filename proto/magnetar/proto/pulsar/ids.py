@@ -4,9 +4,7 @@
     Pulsar's             ledger, entry << 20 | index of the batch's first message, index within the batch
 
 so that both order alike, and every batch of an entry looks like an entry of its own. A batch that is sent in several slices
-is a batch for each of them. An id with which no batch begins is that of a message which went out alone,
-since the rest of its batch was not for that consumer, or, in a cumulative acknowledgement, of a client that computed the one
-before a batch: it means the place behind the batch that contains it, which is where the client's batch begins.
+is a batch for each of them. Clients may compute the id before a batch: it is in the batch, or the entry, before.
 
 >>> pack_entry(7, 0) - 1 == pack_entry(6, MAX_MESSAGES_PER_ENTRY - 1), unpack_entry(pack_entry(7, 3))
 (True, (7, 3))

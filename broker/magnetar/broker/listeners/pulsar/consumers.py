@@ -69,8 +69,8 @@ _SMALL_BYTES = 1024  # pieces of this size on average are copied
 # What one ACK or REDELIVER may acknowledge with its ack sets, each of which may be of 16,384: it takes 0.1 s.
 MAX_RANGES = 100_000
 
-# Where the batches of entries end that were looked up; None: there is no such entry.
-Looked = Mapping[EntryKey, Sequence[int] | None]
+# Where the batches of entries end: of those that were delivered, or were looked up. None: there is no such entry.
+Known = Mapping[EntryKey, Sequence[int] | None]
 
 
 class Consumer:
@@ -284,15 +284,15 @@ class Consumer:
         elif command.ack_type == wire.CommandAck.CUMULATIVE and self._individual:
             self._answer(command)  # as Pulsar does, which ignores it
         elif all(key in self._borders for key in _keys(command.message_id)):
-            self._apply(command, {})
+            self._apply(command, self._borders)
         else:
             self._requests.ask(
                 lambda: self._look_up(command),
-                lambda looked: self._apply(command, looked),
+                lambda known: self._apply(command, known),
                 lambda error: self._answer(command, error),
             )
 
-    async def _look_up(self, command: wire.CommandAck) -> Looked:
+    async def _look_up(self, command: wire.CommandAck) -> Known:
         return {key: await self._borders_at(key) for key in _keys(command.message_id)}
 
     async def _borders_at(self, key: EntryKey) -> Sequence[int] | None:
@@ -306,17 +306,17 @@ class Consumer:
         command = self._command
         return await self._service.entry(self.peer, command.topic, command.subscription, key)
 
-    def _apply(self, command: wire.CommandAck, looked: Looked) -> None:
+    def _apply(self, command: wire.CommandAck, known: Known) -> None:
         """An acknowledgement of which all entries are known, or were looked up.
 
         Raises AlreadyClosed if it was closed meanwhile: in a subscription that was moved ids may mean something else.
         """
         through, opened = command.ack_type == wire.CommandAck.CUMULATIVE, self.opened
         if through:
-            rows = [row for one in command.message_id[-1:] for row in self._through(one, looked)]
+            rows = [row for one in command.message_id[-1:] for row in self._through(one, known)]
         else:
             try:
-                rows = self._all_rows(command.message_id, looked, acknowledged=True)
+                rows = self._all_rows(command.message_id, known, acknowledged=True)
             except TooManyRequests as error:
                 self._answer(command, error)
                 return
@@ -339,35 +339,35 @@ class Consumer:
         self.peer.send(encode(ack_response(command, error)))
 
     def _all_rows(
-        self, ids: Iterable[wire.MessageIdData], looked: Looked, *, acknowledged: bool
+        self, ids: Iterable[wire.MessageIdData], known: Known, *, acknowledged: bool
     ) -> list[AckRange]:
         """What ids mean together. Raises TooManyRequests."""
         rows: list[AckRange] = []
-        known = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
+        named = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
         for one in ids:
             if one.ack_set:
                 self._ack_sets = True
-                named = (one.ledger_id, one.entry_id, *one.ack_set)
-                if named in known:
+                name = (one.ledger_id, one.entry_id, *one.ack_set)
+                if name in named:
                     continue
-                known.add(named)
-            rows += self._rows(one, looked, acknowledged=acknowledged)
+                named.add(name)
+            rows += self._rows(one, known, acknowledged=acknowledged)
             if len(rows) > MAX_RANGES:
                 raise TooManyRequests(
                     f"a command names more than {MAX_RANGES} ranges of messages; send several"
                 )
         return rows
 
-    def _rows(self, one: wire.MessageIdData, looked: Looked, *, acknowledged: bool) -> list[AckRange]:
+    def _rows(self, one: wire.MessageIdData, known: Known, *, acknowledged: bool) -> list[AckRange]:
         """What an id means: its batch to the end, or what its ack set leaves out."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
         if entry < 0:
             return []
-        borders = self._known((ledger, entry), looked)
+        borders = known.get((ledger, entry)) or UNBATCHED
+        if acknowledged and not one.ack_set:
+            return [(ledger, entry, index, self._end_of_acked((ledger, entry), borders, index) - 1)]
         end = end_of_batch(borders, index)
         if not one.ack_set:
-            if acknowledged:
-                end = self._end_of_acked((ledger, entry), borders, index)
             return [(ledger, entry, index, end - 1)]
         found = decode_ack_set(one.ack_set, end - index)
         return [(ledger, entry, index + first, index + last) for first, last in found]
@@ -387,10 +387,10 @@ class Consumer:
                 return end
         return index + 1
 
-    def _through(self, one: wire.MessageIdData, looked: Looked) -> list[AckRange]:
+    def _through(self, one: wire.MessageIdData, known: Known) -> list[AckRange]:
         """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
-        end = end_of_batch(self._known((ledger, entry), looked), index)
+        end = end_of_batch(known.get((ledger, entry)) or UNBATCHED, index)
         if one.ack_set:
             end = min(index + max(lowest_bit(ack_set_bits(one.ack_set)), 0), end)
         if end and entry >= 0:
@@ -403,10 +403,6 @@ class Consumer:
             ledger, entry = before.ledger_id, before.entries
         return [(ledger, entry - 1, 0, LAST_INDEX)]
 
-    def _known(self, key: EntryKey, looked: Looked) -> Sequence[int]:
-        """Where the batches of an entry end; of one that is not there, as if each message were one."""
-        return self._borders.get(key) or looked.get(key) or UNBATCHED
-
     def redeliver(self, command: wire.CommandRedeliverUnacknowledgedMessages) -> None:
         """REDELIVER_UNACKNOWLEDGED_MESSAGES: what it names, or all; of types that deliver in order all, and uncounted."""
         opened = self.opened
@@ -416,7 +412,7 @@ class Consumer:
         if self._individual and command.message_ids:
             held = opened.consumer.pending_acks
             ids = [one for one, key in zip(command.message_ids, _keys(command.message_ids)) if key in held]
-            rows = self._all_rows(ids, {}, acknowledged=False)
+            rows = self._all_rows(ids, self._borders, acknowledged=False)
             if not rows:
                 return
         opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
