@@ -18,6 +18,7 @@ from magnetar.broker.dispatch.core.instructions import (
     EndReached,
     Instruction,
     PassEntry,
+    PassMessages,
     Pause,
     Read,
     SkipEntry,
@@ -33,6 +34,7 @@ from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry
+from magnetar.proto.ranges import Range
 
 P = ParamSpec("P")
 
@@ -338,6 +340,9 @@ class DispatchWorld:
             case PassEntry(key):
                 if self.state.mark_delete[:2] == key:
                     self.state.move_to((key[0], key[1] + 1, 0))
+            case PassMessages(key, ranges, count):
+                for first, last in ranges:
+                    self.state.ack(*key, first, last, count)
             case SkipEntry(key):
                 self.state.ack(*key, 0, MAX_MESSAGES_PER_ENTRY - 1, MAX_MESSAGES_PER_ENTRY)
 
@@ -354,10 +359,10 @@ class DispatchWorld:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, name: str, type: str, priority_level: int = 0) -> None:
+    def join(self, name: str, type: str, priority_level: int = 0, hash_ranges: Sequence[Range] = ()) -> None:
         """A consumer subscribes."""
         consumer = self.consumers[name] = Consumer(
-            name, self.epoch, FakePort(), priority_level=priority_level
+            name, self.epoch, FakePort(), priority_level=priority_level, hash_ranges=hash_ranges
         )
         self.handle(self.core.added, consumer, type, self.now_ms)
 

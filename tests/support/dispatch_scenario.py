@@ -5,7 +5,7 @@
     chunks x0,-,x1!@50 [cached]      an entry of batches of one message: chunk 0 of message x, no chunk, and x's last one
     keyed k,l,k@50 [cached]          an entry of batches of one message with these keys; k+l: a batch with two keys
     wait 50                          so many ms pass, and the topic releases what is due
-    join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
+    join a shared [PRIORITY] [0-32767 ...] | leave a | grant a 10 [BYTES] | full a | drained a
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...] | hand-out a 1:0:0-2 ... | take-back a 1:0:1 ...
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
@@ -27,6 +27,7 @@ from magnetar.broker.dispatch.core.instructions import (
     EndReached,
     Instruction,
     PassEntry,
+    PassMessages,
     Pause,
     Read,
     ReportUnreadable,
@@ -86,7 +87,9 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
         case "delays-known":
             world.delays_known()
         case "join":
-            world.join(first, arguments[1], *map(int, arguments[2:]))
+            ranges = [one.split("-") for one in arguments[2:] if "-" in one]
+            level = sum(int(one) for one in arguments[2:] if "-" not in one)
+            world.join(first, arguments[1], level, [(int(begin), int(end)) for begin, end in ranges])
         case "leave":
             world.leave(first)
         case "grant":
@@ -189,6 +192,9 @@ def show(instruction: Instruction) -> str:
             return f"{consumer.name} is at the end"
         case PassEntry(key):
             return f"pass {key[0]}:{key[1]}"
+        case PassMessages(key, ranges):
+            indexes = [index for first, last in ranges for index in range(first, last + 1)]
+            return f"pass {key[0]}:{key[1]}:{show_indexes(indexes)}"
         case SkipEntry(key, error):
             return f"skip {key[0]}:{key[1]}, {type(error).__name__}"
         case ReportUnreadable(key, error):

@@ -266,8 +266,9 @@ class Client:
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
-        shared): consumers with a lower number come first. hash_ranges (key_shared): the slots, (first, last) of 0 to 65,535,
-        that this consumer wants; without them the consumers share all slots evenly.
+        shared): consumers with a lower number come first. hash_ranges (key_shared, exclusive): the slots, (first, last) of 0
+        to 65,535, that this consumer wants; without them the consumers share all slots evenly. What is in none of those of
+        an exclusive consumer does not come, and is acknowledged.
 
         start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (local if it has no tzinfo).
         receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within

@@ -346,7 +346,7 @@ class ConsumerOptions(PositionOptions):
     retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
     discovery_interval: Seconds = 60.0 * SECONDS  # of a pattern: how often its topics are looked for
     priority_level: int = 0  # failover, shared: 0 is the highest
-    hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
+    hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared, exclusive: of 65,536 slots; (): all
 
     def __post_init__(self) -> None:
         PositionOptions.__post_init__(self)

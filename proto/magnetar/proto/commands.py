@@ -204,9 +204,10 @@ class Subscribe(Command, tag=23):
     """Ok: {"epoch": int}. `start`: see Seek. `durable` false makes a reader's cursor.
 
     `type`: exclusive, failover, shared or key_shared. `priority_level` (failover, shared): 0 is the highest. `hash_ranges`
-    (key_shared): [first, last] slots, both ends included, of the 65,536 that a key falls into: its hash modulo 65,536, 1 in
-    place of 0. None: the consumers share the slots evenly. `create` false: TopicNotFound if the topic does not exist,
-    whatever the broker's settings say. `read_compacted` (exclusive, failover): of what was compacted only what is left.
+    (key_shared, exclusive): [first, last] slots, both ends included, of the 65,536 that a key falls into: its hash modulo
+    65,536, 1 in place of 0. None: the consumers share the slots evenly; what is in none of those of an exclusive one is
+    acknowledged without it. `create` false: TopicNotFound if the topic does not exist, whatever the broker's settings say.
+    `read_compacted` (exclusive, failover): of what was compacted only what is left.
     """
 
     consumer_id: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import pairwise, repeat
 
 from xxhash import xxh3_64_digest
 
@@ -141,22 +141,23 @@ def without_values(entry: Entry) -> Entry:
     return entry.replaced(batches)
 
 
-_KEY_HASH = struct.Struct(">13xB6xI8s")  # flags, key hash and sequence id of a batch
+_KEY_HASH = struct.Struct(">13xB6xIq")  # flags, key hash and sequence id of a batch
+_LEFT_OUT = (0, 0, 0)
 
 
 def entry_key_hashes(entry: Entry) -> tuple[Sequence[int], list[int]]:
     """The key hash of every message of a whole entry: run i, which ends before message ends[i], has hashes[i].
 
     Runs are batches, 150 ns each; a batch whose messages have different keys is decoded, and each of its messages is a run
-    of its own. Those of a batch without a key have a hash of its producer and sequence id. Raises MalformedFrame.
+    of its own. Those of a batch without a key have Pulsar's hash of its producer and sequence id. Raises MalformedFrame.
     """
     data, body = entry.data, entry.body
-    starts = [body, *[body + end for end in entry.end_offsets[:-1]]]
+    starts = [body, *[body + end for end in entry.end_offsets]]
     unpack = _KEY_HASH.unpack_from
-    found = [unpack(data, start) for start in starts]
+    found = [unpack(data, start) if start < end else _LEFT_OUT for start, end in pairwise(starts)]
     names = [name.encode() for name in entry.producer_names]
     hashes = [
-        key_hash if flags & FLAG_KEYED else key_hash_of(names[producer] + sequence_id)
+        key_hash if flags & FLAG_KEYED else key_hash_of(b"%b-%d" % (names[producer], sequence_id))
         for (flags, key_hash, sequence_id), producer in zip(found, entry.producers)
     ]
     if not any(flags & FLAG_MIXED_KEYS for flags, _, _ in found):

@@ -200,3 +200,13 @@ func (Scenarios) PropertiesOfASubscription(p *Program) any {
 	consumer := subscription["consumers"].([]any)[0].(Seen)
 	return []any{subscription["subscriptionProperties"], consumer["metadata"], consumer["consumerName"]}
 }
+
+func (Scenarios) PropertiesOfASubscriptionThatIsThere(p *Program) any {
+	topic := p.topic("t")
+	found := []any{}
+	for _, properties := range []map[string]string{{"x": "1", "u": "ü"}, {"x": "2"}, {"y": "3"}, nil} {
+		p.consumer(topic, func(options *pulsar.ConsumerOptions) { options.SubscriptionProperties = properties }).Close()
+		found = append(found, p.stats(topic, "subscriptions", "s", "subscriptionProperties"))
+	}
+	return found
+}

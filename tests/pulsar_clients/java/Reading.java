@@ -4,6 +4,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.TimeUnit;
+import org.apache.pulsar.client.api.BatcherBuilder;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
@@ -102,15 +103,106 @@ final class Reading {
             producer.newMessage().key("k" + at).value(Program.bytes("" + at)).send();
         }
         List<Object> found = new ArrayList<>();
-        for (Range range : List.of(Range.of(0, 32767), Range.of(32768, 65535))) {
-            Reader<byte[]> reader = p.reading(topic).keyHashRange(range).create();
-            List<String> got = new ArrayList<>();
-            for (var message = reader.readNext(2, TimeUnit.SECONDS); message != null; message = reader.readNext(1, TimeUnit.SECONDS)) {
-                got.add(Program.text(message.getData()));
-            }
-            found.add(got);
+        for (Range range : List.of(LOWER, UPPER)) {
+            found.add(untilSilent(p.reading(topic).keyHashRange(range).create()));
         }
         return found;
+    }
+
+    private static final Range LOWER = Range.of(0, 32767);
+    private static final Range UPPER = Range.of(32768, 65535);
+
+    private static List<String> untilSilent(Reader<byte[]> reader) throws Exception {
+        List<String> got = new ArrayList<>();
+        for (var message = reader.readNext(2, TimeUnit.SECONDS); message != null; message = reader.readNext(1, TimeUnit.SECONDS)) {
+            got.add(Program.text(message.getData()));
+        }
+        return got;
+    }
+
+    public static Object readersOfRangesOfHashesAndBatches(Program p) throws Exception {
+        Map<String, Object> found = new LinkedHashMap<>();
+        for (BatcherBuilder kind : List.of(BatcherBuilder.KEY_BASED, BatcherBuilder.DEFAULT)) {
+            String topic = p.topic(kind == BatcherBuilder.DEFAULT ? "mixed" : "by-key");
+            Producer<byte[]> producer = p.producing(topic).enableBatching(true).batcherBuilder(kind)
+                    .batchingMaxPublishDelay(1, TimeUnit.MINUTES).create();
+            for (int at = 0; at < 30; at++) {
+                producer.newMessage().key("k" + at % 10).value(Program.bytes("" + at)).sendAsync();
+                if (at % 15 == 14) {
+                    producer.flush();
+                }
+            }
+            for (Range range : List.of(LOWER, UPPER)) {
+                List<String> got = untilSilent(p.reading(topic).keyHashRange(range).receiverQueueSize(1).create());
+                got.sort(null); // batches by key are sent in the order of a hash map
+                found.put(topic.substring(topic.lastIndexOf('-')) + " " + range, got);
+            }
+        }
+        return found;
+    }
+
+    public static Object aReaderOfARangeOfHashesSeeks(Program p) throws Exception {
+        String topic = p.topic();
+        Producer<byte[]> producer = p.producer(topic);
+        for (int at = 0; at < 10; at++) {
+            producer.newMessage().key("k" + at).value(Program.bytes("" + at)).send();
+        }
+        Reader<byte[]> reader = p.reading(topic).keyHashRange(UPPER).create();
+        List<Object> found = new ArrayList<>(List.of(untilSilent(reader)));
+        reader.seek(MessageId.earliest);
+        found.add(untilSilent(reader));
+        reader.seek(MessageId.latest);
+        for (int at = 10; at < 20; at++) {
+            producer.newMessage().key("k" + at).value(Program.bytes("" + at)).send();
+        }
+        found.add(untilSilent(reader));
+        return found;
+    }
+
+    public static Object aReaderOfSomeRangesOfHashes(Program p) throws Exception {
+        String topic = p.topic();
+        Producer<byte[]> producer = p.producer(topic);
+        for (int at = 0; at < 20; at++) {
+            producer.newMessage().key("k" + at).value(Program.bytes("" + at)).send();
+        }
+        return untilSilent(p.reading(topic).keyHashRange(Range.of(0, 9999), Range.of(40000, 49999)).create());
+    }
+
+    public static Object readersOfRangesOfHashesAndOtherKeys(Program p) throws Exception {
+        String topic = p.topic();
+        Producer<byte[]> producer = p.producing(topic).producerName("p").create();
+        for (int at = 0; at < 10; at++) {
+            producer.newMessage().value(Program.bytes("without " + at)).send();
+        }
+        for (int at = 0; at < 5; at++) {
+            producer.newMessage().keyBytes(new byte[] {0, (byte) (255 - at)}).value(Program.bytes("bytes " + at)).send();
+            producer.newMessage().key("k0").orderingKey(Program.bytes("k" + at)).value(Program.bytes("ordered " + at)).send();
+        }
+        return List.of(untilSilent(p.reading(topic).keyHashRange(LOWER).create()),
+                untilSilent(p.reading(topic).keyHashRange(UPPER).create()));
+    }
+
+    public static Object aReaderOfARangeOfHashesOfPartitions(Program p) throws Exception {
+        String topic = p.partitioned(3);
+        Producer<byte[]> producer = p.producer(topic);
+        for (int at = 0; at < 20; at++) {
+            producer.newMessage().key("k" + at).value(Program.bytes("" + at)).send();
+        }
+        List<String> got = untilSilent(p.reading(topic).keyHashRange(LOWER).create());
+        got.sort(null);
+        return got;
+    }
+
+    public static Object aReaderOfRangesOfHashesThatAreNone(Program p) throws Exception {
+        String topic = p.topic();
+        return Program.map(
+                "none", p.fails(() -> p.reading(topic).keyHashRange().create()),
+                "backwards", p.fails(() -> p.reading(topic).keyHashRange(Range.of(10, 0)).create()),
+                "too high", p.fails(() -> p.reading(topic).keyHashRange(Range.of(0, 65536)).create()),
+                "far too high", p.fails(() -> p.reading(topic).keyHashRange(Range.of(0, 70000)).create()),
+                "below 0", p.fails(() -> p.reading(topic).keyHashRange(Range.of(-1, 5)).create()),
+                "overlapping", p.fails(() -> p.reading(topic).keyHashRange(Range.of(0, 10), Range.of(5, 20)).create()),
+                "one", p.fails(() -> p.reading(topic).keyHashRange(Range.of(7, 7)).create()));
     }
 
     public static Object aReaderWithAListener(Program p) throws Exception {

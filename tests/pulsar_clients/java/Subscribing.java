@@ -274,6 +274,44 @@ final class Subscribing {
                 "name", consumer.get("consumerName"));
     }
 
+    /** What administration and figures say of them. */
+    private static Object propertiesOf(Program p, String topic) throws Exception {
+        return List.of(p.admin("GET", Program.path(topic) + "/subscription/s/properties", ""),
+                p.stats(topic).get("subscriptions").get("s").get("subscriptionProperties"));
+    }
+
+    public static Object propertiesOfASubscriptionThatIsThere(Program p) throws Exception {
+        String topic = p.topic();
+        List<Object> found = new ArrayList<>();
+        for (var properties : List.of(Map.of("x", "1", "u", "\u00fc"), Map.of("x", "2"), Map.of("y", "3"), Map.<String, String>of())) {
+            p.consuming(topic).subscriptionProperties(properties).subscribe().close();
+            found.add(propertiesOf(p, topic));
+        }
+        p.admin("PUT", Program.path(topic) + "/subscription/s/properties", "{\"z\": \"4\", \"empty\": \"\"}");
+        found.add(propertiesOf(p, topic));
+        p.consuming(topic).subscribe().seek(MessageId.earliest);
+        p.admin("PUT", Program.path(topic) + "/unload", "");
+        p.until("it is there again", () -> p.fails(() -> p.stats(topic)).equals("no error"));
+        found.add(propertiesOf(p, topic));
+        p.admin("PUT", Program.path(topic) + "/subscription/s/properties", "{}");
+        found.add(propertiesOf(p, topic));
+        return found;
+    }
+
+    public static Object propertiesOfASubscriptionThatHadNone(Program p) throws Exception {
+        String topic = p.topic();
+        p.consumer(topic).close();
+        List<Object> found = new ArrayList<>(List.of(propertiesOf(p, topic)));
+        for (var properties : List.of(Map.of("x", "1"), Map.of("y", "2"))) {
+            p.consuming(topic).subscriptionProperties(properties).subscribe().close();
+            found.add(propertiesOf(p, topic));
+        }
+        p.admin("PUT", Program.path(topic) + "/unload", "");
+        p.until("it is there again", () -> p.fails(() -> p.stats(topic)).equals("no error"));
+        found.add(propertiesOf(p, topic));
+        return found;
+    }
+
     public static Object closedAndOpenedAgain(Program p) throws Exception {
         String topic = p.topic();
         Consumer<byte[]> consumer = p.consumer(topic);

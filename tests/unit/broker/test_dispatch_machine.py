@@ -13,11 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from magnetar.broker.cursors.core.acks import EntryKey, Position
 from magnetar.broker.dispatch.core import entry_source
-from magnetar.broker.dispatch.core.instructions import Pause
+from magnetar.broker.dispatch.core.consumer import Consumer
+from magnetar.broker.dispatch.core.instructions import Instruction, PassMessages, Pause
 from magnetar.broker.dispatch.core.selection import key_shared
+from magnetar.broker.dispatch.core.selection.hash_ranges import SLOTS
 from magnetar.broker.resources.rates import Limit, Throttle, TokenBucket
 from magnetar.broker.settings import BrokerSettings
+from magnetar.proto.batch import key_hash_of
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
+from magnetar.proto.ranges import Range
 from support.dispatch_kit import Delivered, DispatchWorld
 from support.long_form import LONG, times
 
@@ -77,6 +81,8 @@ class ModelWorld(DispatchWorld):
             if self.type in INDIVIDUAL:
                 assert self.times_ms.get(message, 0) <= self.now_ms, f"{message} is delivered early"
             assert delivered.redelivery_count == self.count(message), message
+            if self.type == "exclusive":
+                self.check_range(message, consumer, within=True)
             if self.type == "key_shared":
                 self.check_key(message, name)
             if self.type in INDIVIDUAL:
@@ -90,6 +96,28 @@ class ModelWorld(DispatchWorld):
                 assert message > self.newest, f"{message} out of order"
                 self.newest = message
             self.returned.pop(message, None)
+
+    def execute(self, instruction: Instruction) -> None:
+        """What is passed is out of the consumer's ranges, and acknowledged."""
+        if isinstance(instruction, PassMessages):
+            (consumer,) = self.consumers.values()
+            messages = [
+                (*instruction.key, index)
+                for first, last in instruction.ranges
+                for index in range(first, last + 1)
+            ]
+            for message in messages:
+                self.check_range(message, consumer, within=False)
+            self.acknowledged(messages)
+        super().execute(instruction)
+
+    def check_range(self, message: Position, consumer: Consumer, *, within: bool) -> None:
+        """An exclusive consumer that names ranges gets what is in them."""
+        if message in self.keys and consumer.hash_ranges:
+            slot = key_hash_of(self.keys[message]) % SLOTS or 1
+            assert within == any(first <= slot <= last for first, last in consumer.hash_ranges)
+        else:
+            assert within or consumer.hash_ranges
 
     def end_reached(self, name: str) -> None:
         """Nothing is left that may come to it, but for what it has itself."""
@@ -273,8 +301,12 @@ class DispatchMachine(RuleBasedStateMachine):
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.world.consumers) < (1 if self.type == "exclusive" else 4))
-    @rule(permits=st.sampled_from([0, 5, 50, 1000]), priority_level=st.integers(0, 2))
-    def join(self, permits: int, priority_level: int) -> None:
+    @rule(
+        permits=st.sampled_from([0, 5, 50, 1000]),
+        priority_level=st.integers(0, 2),
+        ranges=st.sampled_from([[], [(0, 32_767)], [(0, 9_999), (40_000, 65_535)], [(7, 7)]]),
+    )
+    def join(self, permits: int, priority_level: int, ranges: Sequence[Range] = ()) -> None:
         world = self.world
         self.names += 1
         world.permits[f"c{self.names}"] = 0
@@ -286,7 +318,7 @@ class DispatchMachine(RuleBasedStateMachine):
             world.priorities[f"c{self.names}"] = priority_level
             if before not in (None, world.active):
                 world.takeover_ms = world.now_ms + world.settings.failover_delay_ms
-        world.join(f"c{self.names}", self.type, priority_level)
+        world.join(f"c{self.names}", self.type, priority_level, ranges if self.type == "exclusive" else ())
         world.permits[f"c{self.names}"] = permits
         world.grant(f"c{self.names}", permits)
 

@@ -10,8 +10,8 @@ from magnetar.proto.errors import InvalidCallError
 from support.broker_kit import FakeClient, running_broker
 
 REFUSED: list[tuple[type[c.Command], tuple[Any, ...], dict[str, Any]]] = [
-    (c.Subscribe, (1, "orders", ""), {"durable": False, "hash_ranges": [(0, 10)]}),
-    (c.Subscribe, (1, "orders", "s"), {"hash_ranges": [(0, 10)]}),
+    (c.Subscribe, (1, "orders", ""), {"durable": False, "hash_ranges": [(0, 65_536)]}),
+    (c.Subscribe, (1, "orders", "s"), {"type": "failover", "hash_ranges": [(0, 10)]}),
     (c.Subscribe, (1, "orders", "s"), {"type": "key_shared", "hash_ranges": [(10, 0)]}),
     (c.Subscribe, (1, "orders", "s"), {"type": "key_shared", "hash_ranges": [(0, 10), (5, 20)]}),
     (c.Subscribe, (1, "orders", "s"), {"type": "several"}),

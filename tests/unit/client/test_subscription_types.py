@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -203,8 +204,24 @@ async def test_consumers_may_name_the_hash_ranges_that_they_want(client: Client)
         await client.subscribe("t", "s", **options)
     with pytest.raises(InvalidArgument, match="0 to 65535"):
         await client.subscribe("t", "s", hash_ranges=((7, 5),), **options)
-    with pytest.raises(InvalidArgument, match="for key_shared subscriptions"):
+    with pytest.raises(InvalidArgument, match="for key_shared and exclusive subscriptions"):
         await client.subscribe("t", "other", type="shared", hash_ranges=((5, 7),))
+
+
+async def test_an_exclusive_consumer_may_name_the_hash_ranges_that_it_wants(client: Client) -> None:
+    producer = await client.create_producer("t")
+    keys = [f"key-{n}" for n in range(40)]
+    subscribe = functools.partial(client.subscribe, "t", "s", start="earliest")
+    async with await subscribe(hash_ranges=((0, 9_999), (40_000, 65_535))) as consumer:
+        for part in (keys[:20], keys[20:]):
+            await producer.send_many([key.encode() for key in part], keys=part)
+        wanted = [key.encode() for key in keys if not 10_000 <= key_hash_of(key) % 65_536 < 40_000]
+        messages = await take(consumer, len(wanted))
+        assert [m.value for m in messages] == wanted
+        await consumer.ack_cumulative(messages[-1])
+    async with await subscribe() as consumer:  # the others were passed
+        await producer.send(b"the next")
+        assert [m.value for m in await take(consumer, 1)] == [b"the next"]
 
 
 async def test_key_shared_messages_without_a_key_are_spread_over_the_consumers(client: Client) -> None:

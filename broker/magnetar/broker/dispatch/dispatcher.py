@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, Protocol
 
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ranges import Range
 from magnetar.runtime.tasks import awaited
 
 from ..cursors.core.acks import EntryKey, Position
@@ -31,6 +32,7 @@ from .core.instructions import (
     EndReached,
     Instruction,
     PassEntry,
+    PassMessages,
     Read,
     ReportUnreadable,
     SkipEntry,
@@ -205,6 +207,8 @@ class Dispatcher:
                 consumer.port.end_of_topic(epoch, redelivers)
             case PassEntry(key):
                 self._cursor.pass_entry(*key)
+            case PassMessages(key, ranges, count):
+                self._ack(key, ranges, count)
             case SkipEntry(key, error):
                 self._skip(*key, error)
             case ReportUnreadable(key, None):
@@ -224,7 +228,10 @@ class Dispatcher:
     def _skip(self, ledger: int, entry: int, error: MagnetarError) -> None:
         self.skipped(ledger, entry, error)
         # How many messages it has nobody knows: more than any entry makes it acknowledged as a whole.
-        self._cursor.ack(ledger, entry, (0,), (MAX_MESSAGES_PER_ENTRY - 1,), MAX_MESSAGES_PER_ENTRY)
+        self._ack((ledger, entry), [(0, MAX_MESSAGES_PER_ENTRY - 1)], MAX_MESSAGES_PER_ENTRY)
+
+    def _ack(self, key: EntryKey, ranges: Sequence[Range], count: int) -> None:
+        self._cursor.ack(*key, [first for first, _ in ranges], [last for _, last in ranges], count)
         self._cursor.changed(None)
 
     # --- reads and the timer -----------------------------------------------------------------------------------------

@@ -105,7 +105,9 @@ class SubscribeRequest(NamedTuple):
                 f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {self.type} one"
             )
         if self.hash_ranges and not SELECTORS[self.type].hash_ranges:
-            raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {self.type} one")
+            raise InvalidArgument(
+                f"hash_ranges are for key_shared and exclusive subscriptions, not for a {self.type} one"
+            )
         check_hash_ranges(self.hash_ranges, ())
         if self.subscription or self.durable:
             check_subscription_name(self.subscription)

@@ -13,7 +13,7 @@ from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
 from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders, end_of_batch
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.proto import commands as c
-from magnetar.proto.batch import encode_batch
+from magnetar.proto.batch import encode_batch, key_hash_of
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument, MalformedFrame, TopicNotFound
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.ids import EARLIEST, INDEX_BITS, LATEST, encode_ack_set, pack_entry
@@ -236,6 +236,85 @@ async def test_key_shared_hides_what_others_have_and_sends_none_of_it() -> None:
         assert sorted(value for one in found for value in one.values) == sorted([*sent, b"x", b"y"])
         assert not any(one.ack_set for one in found)
         assert client.link.writes == 2
+
+
+def sticky(*ranges: tuple[int, int]) -> wire.KeySharedMeta:
+    """A consumer wants these."""
+    found = [wire.IntRange(start=start, end=end) for start, end in ranges]
+    return wire.KeySharedMeta(key_shared_mode=wire.KeySharedMeta.STICKY, hash_ranges=found)
+
+
+HALVES = ((0, 32_767), (32_768, 65_535))
+
+
+async def test_a_reader_of_a_range_of_hashes_gets_what_is_in_it_whoever_wrote_it() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        for number, half in enumerate(HALVES, 1):
+            await client.subscribe(number, f"r{number}", durable=False, key_shared_meta=sticky(half))
+        sent = [b"%d" % number for number in range(100)]
+        await Producer(broker).publish(*sent, [b"x", b"y"], keys=[f"k{number}" for number in range(101)])
+        mixed = encode_batch(
+            [b"a", b"b", b"c", b"d"], sequence_id=0, publish_time_ms=0, keys=["k", "l", "m", "n"]
+        )
+        writer = FakeClient(broker)
+        answer = await writer.producer(9)
+        writer.frame(c.Send(0, 9, answer["epoch"]), mixed)
+        await writer.confirmed(4)
+        found = client.link.take()
+        for number, (first, last) in enumerate(HALVES, 1):
+            assert [value for one in found if one.consumer_id == number for value in one.values] == [
+                value
+                for value, key in [
+                    *((b"%d" % at, f"k{at}") for at in range(100)),
+                    *((value, "k100") for value in (b"x", b"y")),
+                    *zip((b"a", b"b", b"c", b"d"), "klmn", strict=True),
+                ]
+                if first <= (key_hash_of(key) % 65_536 or 1) <= last
+            ]
+
+
+async def test_what_is_not_in_its_ranges_costs_an_exclusive_consumer_nothing() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        consumer = await client.subscribe(permits=2, key_shared_meta=sticky((7, 7)))
+        await Producer(broker).publish(
+            *[b"%d" % at for at in range(1_000)], keys=[f"k{at}" for at in range(1_000)]
+        )
+        await settle()
+        assert not client.link.take()
+        topic = broker.topics[str(TOPIC)]
+        assert (
+            topic.ledger.list.normalise(topic.subscriptions["s"].cursor.state.mark_delete)
+            == topic.ledger.list.end
+        )
+        assert consumer.opened.consumer.available_permits == 2
+        assert not topic.subscriptions["s"].dispatcher.core.delivered[0]
+
+
+async def test_a_reader_of_a_range_of_hashes_reads_what_a_compaction_left() -> None:
+    async with running_broker() as broker:
+        keys = [f"k{at % 10}" for at in range(30)]
+        await Producer(broker).publish(*[b"%d" % at for at in range(30)], keys=keys)
+        await compact(broker)
+        client = PulsarClient(broker)
+        for number, half in enumerate(HALVES, 1):
+            await client.subscribe(number, f"r{number}", read_compacted=True, key_shared_meta=sticky(half))
+        await settle()
+        assert sorted(values(client)) == [b"%d" % at for at in range(20, 30)]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "key_shared"])
+@pytest.mark.parametrize(
+    "ranges",
+    [[], [(10, 0)], [(0, 65_537)], [(65_536, 65_536)], [(-1, 5)], [(0, 10), (5, 20)], [(0, 10), (10, 20)]],
+)
+async def test_ranges_of_hashes_that_are_none_are_refused(type: str, ranges: list[tuple[int, int]]) -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        with pytest.raises(InvalidArgument, match="hash range"):
+            await client.subscribe(type=type, key_shared_meta=sticky(*ranges))
+        await client.subscribe(type=type, key_shared_meta=sticky((0, 65_536)))  # Java lets it be the end
 
 
 # --- acknowledgements ------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class Consumer:
     port: ConsumerPort
     priority_level: int = 0  # the highest
     partition: int = NO_PARTITION  # of the topic: failover consumers of equal priority are spread by it
-    hash_ranges: Sequence[Range] = ()  # those that a consumer of type key_shared wants, sorted
+    hash_ranges: Sequence[Range] = ()  # those that a key_shared or exclusive consumer wants, sorted
     # Messages; falls with every delivery, and may go below zero by what the last batch overshot.
     available_permits: int = 0
     byte_permits: int = 0

@@ -33,7 +33,17 @@ from .consumer import UNLIMITED_BYTES, Consumer, Delivery
 from .delay_index import DelayIndex, Run
 from .due_queue import DueQueue
 from .entry_source import NOT_RECOVERABLE, Acks, DispatchCounters, EntrySource, TopicLog
-from .instructions import ActiveChanged, EndReached, Instruction, PassEntry, Pause, Stop, TurnOver, WakeAt
+from .instructions import (
+    ActiveChanged,
+    EndReached,
+    Instruction,
+    PassEntry,
+    PassMessages,
+    Pause,
+    Stop,
+    TurnOver,
+    WakeAt,
+)
 from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
 from .selection import Selector, new_selector
@@ -686,6 +696,9 @@ class DispatchCore:
         """
         tracker, again = self.tracker, older is not None
         shares, left_over, following = selector.share_out(key, entry, wanted, count, mixed, older)
+        if selector.passed:
+            self._out.append(PassMessages(key, selector.passed, entry.message_count))
+            selector.passed = ()
         sets_aside = selector.sets_aside
         # What an earlier part of the entry waits for is not known here: then it waits for its turn.
         part = sets_aside and not again and key in tracker.replay

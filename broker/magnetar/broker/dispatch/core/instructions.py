@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import EntryKey
 from .consumer import Consumer, Delivery
@@ -84,6 +86,15 @@ class PassEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class PassMessages:
+    """Nobody is to have these of an entry of `count` messages: acknowledge them."""
+
+    key: EntryKey
+    ranges: Sequence[Range]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class SkipEntry:
     """The entry is lost, and the policy is to go on without it: acknowledge it as a whole, and say so."""
 
@@ -105,6 +116,6 @@ class TurnOver:
 
 
 Instruction = (
-    Delivery | Read | CancelReads | WakeAt | ActiveChanged | EndReached | PassEntry | SkipEntry | ReportUnreadable
-    | TurnOver
+    Delivery | Read | CancelReads | WakeAt | ActiveChanged | EndReached | PassEntry | PassMessages | SkipEntry
+    | ReportUnreadable | TurnOver
 )  # fmt: skip

@@ -48,6 +48,7 @@ from magnetar.proto.ranges import Range, RangeSet
 from ...cursors.core.acks import AckRange, EntryKey
 from ...dispatch.core import consumer as dispatch
 from ...dispatch.core.selection import SELECTORS
+from ...dispatch.core.selection.hash_ranges import SLOTS
 from ...dispatch.subscription import SubscribeRequest
 from ...log.positions import Start
 from ...service.broker import BrokerService
@@ -132,8 +133,10 @@ class Consumer:
         elif command.initial_position == wire.CommandSubscribe.EARLIEST:
             start = ("earliest", None)
         ranges: list[Range] = []
-        if command.key_shared_meta.key_shared_mode == wire.KeySharedMeta.STICKY:
-            ranges = [(one.start, one.end) for one in command.key_shared_meta.hash_ranges]
+        meta = command.key_shared_meta
+        if SELECTORS[self._type].hash_ranges and meta.key_shared_mode == wire.KeySharedMeta.STICKY:
+            # Java lets 65,536 be the end, which is behind the last one.
+            ranges = [(one.start, one.end - (one.end == SLOTS)) for one in meta.hash_ranges]
             if not ranges:
                 raise InvalidArgument("a consumer with sticky hash ranges must name one at least")
         return SubscribeRequest(

@@ -42,6 +42,8 @@ class Selector(Protocol):
     look_ahead_messages: int = 1 << 62
     # True: so much was done that the loop is to have its turn. The dispatcher sets it back.
     turn_over: bool = False
+    # Of the entry that was shared out last: what nobody is to have. The dispatcher has it acknowledged, and sets it back.
+    passed: Sequence[Range] = ()
 
     @property
     def observer(self) -> Observer | None:
