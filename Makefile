@@ -31,7 +31,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: test-pulsar record-pulsar pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark bench-pulsar sim coverage clean
+.PHONY: fuzz test-pulsar record-pulsar pulsar-proto test-pulsar-admin record-pulsar-admin crash long machines model near spark stutter teeth unit help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark bench-pulsar sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -178,11 +178,13 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
 # The goals below run long forms, those of tests/support/long_form.py: LONG=2 for twice as much of each, LONG=0.1 for a tenth.
-crash machines spark: export LONG ?= 1
+crash fuzz machines spark: export LONG ?= 1
 
 crash: $(SPARK_STAMP) ## kill -9 the service 50 times in six ways, crash at every disk call, faults of a cluster for 30 s each; LONG=2 twice that
-	@$(PY) -m pytest -q -s --no-header tests/crash tests/integration/test_rolling_restart.py \
-		tests/unit/broker/pulsar/test_pulsar_fuzz.py $(ARGS)
+	@$(PY) -m pytest -q -s --no-header tests/crash tests/integration/test_rolling_restart.py $(ARGS)
+
+fuzz: $(STAMP) ## throw 1,000,000 frames that were changed at connections of Pulsar's protocol in every state, some five minutes; LONG=2 twice that
+	@$(call timed,$(PY) -m pytest -q -s --no-header tests/unit/broker/pulsar/test_pulsar_fuzz.py $(ARGS))
 
 machines: $(STAMP) ## thousands of examples for the state machines of Hypothesis, other ones each time; LONG=2 twice as many
 	@$(PY) -m pytest -q --no-header -n $(WORKERS) tests/unit/bookie/test_machines_bookie.py tests/unit/bookie/test_machine_index.py \
@@ -191,8 +193,8 @@ machines: $(STAMP) ## thousands of examples for the state machines of Hypothesis
 spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run all tests of the data pipeline: its commands, and every way of packaging it, in Java machines of their own
 	@$(PY) -m pytest -q --no-header tests/integration/spark tests/integration/spark_jobs tests/integration/spark_shells $(ARGS)
 
-long: $(SPARK_STAMP) $(DEMO_STAMP) ## run sim, teeth, model, machines, crash, spark and stutter, some hours; their output is in build/long, one table at the end
-	@PYTHONPATH=tests $(PY) -m support.long_run $(if $(ONLY),$(ONLY),sim teeth model machines crash spark stutter)
+long: $(SPARK_STAMP) $(DEMO_STAMP) ## run sim, teeth, model, machines, fuzz, crash, spark and stutter, some hours; their output is in build/long, one table at the end
+	@PYTHONPATH=tests $(PY) -m support.long_run $(if $(ONLY),$(ONLY),sim teeth model machines fuzz crash spark stutter)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

@@ -156,39 +156,15 @@ async def read_by_native(client: Client, last: bytes) -> list[bytes]:
 
 async def opened(service: Service) -> PulsarClient:
     """A client of Pulsar's protocol."""
-    client = PulsarClient(*await asyncio.open_connection("127.0.0.1", service.pulsar_port))
-    client.writer.write(PULSAR_HELLO)
-    await client.next("connected")
-    return client
+    return await PulsarClient.opened("127.0.0.1", service.pulsar_port)
 
 
 async def read_by_pulsar(service: Service, last: bytes) -> list[bytes]:
-    """The same; who reads as little of a message as this finds nothing bad."""
+    """What is good; who reads as little of a message as this finds nothing bad."""
     client = await opened(service)
-    client.send(
-        "SUBSCRIBE",
-        topic="shared",
-        subscription="r",
-        sub_type=0,
-        consumer_id=1,
-        request_id=1,
-        initial_position=1,
-    )
-    await client.next("success")
-    client.send("FLOW", consumer_id=1, message_permits=2**32 - 1)
-    found: list[bytes] = []
-    async with asyncio.timeout(30):
-        while last not in found[-1:]:
-            await asyncio.sleep(0.05)
-            bodies = [
-                rest[10 + int.from_bytes(rest[6:10]) :]
-                for name, _, rest in client.received
-                if name == "message"
-            ]
-            client.received.clear()
-            found += [body for body in bodies if body.startswith(b"good")]
+    found = await client.read("shared", last)
     await client.close()
-    return found
+    return [body for body in found if body.startswith(b"good")]
 
 
 async def check_never_ended(client: Client, service: Service, producer: str, sent: int) -> None:

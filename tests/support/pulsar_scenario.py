@@ -55,6 +55,14 @@ class PulsarClient:
         """To the listener."""
         return cls(*await asyncio.open_connection(*server.addresses[0]))
 
+    @classmethod
+    async def opened(cls, host: str, port: int) -> PulsarClient:
+        """It has shaken hands."""
+        client = cls(*await asyncio.open_connection(host, port))
+        client.send("CONNECT", client_version="test", protocol_version=21)
+        await client.next("connected")
+        return client
+
     def hear(self, *, hears: bool) -> None:
         """Whether it reads."""
         if hears:
@@ -103,6 +111,28 @@ class PulsarClient:
         found, command, _ = self.received.pop(0)
         assert found == name, (found, command)
         return command
+
+    async def read(self, topic: str, last: bytes) -> list[bytes]:
+        """What a new subscription gets, up to the value `last`; of unbatched messages these are the values."""
+        self.send(
+            "SUBSCRIBE",
+            topic=topic,
+            subscription="r",
+            sub_type=0,
+            consumer_id=1,
+            request_id=1,
+            initial_position=1,
+        )
+        await self.next("success")
+        self.send("FLOW", consumer_id=1, message_permits=2**32 - 1)
+        found: list[bytes] = []
+        async with asyncio.timeout(60):
+            while last not in found:
+                await asyncio.sleep(0.05)
+                bodies = [rest for name, _, rest in self.received if name == "message"]
+                self.received.clear()
+                found += [rest[10 + int.from_bytes(rest[6:10]) :] for rest in bodies]
+        return found
 
     def send(self, name: str, rest: bytes = b"", **fields: Any) -> None:
         """A command by its name."""
