@@ -21,8 +21,6 @@ from magnetar.proto.pulsar.ids import decode_ack_set
 from support.broker_kit import settle
 from support.pulsar_messages import batch, frame, read_frame, single
 
-TYPES = {"exclusive": 0, "shared": 1, "failover": 2, "key_shared": 3}
-
 
 class Received(NamedTuple):
     """A MESSAGE, without what its ack set leaves out."""
@@ -161,7 +159,7 @@ class PulsarClient:
             **{
                 "topic": topic,
                 "subscription": subscription,
-                "sub_type": TYPES[type],
+                "sub_type": wire.CommandSubscribe.SubType.Value(type.upper()),
                 "consumer_id": consumer_id,
                 "request_id": 1,
                 "consumer_name": f"c{consumer_id}",

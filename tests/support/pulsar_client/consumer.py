@@ -31,7 +31,6 @@ from .unacked import Id, Unacked
 if TYPE_CHECKING:
     from .client import PulsarClient
 
-TYPES = {"exclusive": 0, "shared": 1, "failover": 2, "key_shared": 3}
 ATTACHMENT = "attachment"  # of the metadata of SUBSCRIBE
 EARLIEST = Id(-1, -1)
 
@@ -316,7 +315,7 @@ class Consumer:
         command = wire.CommandSubscribe(
             topic=self._topic,
             subscription=options.subscription,
-            sub_type=TYPES[options.type],  # type: ignore[arg-type]
+            sub_type=options.type.upper(),
             consumer_id=self._id,
             consumer_name=options.name,
             priority_level=options.priority_level,

@@ -7,12 +7,11 @@ out    delivery stops while the connection is not writable; then it goes on, beg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from ..resources.budget import ByteBudget
-
-T = TypeVar("T")
+from ..service.results import ConsumerOpened
 
 _PUBLISH_REASON = "publish"
 
@@ -56,11 +55,11 @@ class Backpressure:
         elif not self._budgets:
             self._link.resume_reading(_PUBLISH_REASON)
 
-    def writing_resumed(self, consumers: Sequence[T], writable: Callable[[T], None]) -> None:
+    def writing_resumed(self, consumers: Sequence[ConsumerOpened]) -> None:
         """Delivery goes on with the consumer that the last call did not come to, so that each has its share."""
         first = self._resume_at % max(len(consumers), 1)
-        for number, consumer in enumerate([*consumers[first:], *consumers[:first]], first + 1):
-            writable(consumer)
+        for number, opened in enumerate([*consumers[first:], *consumers[:first]], first + 1):
+            opened.subscription.writable(opened.consumer)
             if not self._link.writable:
                 self._resume_at = number
                 break

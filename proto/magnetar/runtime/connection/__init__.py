@@ -14,7 +14,7 @@ from .handshake import MAX_HANDSHAKE_FRAME_BYTES
 from .options import ConnectionOptions, TransportOptions
 from .requests import Reply
 from .server import FramedServer
-from .transport import Transport, WireProtocol
+from .transport import Piece, Transport, WireProtocol
 
 __all__ = [
     "MAX_HANDSHAKE_FRAME_BYTES",
@@ -29,6 +29,7 @@ __all__ = [
     "FramedServer",
     "NoAuthentication",
     "NoCredentials",
+    "Piece",
     "Reply",
     "Transport",
     "TransportOptions",

@@ -98,9 +98,7 @@ class ClientConnection:
 
     def writing_resumed(self) -> None:
         """Consumers and watches go on."""
-        self._backpressure.writing_resumed(
-            list(self._consumers), lambda one: one.subscription.writable(one.consumer)
-        )
+        self._backpressure.writing_resumed(list(self._consumers))
         self._watches.writing_resumed()
 
     # --- frames ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import NO_PARTITION
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.runtime.connection import Piece
 
 from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery, Peer
@@ -27,7 +28,6 @@ from ..requests import for_client
 
 _log = logging.getLogger(__name__)
 
-Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
 
 
@@ -189,7 +189,7 @@ class ConsumerPort:
         Raises FrameTooLarge, and has sent nothing then.
         """
         _, epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
-        parts: list[Payload] = []
+        parts: list[Piece] = []
         if hidden:
             parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))
             parts += entry.gather(first, last, hidden)

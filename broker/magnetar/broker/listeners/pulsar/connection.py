@@ -114,9 +114,7 @@ class ClientConnection:
 
     def writing_resumed(self) -> None:
         """Consumers and watches go on."""
-        self._backpressure.writing_resumed(
-            list(self._consumers), lambda one: one.opened.subscription.writable(one.opened.consumer)
-        )
+        self._backpressure.writing_resumed([consumer.opened for consumer in self._consumers])
         self._watches.writing_resumed()
 
     # --- answers -----------------------------------------------------------------------------------------------------

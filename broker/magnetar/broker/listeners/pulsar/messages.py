@@ -22,10 +22,10 @@ from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, message_frame_hea
 from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 from magnetar.proto.ranges import Range, RangeSet
+from magnetar.runtime.connection import Piece
 
 from ...cursors.core.acks import EntryKey
 from ...dispatch.core.consumer import Delivery
-from .ports import Piece
 from .transcoded import Transcoded
 
 _log = logging.getLogger(__name__)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.runtime.connection import Piece
 
 from ...dispatch.core.consumer import Peer
 from ...service.operations import Caller
 from ..backpressure import Pausable
-
-Piece = bytes | bytearray | memoryview
 
 
 def metadata_of(command: wire.CommandProducer | wire.CommandSubscribe) -> dict[str, str]:
