@@ -7,7 +7,8 @@
 Order is checked at every moment. Of first occurrences: by producer (exclusive, failover) or by key (key_shared). Of what
 comes again, exclusive and failover: an *attachment*, the time during which the broker knows a consumer and holds its place
 for it, hands out in order what is not acknowledged, without a gap. Of key_shared: no two consumers *hold* a key at once. A
-consumer certainly holds a message from its handing out until it acknowledges it, if the receipt comes in this attachment.
+consumer certainly holds a message from its handing out until it acknowledges it, if the receipt comes in this attachment
+and nobody, itself in an earlier one included, had acknowledged it before.
 
 What clients see is all that is known here, so each rule says what must be excused: an acknowledgement without a receipt may
 be lost or not, and after a seek nobody knows which acknowledgements of others it overtook. Behind a seek a message may be
@@ -186,7 +187,10 @@ class Subscription:
         tried = self._tried_up_to is not None and last_place(message_id) <= self._tried_up_to
         if message_id not in self._tried_by and not tried and not is_cut(message_id, self._cuts):
             self._open[message_id] = None
-        holder.held[message_id] = Hold(now, holder.attachment, self.seeks)
+        if message_id in self._tried_by:  # that may take effect at any moment, and free the key
+            holder.held.pop(message_id, None)
+        else:
+            holder.held[message_id] = Hold(now, holder.attachment, self.seeks)
 
     def _first_in_order(self, message_id: MessageId, name: Name, failed_sends: dict[Name, str]) -> None:
         begun = (name[0], name[1] % self._keys_in_order) in self._last_number

@@ -43,6 +43,20 @@ def test_an_acknowledgement_from_before_a_seek_may_take_effect_behind_it(quietly
     overlap_behind_a_seek(subscription, a, b)
 
 
+def test_a_consumers_own_acknowledgement_in_an_earlier_attachment_may_free_the_key() -> None:
+    """It was sent again when the consumer had found the broker again, and was handed the message again, too."""
+    subscription = Subscription("key_shared", "key_shared", KEYS)
+    a, b = Holder("a"), Holder("b")
+    hand_out(subscription, a, FIRST, 0, 1.0)
+    again = subscription.acknowledging(a, [(FIRST, ("paced", 0))], 2.0)
+    a.detached(subscription, 2.5)
+    hand_out(subscription, a, FIRST, 0, 3.0)
+    hand_out(subscription, b, NEXT, KEYS, 4.0)
+    subscription.receipt(subscription.acknowledging(b, [(NEXT, ("paced", KEYS))], 4.0), 4.1)
+    subscription.receipt(again, 4.9)
+    subscription.receipt(subscription.acknowledging(a, [(FIRST, ("paced", 0))], 5.0), 5.1)
+
+
 @pytest.mark.parametrize("quietly", [False, True])
 def test_one_whose_receipt_came_before_the_seek_has_had_its_effect(quietly: bool) -> None:
     subscription = Subscription("key_shared", "key_shared", KEYS)
