@@ -33,7 +33,7 @@ REPAIR_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
 }
 STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "hole_dropped_on_reload": (0, "acknowledged with receipt"),
-    "hand_over_without_draining": (0, "as first occurrence", "another message of its key"),
+    "hand_over_without_draining": (1, "as first occurrence", "another message of its key"),
 }
 CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "bundle_taken_though_it_has_an_owner": (0, "had taken the topic over", "is served by", "exists already"),

@@ -16,15 +16,16 @@ import pytest
 
 from magnetar.bookie import adds
 from magnetar.bookie.scrub import repair_queue
-from magnetar.broker.cursors import cursor, snapshot_ledger
+from magnetar.broker.cursors import cursor, pointer, snapshot_ledger
 from magnetar.broker.listeners.native import ports
+from magnetar.broker.topics import subscriptions
 from magnetar.broker.topics.core.producers import Producers, ProducerSession
 from magnetar.ledger.replication import auditor
 from support.bookie_kit import open_inline
 from support.index_model import ModelStorage
 from support.virtual_time import in_virtual_time
 from unit.bookie import test_impossible_ids, test_repair_queue
-from unit.broker import test_cursor, test_endings_of_topics, test_producers
+from unit.broker import test_cursor, test_endings_of_topics, test_one_writer, test_producers
 from unit.ledger.replication import test_unreadable_request
 
 _FAILED = (
@@ -74,6 +75,20 @@ def a_closing_topic_admits_producers(planted: pytest.MonkeyPatch) -> None:
     planted.setattr(Producers, "stopped", property(lambda _: None, lambda *_: None), raising=False)
 
 
+def a_write_of_a_pointer_is_left_behind(planted: pytest.MonkeyPatch) -> None:
+    """By a caller who is cancelled."""
+
+    async def finish(work: Awaitable[object]) -> object:
+        return await work
+
+    planted.setattr(pointer, "finish", finish)
+
+
+def a_deletion_is_left_behind(planted: pytest.MonkeyPatch) -> None:
+    """By a caller who is cancelled, and lets go of the lock."""
+    planted.setattr(subscriptions, "finish", asyncio.shield)
+
+
 async def ids_are_bounded() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bookie = await open_inline(folder + "/b", ModelStorage())
@@ -97,6 +112,14 @@ async def the_queue_of_damage_becomes_empty(caplog: pytest.LogCaptureFixture) ->
     await test(b"\xc1", caplog)
 
 
+async def a_deletion_waits_for_the_write_of_its_cursor() -> None:
+    await test_one_writer.at_any_moment("seek", "delete", lost=False)
+
+
+async def a_subscription_is_made_anew_once_its_deletion_is_over() -> None:
+    await test_one_writer.at_any_moment("unsubscribe", "subscribe", lost=True)
+
+
 async def a_failing_port_costs_its_own_producer(caplog: pytest.LogCaptureFixture) -> None:
     await test_producers.test_rule_48_a_port_that_fails_costs_its_own_producer_only(caplog)
 
@@ -115,6 +138,8 @@ TEETH: list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., Awaitable[
         a_closing_topic_admits_producers,
         test_endings_of_topics.test_a_closing_topic_does_not_admit_a_producer_that_waited_for_its_predecessor,
     ),
+    (a_write_of_a_pointer_is_left_behind, a_deletion_waits_for_the_write_of_its_cursor),
+    (a_deletion_is_left_behind, a_subscription_is_made_anew_once_its_deletion_is_over),
 ]
 
 

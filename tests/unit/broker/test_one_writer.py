@@ -201,32 +201,32 @@ NEXT: dict[str, Request] = {
 }
 
 
+async def at_any_moment(begun: str, then: str, *, lost: bool) -> None:
+    """One request, and at each moment of it the next one; the subscriptions can be used afterwards."""
+    for number in range(20):
+        async with playing() as play:
+            port = await play.subscribe()
+            served = play.broker.topics[str(TOPIC)]
+            first = asyncio.ensure_future(BEGUN[begun](play, port))
+            await asyncio.sleep(STEP_S * number)
+            if lost:
+                first.cancel()
+                port.leave()
+            await asyncio.gather(NEXT[then](play, port), return_exceptions=True)
+            await asyncio.gather(first, return_exceptions=True)
+            await play.subscribe()
+            await play.subscribe("new")
+            assert then == "unload" or play.broker.topics[str(TOPIC)] is served
+
+
 @pytest.mark.parametrize("lost", [True, False])
 @pytest.mark.parametrize("then", NEXT)
 @pytest.mark.parametrize("begun", BEGUN)
 def test_what_comes_next_waits_for_the_last_write_of_what_was_begun(
     begun: str, then: str, lost: bool
 ) -> None:
-    """At any moment of it, `lost` with its connection or not; and the subscription can be used afterwards."""
-
-    @in_virtual_time
-    async def run() -> None:
-        for number in range(20):
-            async with playing() as play:
-                port = await play.subscribe()
-                served = play.broker.topics[str(TOPIC)]
-                first = asyncio.ensure_future(BEGUN[begun](play, port))
-                await asyncio.sleep(STEP_S * number)
-                if lost:
-                    first.cancel()
-                    port.leave()
-                await asyncio.gather(NEXT[then](play, port), return_exceptions=True)
-                await asyncio.gather(first, return_exceptions=True)
-                await play.subscribe()
-                await play.subscribe("new")
-                assert then == "unload" or play.broker.topics[str(TOPIC)] is served
-
-    run()
+    """`lost`: the connection of whoever asked first."""
+    in_virtual_time(at_any_moment)(begun, then, lost=lost)
 
 
 async def walk(rng: Random, play: Play) -> None:
