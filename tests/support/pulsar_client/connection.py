@@ -140,7 +140,8 @@ class Connection(asyncio.Protocol):
 
     def _received(self, name: str, command: Any, rest: bytes) -> None:
         if name == "connected":
-            self.ready.set_result(command)
+            if not self.ready.done():  # whoever waited may have given up
+                self.ready.set_result(command)
         elif name == "ping":
             self.write(PONG)
         elif name == "error":
