@@ -15,13 +15,19 @@ from magnetar.broker.service.admin import FoundMessage
 from magnetar.cli.bookie_tools.read import _message_lines, decode_payload
 from magnetar.client import Client, MessageId
 from magnetar.client.options import SUBSCRIPTION_TYPES, SubscriptionType
+from magnetar.client.receipts import Group
+from magnetar.client.topic.chunking import ChunkedMessage
+from magnetar.client.topic.columns import Row
+from magnetar.proto.batch import encode_columns
 from magnetar.proto.batch_extensions import WholeMessage
+from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import MagnetarError, MalformedFrame, ReceiveTimeout
 from magnetar.proto.pulsar.batch import admit_pulsar
+from magnetar.proto.pulsar.transcoding import to_pulsar
 from magnetar.runtime.connection import ConnectionOptions, start_server
 from support.broker_kit import FakeClient, running_broker
-from support.pulsar_messages import batch, encrypted, frame, single
+from support.pulsar_messages import batch, encrypted, frame, read_frame, single
 from support.served_broker import connect_to, take
 from support.service import holding_port
 
@@ -144,6 +150,20 @@ async def test_a_native_producer_says_what_a_message_is_as_a_whole_if_it_knows(s
     got = await take(consumer, 3)
     assert [one.value for one in got] == sent
     assert [one.delivery.whole for one in got] == [WholeMessage(3, 2500), WholeMessage(3, 2500), None]
+
+
+def test_a_message_in_chunks_has_its_metadata_in_the_last_one_for_consumers_of_pulsar_too() -> None:
+    row = Row(None, "k", {"a": "1"}, 7, 4, None)
+    message = ChunkedMessage(Group(4), bytes(8), row, WholeMessage(3, 3))
+    seen = []
+    for at in range(3):
+        group, columns = message.next_chunk(b"v", last=at == 2)
+        encoded = encode_columns(columns, 4, 1, Compression.NONE, group.extensions).batches()
+        (one,) = to_pulsar(encoded[0], "p", 1000)
+        metadata, _ = read_frame(one.data)
+        properties = {pair.key: pair.value for pair in metadata.properties}
+        seen.append((metadata.chunk_id, metadata.partition_key, properties, metadata.event_time))
+    assert seen == [(0, "k", {"a": "1"}, 7), (1, "k", {}, 0), (2, "k", {"a": "1"}, 7)]
 
 
 async def test_a_message_in_chunks_that_inflates_to_more_than_is_allowed(served: Served) -> None:

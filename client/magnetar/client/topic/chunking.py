@@ -65,7 +65,11 @@ class ChunkGroup(Group):
 
 
 class ChunkedMessage:
-    """A message that is sent in chunks. group: what its receipt is of. All chunks have its key and its delivery time."""
+    """A message that is sent in chunks. group: what its receipt is of.
+
+    All chunks have its key and its delivery time. Its properties and its event time stand in the first one, from which
+    native consumers take them, and in the last one, from which those of Pulsar's protocol do.
+    """
 
     def __init__(self, group: Group, chunk_id: bytes, row: Row, whole: WholeMessage | None) -> None:
         """`row`: the message, whose value does not matter. `whole`: what it is, if that is known already."""
@@ -80,12 +84,12 @@ class ChunkedMessage:
         """The next one, to be closed. Raises what an earlier one failed with."""
         if self.group.settled:
             raise self.group.raisable_error()
-        if self._next_index:
-            self._row = self._row._replace(properties=None, event_time_ms=None)
-        columns = self._row._replace(value=piece).columns()
+        row = self._row._replace(value=piece)
+        if self._next_index and not last:
+            row = row._replace(properties=None, event_time_ms=None)
         chunk = Chunk(self._chunk_id, self._next_index, last)
         self._next_index += 1
-        return ChunkGroup(self.group, chunk, self._whole), columns
+        return ChunkGroup(self.group, chunk, self._whole), row.columns()
 
 
 def whole_message(source: Source, size: int) -> WholeMessage | None:
