@@ -129,7 +129,7 @@ class Packer:
     ) -> PackedEntry:
         value_column, key_column = rows.column("value").cast(pa.binary()), keys_of(rows)
         values = value_column.to_pylist()
-        keys = None if key_column is None else key_column.to_pylist()
+        keys = None if key_column is None else _listed(key_column, "key")
         event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in rows.schema.names else None
         if self._compared:
             self._digest += _digest_of(values, value_column, key_column, (properties, event_times_ms))
@@ -226,7 +226,7 @@ def _properties(rows: pa.RecordBatch) -> Sequence[Properties | None] | None:
     """None if no row has any. By name: a batch that is repeated has its maps in any order. Raises InvalidArgument."""
     if "properties" not in rows.schema.names or rows.column("properties").null_count == len(rows):
         return None
-    column = rows.column("properties").to_pylist()
+    column = _listed(rows.column("properties"), "properties")
     try:
         return [None if pairs is None else checked_properties(dict(sorted(pairs))) or {} for pairs in column]
     except (InvalidArgument, TypeError) as error:
@@ -234,6 +234,17 @@ def _properties(rows: pa.RecordBatch) -> Sequence[Properties | None] | None:
             f"{error}; a row to write has a property that is null: leave it out, as by map_filter(properties, (k, v) -> v "
             "IS NOT NULL)"
         ) from None
+
+
+def _listed(column: pa.Array, name: str) -> list[Any]:
+    """Raises InvalidArgument: Spark's cast from binary to string does not look whether it is text."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"the column {name} of a row to write has a string that is no UTF-8 ({error.object!r}); a key may be binary"
+        ) from None
+    return found
 
 
 def _times_ms(column: pa.Array) -> Sequence[int | None] | None:

@@ -89,12 +89,22 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
     [
         (pa.array([[("a", None)]], pa.map_(pa.string(), pa.string())), "null"),
         (pa.array([[("a", "x" * 2000)]], pa.map_(pa.string(), pa.string())), "properties"),
+        (pa.array([b"\xff"]).cast(pa.string(), safe=False), "no UTF-8"),
+        (
+            pa.MapArray.from_arrays(
+                pa.array([0, 1], pa.int32()),
+                pa.array(["a"]),
+                pa.array([b"\xff"]).cast(pa.string(), safe=False),
+            ),
+            "no UTF-8",
+        ),
         (pa.array([-1_000_000], pa.timestamp("us", "UTC")), "epoch"),
         (pa.array([1 << 60], pa.timestamp("us", "UTC")), "year 9999"),
     ],
 )
 def test_rule_47_rows_keep_the_rules_of_messages(column: pa.Array, wrong: str) -> None:
-    name = "properties" if pa.types.is_map(column.type) else "event_time"
+    names = {"map": "properties", "string": "key"}
+    name = names.get(str(column.type).partition("<")[0], "event_time")
     rows = pa.record_batch({"value": pa.array([b"v"]), name: column})
     with pytest.raises(InvalidArgument, match=wrong):
         list(Packer("p", WriteOptions.parse(GOOD), 1000).pack(rows, 5))
