@@ -32,7 +32,8 @@ def arguments(settings: tuple[str, ...]) -> list[str]:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """For tests that leave it running; each has topics of its own."""
-    service = Service(tmp_path_factory.mktemp("service") / "data", arguments=arguments(SMALL_LEDGERS))
+    data = tmp_path_factory.mktemp("service") / "data"
+    service = Service(data, arguments=arguments(SMALL_LEDGERS), pulsar=True)
     service.start()
     yield service
     service.stop()
