@@ -29,6 +29,7 @@ EXT_WHOLE = 5  # of a chunk: the fields of a WholeMessage
 EXT_BATCH_OF_ONE = (
     6  # true: Pulsar's producer sent its message as a batch, and batches of one are framed otherwise
 )
+EXT_UUID = 7  # of a chunk of Pulsar's producer: its uuid, by which consumers know chunks of one message
 # Those of a batch that has a delivery time, not of 1970, and nothing else: a map of one u64, as msgpack packs it.
 DELIVER_AT = struct.Struct(">3sQ")
 DELIVER_AT_MARK = bytes([0x81, EXT_DELIVER_AT_MS, 0xCF])

@@ -26,11 +26,12 @@ from magnetar.proto.errors import ArchiveUnavailable, EntryDamaged
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry, ledger_entry_is_intact
 from magnetar.proto.pulsar.batch import admit_pulsar
+from magnetar.proto.pulsar.transcoding import to_pulsar
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.plan import Range
 from support.archive_kit import ledger_of, write_archive
-from support.pulsar_messages import batch, frame, single
+from support.pulsar_messages import batch, frame, read_frame, single
 from support.service import holding_port
 
 TOPIC = "persistent://public/default/orders"
@@ -369,4 +370,7 @@ def test_batches_of_pulsar_come_back_as_native_ones(tmp_path: Path) -> None:
         assert (new.values, new.keys, new.extensions) == (old.values, old.keys, old.extensions)
         assert new.metadata == old.metadata
         assert new.header[7:9] == old.header[7:9], "sequence id and publish time"
+    # Consumers of Pulsar's protocol join them with chunks that are not in the archive.
+    last = [read_frame(to_pulsar(after.batch(position), "p", 5000)[0].data)[0] for position in (n - 2, n - 1)]
+    assert [(one.uuid, one.chunk_id) for one in last] == [("u", 0), ("u", 1)]
     check_entry(after, 1 << 20)

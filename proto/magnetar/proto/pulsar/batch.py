@@ -29,6 +29,7 @@ from ..batch_extensions import (
     EXT_DELIVER_AT_MS,
     EXT_LAST_SEQUENCE_ID,
     EXT_SCHEMA_VERSION,
+    EXT_UUID,
     EXT_WHOLE,
     MAX_CHUNKS,
     BatchExtensions,
@@ -211,6 +212,7 @@ def _kind_of(fields: dict[int, Any]) -> _Kind:
         if count > 1:
             raise InvalidArgument("a chunk is a batch of its own")
         found[EXT_CHUNK], found[EXT_WHOLE] = _chunk(fields, chunks)
+        found[EXT_UUID] = fields[_UUID]
     elif count == 1 and _COUNT in fields:
         found[EXT_BATCH_OF_ONE] = True
     key: bytes | None = get(_ORDERING_KEY)
@@ -250,7 +252,7 @@ def _header(flags: int, messages: int, key_hash: int, extensions: dict[int, Any]
     packed = _pack(extensions)
     if len(packed) > MAX_EXTENSIONS_BYTES:
         raise InvalidArgument(
-            f"a schema version of {len(packed)} bytes, and at most {MAX_EXTENSIONS_BYTES} are possible"
+            f"{len(packed)} bytes of schema version and uuid, and at most {MAX_EXTENSIONS_BYTES} are possible"
         )
     mark = _MARK.pack(FORMAT_PULSAR, flags, BATCH_HEADER_BYTES + len(packed), messages, key_hash)
     get = extensions.get

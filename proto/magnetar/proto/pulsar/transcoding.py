@@ -32,6 +32,7 @@ from ..batch import (
 from ..batch_extensions import (
     BATCH_HEADER_BYTES,
     EXT_SCHEMA_VERSION,
+    EXT_UUID,
     UNDECODABLE,
     BatchExtensions,
     batch_extensions,
@@ -100,7 +101,7 @@ def _slices(batch: bytes | memoryview, producer_name: str, max_bytes: int) -> li
             event_time=times[at] if times else None,
             null_value=True if values[at] is None else None,
             **_key_fields(read.keys[at] if read.keys else None),
-            **_chunk_fields(extensions, producer_name),
+            **_chunk_fields(extensions, producer_name, read.extensions.get(EXT_UUID)),
         )
         return Slice(at, 1, _frame(encode(one), values[at] or b""))
 
@@ -149,7 +150,8 @@ def _key_fields(key: Key) -> dict[str, Any]:
     return {} if key is None else {"partition_key": key.encode()}
 
 
-def _chunk_fields(extensions: BatchExtensions, producer_name: str) -> dict[str, Any]:
+def _chunk_fields(extensions: BatchExtensions, producer_name: str, uuid: bytes | None) -> dict[str, Any]:
+    """`uuid`: the chunk came from a producer of Pulsar's and was archived, perhaps unlike others of its message."""
     chunk, whole = extensions.chunk, extensions.whole
     if chunk is None:
         return {}
@@ -162,7 +164,7 @@ def _chunk_fields(extensions: BatchExtensions, producer_name: str) -> dict[str, 
         "uncompressed_size": whole.raw_bytes,
     }
     return {
-        "uuid": f"{producer_name}-{chunk.chunk_id.hex()}",
+        "uuid": uuid.decode() if uuid else f"{producer_name}-{chunk.chunk_id.hex()}",
         "num_chunks_from_msg": whole.chunks,
         "total_chunk_msg_size": whole.size,
         "chunk_id": chunk.index,
