@@ -371,6 +371,9 @@ def test_batches_of_pulsar_come_back_as_native_ones(tmp_path: Path) -> None:
         assert new.metadata == old.metadata
         assert new.header[7:9] == old.header[7:9], "sequence id and publish time"
     # Consumers of Pulsar's protocol join them with chunks that are not in the archive.
-    last = [read_frame(to_pulsar(after.batch(position), "p", 5000)[0].data)[0] for position in (n - 2, n - 1)]
+    last = [
+        read_frame(bytes(to_pulsar(after.batch(position), "p", 5000)[0].data))[0]
+        for position in (n - 2, n - 1)
+    ]
     assert [(one.uuid, one.chunk_id) for one in last] == [("u", 0), ("u", 1)]
     check_entry(after, 1 << 20)

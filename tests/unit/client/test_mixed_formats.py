@@ -160,7 +160,7 @@ def test_a_message_in_chunks_has_its_metadata_in_the_last_one_for_consumers_of_p
         group, columns = message.next_chunk(b"v", last=at == 2)
         encoded = encode_columns(columns, 4, 1, Compression.NONE, group.extensions).batches()
         (one,) = to_pulsar(encoded[0], "p", 1000)
-        metadata, _ = read_frame(one.data)
+        metadata, _ = read_frame(bytes(one.data))
         properties = {pair.key: pair.value for pair in metadata.properties}
         seen.append((metadata.chunk_id, metadata.partition_key, properties, metadata.event_time))
     assert seen == [(0, "k", {"a": "1"}, 7), (1, "k", {}, 0), (2, "k", {"a": "1"}, 7)]
