@@ -376,17 +376,13 @@ def send_receipts(producer_id: int, rows: Iterable[tuple[int, int, int, int, int
     """SEND_RECEIPTs: rows of sequence id, highest sequence id (0: the SEND had none), ledger, entry, count.
 
     A row with a count above 1 answers that many SENDs: sequence ids and entries rise by one each, and there is no highest
-    sequence id. A ledger and an entry of -1 mean a duplicate; negative numbers are sent as 64 bits. 1.5 us a row; 0.04 us a
-    receipt of a long row.
+    sequence id. A ledger and an entry of -1 mean a duplicate; negative numbers are sent as 64 bits. 0.9 us a row, as much
+    again for the first one of a producer and a ledger; 0.04 us a receipt of a long row.
     """
     frames: list[bytes] = []
-    producer = b"\x08" + varint(producer_id) + b"\x10"
     for sequence_id, highest_sequence_id, ledger, entry, count in rows:
-        message_id = b"\x08" + varint(ledger) + b"\x10"
         highest = b"\x20" + _padded(highest_sequence_id) if highest_sequence_id else b""
-        size = len(producer) + len(message_id) + len(highest) + 22
-        start = _PREFIX.pack(size + 8, size + 4) + bytes((8, 7, 0x3A, size)) + producer
-        middle = bytes((0x1A, len(message_id) + 10)) + message_id
+        start, middle = _receipt_parts(producer_id, ledger, len(highest))
         while count > 0:
             step = min(count, _RUN - (sequence_id & _RUN - 1), _RUN - (entry & _RUN - 1))
             frame = start + _padded(sequence_id) + middle + _padded(entry) + highest
@@ -398,6 +394,16 @@ def send_receipts(producer_id: int, rows: Iterable[tuple[int, int, int, int, int
             frames.append(frame)
             sequence_id, entry, count = sequence_id + step, entry + step, count - step
     return b"".join(frames)
+
+
+@lru_cache(1024)
+def _receipt_parts(producer_id: int, ledger: int, highest_bytes: int) -> tuple[bytes, bytes]:
+    """Of a SEND_RECEIPT what stands before the sequence id, and what between that and the entry."""
+    producer = b"\x08" + varint(producer_id) + b"\x10"
+    message_id = b"\x08" + varint(ledger) + b"\x10"
+    size = len(producer) + len(message_id) + highest_bytes + 22
+    start = _PREFIX.pack(size + 8, size + 4) + bytes((8, 7, 0x3A, size)) + producer
+    return start, bytes((0x1A, len(message_id) + 10)) + message_id
 
 
 def _count_up(frames: bytearray, at: int, size: int, first: int, count: int) -> None:
