@@ -16,8 +16,8 @@ received within half a second, in the order in which they did.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from google.protobuf import text_format
@@ -46,6 +46,7 @@ class PulsarClient:
         self.received: list[tuple[str, Any, bytes]] = []
         self.ended = False
         self.deaf = asyncio.Event()
+        self._together: list[bytes] | None = None
         self._hears = asyncio.Event()
         self._hears.set()
         self._task = asyncio.get_running_loop().create_task(self._read())
@@ -141,7 +142,19 @@ class PulsarClient:
         part = getattr(command, FIELDS[kind])
         part.SetInParent()
         part.MergeFrom(type(part)(**fields))
-        self.writer.write(encode_frame(command.SerializeToString(), rest))
+        data = encode_frame(command.SerializeToString(), rest)
+        if self._together is None:
+            self.writer.write(data)
+        else:
+            self._together.append(data)
+
+    @contextmanager
+    def one_write(self) -> Iterator[None]:
+        """What is sent meanwhile arrives together."""
+        self._together = together = list[bytes]()
+        yield
+        self._together = None
+        self.writer.write(b"".join(together))
 
     async def close(self) -> None:
         """Disconnects."""

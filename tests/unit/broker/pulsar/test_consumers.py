@@ -11,7 +11,9 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
 from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders, end_of_batch
+from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
+from magnetar.broker.listeners.requests import Requests
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch, key_hash_of
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument, MalformedFrame, TopicNotFound
@@ -483,6 +485,41 @@ async def test_a_message_within_a_batch_is_not_the_rest_of_it_on_another_connect
         assert values(client) == [b"2", b"4"]
 
 
+async def test_what_is_held_of_another_batch_says_nothing_of_one_that_went_out_in_parts() -> None:
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1"], [b"2", b"3", b"4"])
+        owner, client = FakeClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await owner.received(5)
+        await owner.ack(owner.messages[3].row())
+        await owner.ask(c.CloseConsumer, 1)
+        await client.subscribe(type="shared", permits=1)
+        (first,) = client.link.take()
+        await client.ack(first._replace(entry=first.entry + 2))  # of an earlier connection, which had 2 and 4
+        client.flow(10)
+        await settle()
+        assert values(client) == [b"4"]
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+async def test_a_batch_of_which_another_consumer_has_a_part_or_gave_it_back_went_out_in_parts(
+    *, given_back: bool
+) -> None:
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1", b"2"])
+        owner, client = FakeClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await owner.received(3)
+        if given_back:
+            owner.frame(c.Redeliver(0, 1), c.encode_rows(c.ACK_ROW, [owner.messages[2].row()]))
+            await owner.ask(c.CloseConsumer, 1)
+        await client.subscribe(type="shared", permits=0)
+        ledger, entry, _ = owner.messages[0].id
+        await client.ack((ledger, pack_entry(entry, 0)))
+        state = broker.topics[str(TOPIC)].subscriptions["s"].cursor.state
+        assert state.unacked(ledger, entry, 0, 2) == [(1, 2)]
+
+
 async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:
     async with running_broker() as broker:
         await Producer(broker).publish(b"0", [b"1", b"2"], b"3")
@@ -554,6 +591,28 @@ async def test_before_the_first_entry_of_a_ledger_ends_the_one_before() -> None:
         await client.ack((first.ledger, (1 << 64) - 1), cumulative=True)
 
 
+async def test_rule_47_before_the_first_entry_of_a_ledger_there_is_no_message_but_a_place() -> None:
+    async with running_broker(max_ledger_entries=1) as broker:
+        producer = Producer(broker)
+        for number in range(3):
+            await producer.publish(b"%d" % number)
+            await settle()
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        first, second, third = client.link.take()
+        before = (third.ledger, (1 << 64) - 1)
+        answer = await client.ack(before)
+        assert answer is not None
+        assert not answer.HasField("error")
+        state = broker.topics[str(TOPIC)].subscriptions["s"].cursor.state
+        await client.ack(second)
+        assert state.unacked(first.ledger, 0, 0, 0) == [(0, 0)]
+        assert state.range_count == 1
+        await client.seek(message_id=message_id(*before))
+        await client.subscribe(type="shared")
+        assert values(client) == [b"2"]
+
+
 @pytest.mark.parametrize(("type", "end", "mark"), [("exclusive", 4, (1, 0)), ("shared", 2, (0, 2))])
 async def test_acknowledgements_of_an_earlier_connection_are_looked_up(
     type: str, end: int, mark: tuple[int, int]
@@ -614,7 +673,7 @@ async def test_a_cumulative_acknowledgement_of_a_shared_subscription_is_ignored_
         assert mark_delete(broker) == (0, 0)
 
 
-async def test_acknowledgements_in_a_transaction_are_refused() -> None:
+async def test_acknowledgements_in_a_transaction_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     async with running_broker() as broker:
         await Producer(broker).publish(b"0")
         client = PulsarClient(broker)
@@ -626,6 +685,11 @@ async def test_acknowledgements_in_a_transaction_are_refused() -> None:
         consumer.acknowledge(command)
         (answer,) = client.link.names("ack_response")
         assert (answer.txnid_most_bits, "no transactions" in answer.message) == (1, True)
+        command.ClearField("request_id")  # rule 54: if nobody is there to be answered, people are told
+        with caplog.at_level("INFO"):
+            consumer.acknowledge(command)
+        assert "an acknowledgement is refused: there are no transactions" in caplog.text
+        assert len(client.link.names("ack_response")) == 1
 
 
 async def test_the_borders_of_batches_are_forgotten_with_what_is_acknowledged_and_bounded(
@@ -677,6 +741,8 @@ async def test_exclusive_rewinds_uncounted_whatever_is_named_and_keeps_the_clien
         await client.ack(first)
         await client.redeliver(*([second] if named else []), epoch=1)
         assert [(one.values, one.redelivered, one.epoch) for one in client.link.take()] == [([b"1"], 0, 1)]
+        await client.redeliver(epoch=0)  # rule 43: what it sent before that
+        assert [one.epoch for one in client.link.take()] == [1]
 
 
 # --- seek ------------------------------------------------------------------------------------------------------------
@@ -807,6 +873,12 @@ async def test_where_a_subscription_begins() -> None:
         assert await begin(durable=False, start_message_id=start) == [b"2", b"3"]  # inclusive, as a batch
         assert await begin(durable=False, start_message_id=message_id(LATEST, LATEST)) == []
         assert await begin(durable=False, start_message_rollback_duration_sec=60) == [b"2", b"3"]
+        assert await begin(durable=False, start_message_rollback_duration_sec=2_000) == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+        ]
         missing = message_id(second.ledger, pack_entry(77, 3))
         assert await begin(durable=False, start_message_id=missing) == []
 
@@ -885,6 +957,35 @@ async def test_all_failover_consumers_learn_of_a_change_and_each_newcomer_of_its
         exclusive = PulsarClient(broker)
         await exclusive.subscribe(subscription="x")
         assert actives(exclusive) == []
+
+
+async def test_nothing_is_sent_to_a_consumer_before_it_is_told_that_it_is_open() -> None:
+    async with running_broker(failover_delay_ms=1) as broker:
+        client = PulsarClient(broker)
+        first = await client.subscribe(1, type="failover", priority_level=1)
+        command = wire.CommandSubscribe(
+            topic="orders",
+            subscription="s",
+            sub_type="FAILOVER",
+            consumer_id=2,
+            request_id=2,
+            consumer_name="2",
+        )
+        second = Consumer(
+            client.link,
+            client.service,
+            Requests(client.service),
+            Transcoded(),
+            command,
+            lambda consumer: None,
+        )
+        await second.open()
+        actives(client)
+        first._tell_all()
+        assert actives(client) == [(1, True)]
+        second.begin()
+        assert [one for one in actives(client) if one[0] == 2]
+        second.release(lost=False)
 
 
 async def test_a_native_consumer_that_takes_over_is_learned_of_too() -> None:

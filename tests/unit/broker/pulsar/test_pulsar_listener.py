@@ -16,14 +16,14 @@ from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.producers import Producer
 from magnetar.broker.listeners.pulsar.requests import ROWS
 from magnetar.broker.service.broker import BrokerService
-from magnetar.proto.errors import MagnetarError, QuorumLost, TopicNotServed
+from magnetar.proto.errors import MagnetarError, QuorumLost, StorageFailed, TopicNotServed
 from magnetar.proto.ids import TopicName
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.runtime.connection import ConnectionOptions
 from support.broker_kit import FakeClient
 from support.cluster_kit import brokers
 from support.fake_ledger import FakeLedgers
-from support.pulsar_messages import frame
+from support.pulsar_messages import batch, frame, single
 from support.pulsar_scenario import PulsarClient, pulsar_server
 from support.virtual_time import in_virtual_time
 
@@ -131,6 +131,20 @@ async def test_a_producer_above_its_rate_is_not_read_until_it_may_go_on() -> Non
 
 
 @in_virtual_time
+async def test_a_producer_that_its_client_closes_above_its_rate_is_not_waited_for() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        await producer(client)
+        await FakeClient(broker).change_policies(topic="orders", publish_rate_messages=10)
+        with client.one_write():
+            for number in range(100):
+                send(client, number, b"x")
+            client.send("CLOSE_PRODUCER", producer_id=1, request_id=2)
+        await asyncio.sleep(0.1)
+        (transport,) = server.connections
+        assert not transport.reading_paused
+
+
+@in_virtual_time
 async def test_a_producer_that_is_closed_above_its_rate_holds_up_nobody_else() -> None:
     async with pulsar_server() as (broker, server), connected(server) as client:
         admin = FakeClient(broker)
@@ -177,6 +191,198 @@ async def test_what_cannot_be_stored_for_now_is_sent_again_on_a_new_producer() -
         closed = await client.next("close_producer")
         assert (closed.producer_id, closed.request_id) == (1, 2**64 - 1)
         await producer(client, producer_name="p", epoch=1, request_id=2)
+
+
+@pytest.mark.parametrize("error", [QuorumLost("too few bookies"), StorageFailed("no disk")])
+def test_rule_50_what_may_be_sent_again_is_given_up_by_nobody(error: MagnetarError) -> None:
+    """A SEND_ERROR is the end of its message with most reasons: the client is to open the producer, and send again."""
+
+    @in_virtual_time
+    async def play() -> None:
+        ledgers = FakeLedgers()
+        async with pulsar_server(ledgers=ledgers) as (broker, server), connected(server) as client:
+            await producer(client, producer_name="p")
+            topic = await broker.topic(TopicName.parse("orders"), create=False)
+            ledgers.hold = True
+            send(client, 0, b"x")
+            await asyncio.sleep(0.1)
+            topic.fence(error)
+            await asyncio.sleep(0.1)
+            assert [name for name, *_ in client.received] == ["close_producer"]
+
+    play()
+
+
+@in_virtual_time
+async def test_rule_27_a_duplicate_has_the_receipt_of_its_send_and_no_place() -> None:
+    async with pulsar_server(deduplication=True) as (_, server), connected(server) as client:
+        assert (await producer(client, producer_name="p")).last_sequence_id == -1
+        receipts: list[Any] = []
+        for _ in range(2):
+            send(client, 0, b"0")
+            send(client, 1, b"1")
+            content = batch([single(b"2"), single(b"3")], sequence_id=2, highest_sequence_id=3)
+            client.send("SEND", content, producer_id=1, sequence_id=2, highest_sequence_id=3, num_messages=2)
+            send(client, 4, b"4")
+            await client.until(4)
+            receipts = [client.received.pop(0)[1] for _ in range(4)]
+            assert [(one.sequence_id, one.highest_sequence_id) for one in receipts] == [
+                (0, 0), (1, 0), (2, 3), (4, 0),
+            ]  # fmt: skip
+        nowhere = [(one.message_id.ledger_id, one.message_id.entry_id) for one in receipts]
+        assert nowhere == [(2**64 - 1, 2**64 - 1)] * 4
+        client.send("CLOSE_PRODUCER", producer_id=1, request_id=2)
+        await client.next("success")
+        assert (await producer(client, producer_name="p")).last_sequence_id == 4
+
+
+@in_virtual_time
+async def test_sends_that_are_stored_in_several_entries_have_their_own_ids() -> None:
+    async with pulsar_server(max_entry_bytes=2_000) as (_, server), connected(server) as client:
+        await producer(client)
+        for number in range(40):
+            send(client, number, bytes(100))
+        await client.until(40)
+        receipts = [one for _, one, _ in client.received]
+        assert [one.sequence_id for one in receipts] == list(range(40))
+        ids = [one.message_id.entry_id for one in receipts]
+        assert ids == sorted(set(ids))
+        assert len({one >> 20 for one in ids}) > 1
+
+
+@in_virtual_time
+async def test_rule_31_nothing_is_confirmed_while_the_session_is_in_doubt() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        await producer(client)
+        send(client, 0, b"x")
+        await client.next("send_receipt")
+        client.send(
+            "SUBSCRIBE", topic="orders", subscription="s", sub_type=1, consumer_id=1, request_id=2,
+            initial_position=1,
+        )  # fmt: skip
+        await client.next("success")
+        client.send("FLOW", consumer_id=1, message_permits=1)
+        place = (await client.next("message")).message_id
+        ownership = broker.topics["persistent://public/default/orders"]._components.ownership
+        ownership.valid = False  # type: ignore[misc]
+        client.send("ACK", consumer_id=1, ack_type=0, message_id=[place], request_id=3)
+        client.send("SEEK", consumer_id=1, request_id=4, message_publish_time=0)
+        client.send("GET_TOPICS_OF_NAMESPACE", namespace="public/default", request_id=5)
+        await asyncio.sleep(1)
+        ownership.valid = True  # type: ignore[misc]
+        errors = {"error", "ack_response"}
+        answers = {one.request_id: one.error for name, one, _ in client.received if name in errors}
+        assert answers == {
+            3: wire.ServerError.ServiceNotReady,
+            4: wire.ServerError.MetadataError,
+            5: wire.ServerError.ServiceNotReady,
+        }
+
+
+@in_virtual_time
+async def test_a_producer_that_is_open_is_not_opened_by_what_holds_up_its_messages() -> None:
+    ledgers = FakeLedgers()
+    async with pulsar_server(ledgers=ledgers) as (broker, server), connected(server) as client:
+        await producer(client)
+        ledgers.hold = True
+        send(client, 0, b"x")
+        await asyncio.sleep(0.1)
+        (session,) = broker.topics["persistent://public/default/orders"].producers
+        session.delay(QuorumLost("too few bookies"))
+        await asyncio.sleep(0.1)
+        assert client.received == []
+
+
+@in_virtual_time
+async def test_rule_44_producers_that_were_closed_here_are_forgotten() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        (transport,) = server.connections
+        protocol: Any = transport.protocol
+        for number in range(5):
+            await producer(client, producer_id=number)
+            await broker.unload(TopicName.parse("orders"), TopicNotServed("it is unloaded"))
+            await client.next("close_producer")
+            await asyncio.sleep(31)
+        assert len(protocol._connection._closed_producers) == 1
+
+
+@in_virtual_time
+async def test_rule_40_requests_and_waits_for_room_end_with_their_connection() -> None:
+    ledgers = FakeLedgers()
+    async with pulsar_server(ledgers=ledgers, max_topic_publish_bytes=1000) as (broker, server):
+        async with connected(server) as client:
+            await producer(client)
+            client.send(
+                "SUBSCRIBE", topic="orders", subscription="s", sub_type=0, consumer_id=1, request_id=2
+            )
+            await client.next("success")
+            ledgers.hold = True
+            client.send("SEEK", consumer_id=1, request_id=4, message_publish_time=0)
+            for number in range(20):
+                send(client, number, bytes(100))
+            await asyncio.sleep(0.1)
+            (transport,) = server.connections
+            assert transport.reading_paused == ("publish",)
+            budget = broker.topics["persistent://public/default/orders"].publish_budget
+            assert budget.waiting == 1
+            assert requests_of_clients() == 1
+        await asyncio.sleep(100)  # who is not read is missed when a ping cannot be sent
+        assert budget.waiting == 0
+        assert requests_of_clients() == 0
+        ledgers.hold = False
+        ledgers.confirm()
+        await asyncio.sleep(1)
+
+
+def requests_of_clients() -> int:
+    return sum(task.get_name() == "request of a client" for task in asyncio.all_tasks())
+
+
+@in_virtual_time
+async def test_consumers_that_are_lost_one_after_another_are_counted() -> None:
+    async with pulsar_server() as (broker, server):
+        async with connected(server) as client:
+            await producer(client)
+            send(client, 0, b"x")
+            await client.next("send_receipt")
+        for end in ["lost"] * 5 + ["closed"] * 5:
+            async with connected(server) as client:
+                client.send(
+                    "SUBSCRIBE", topic="orders", subscription=end, sub_type=1, consumer_id=1, request_id=2,
+                    initial_position=1,
+                )  # fmt: skip
+                await client.next("success")
+                client.send("FLOW", consumer_id=1, message_permits=1)
+                await client.next("message")
+                if end == "closed":
+                    client.send("CLOSE_CONSUMER", consumer_id=1, request_id=3)
+                    await client.next("success")
+            await asyncio.sleep(1)
+        subscriptions = broker.topics["persistent://public/default/orders"].subscriptions
+        assert "connections of 5 consumers were lost" in subscriptions["lost"].trouble()
+        assert subscriptions["closed"].trouble() == ""
+
+
+@in_virtual_time
+async def test_a_watch_goes_on_when_its_client_reads_again() -> None:
+    options = ConnectionOptions("broker", high_water_bytes=10_000)
+    async with pulsar_server(options) as (_, server), connected(server) as client, connected(server) as other:
+        client.send(
+            "WATCH_TOPIC_LIST", request_id=1, watcher_id=1, namespace="public/default", topics_pattern=".*"
+        )
+        await client.next("watch_topic_list_success")
+        client.hear(hears=False)
+        async with asyncio.timeout(60):
+            while all(transport.writable for transport in server.connections):
+                for number in range(100):
+                    client.send("LOOKUP", topic="orders", request_id=number)
+                await asyncio.sleep(0.01)
+        for number in range(3):
+            await producer(other, topic=f"t{number}", producer_id=number)
+        client.hear(hears=True)
+        await asyncio.sleep(5)
+        (update,) = [one for name, one, _ in client.received if name == "watch_topic_update"]
+        assert [one.rpartition("/")[2] for one in update.new_topics] == ["t0", "t1", "t2"]
 
 
 @in_virtual_time
