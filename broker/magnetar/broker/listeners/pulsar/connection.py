@@ -56,7 +56,7 @@ class ClientConnection:
             "producer",
             self._requests,
             begin=self._open_producer,
-            accept=self._producer_opened,
+            accept=lambda command, producer: producer.opened(),
             refuse=self._refuse,
             release=self._release_producer,
         )
@@ -169,10 +169,6 @@ class ClientConnection:
         producer.topic, producer.session, producer.schema_version = opened
         producer.session.metadata = metadata_of(command)
         return producer
-
-    def _producer_opened(self, command: wire.CommandProducer, producer: Producer) -> None:
-        self._closed_producers.pop(command.producer_id, None)
-        producer.opened()
 
     def _release_producer(self, producer: Producer, *, lost: bool = True) -> None:
         producer.hold("")

@@ -413,9 +413,7 @@ class Consumer:
             self._epoch = max(command.consumer_epoch, self._epoch or 0)
         rows: list[AckRange] = []
         if self._individual and command.message_ids:
-            held = opened.consumer.pending_acks
-            ids = [one for one, key in zip(command.message_ids, _keys(command.message_ids)) if key in held]
-            rows = self._all_rows(ids, self._borders, acknowledged=False)
+            rows = self._all_rows(command.message_ids, self._borders, acknowledged=False)
             if not rows:
                 return
         opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
