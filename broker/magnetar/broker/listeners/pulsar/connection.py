@@ -15,15 +15,13 @@ from google.protobuf.message import Message
 
 from magnetar.proto.errors import (
     AlreadyExists,
-    FrameTooLarge,
     LookupAgainError,
     MagnetarError,
     MalformedFrame,
     Unsupported,
 )
 from magnetar.proto.pulsar import wire_pb2 as wire
-from magnetar.proto.pulsar.commands import encode
-from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, Acks, Sends
+from magnetar.proto.pulsar.frames import Acks, Sends
 
 from ...service.broker import BrokerService
 from ...topics.core.producers import NOT_ALONE
@@ -31,7 +29,7 @@ from ..backpressure import Backpressure
 from ..openings import Openings
 from ..requests import Requests
 from .consumers import Consumer, ack_response
-from .ports import Link, metadata_of
+from .ports import Link, frame_of, metadata_of
 from .producers import Producer
 from .requests import REFUSE_STATS, ROWS, failed, failed_request, not_unsubscribed
 from .schemas import schema_of
@@ -120,13 +118,8 @@ class ClientConnection:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _send(self, answer: Message) -> None:
-        """Raises FrameTooLarge for one that the client would close its connection for, as a list of topics may be."""
-        frame = encode(answer)
-        if len(frame) > self._link.max_message_bytes + FRAME_OVERHEAD_BYTES:
-            raise FrameTooLarge(
-                f"the answer has {len(frame)} bytes, more than the {self._link.max_message_bytes} of a message"
-            )
-        self._link.send(frame)
+        """Raises FrameTooLarge."""
+        self._link.send(frame_of(answer, self._link))
 
     def _succeed(self, command: Any) -> None:
         self._send(wire.CommandSuccess(request_id=command.request_id))
@@ -251,11 +244,7 @@ class ClientConnection:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     def _watch(self, command: wire.CommandWatchTopicList) -> None:
-        def refuse(command: wire.CommandWatchTopicList, error: MagnetarError) -> Message:
-            self._watches.end(command.watcher_id)  # which may have begun, if what it found is too long
-            return failed(command, error)
-
-        self._answer(command, lambda: self._watches.watch(self._link, command), refuse)
+        self._answer(command, lambda: self._watches.watch(self._link, command))
 
     def _end_watch(self, command: wire.CommandWatchTopicListClose) -> None:
         self._watches.end(command.watcher_id)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from google.protobuf.message import Message
+
+from magnetar.proto.errors import FrameTooLarge
 from magnetar.proto.pulsar import wire_pb2 as wire
+from magnetar.proto.pulsar.commands import encode
+from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES
 from magnetar.runtime.connection import Piece
 
 from ...dispatch.core.consumer import Peer
@@ -34,3 +39,13 @@ class Link(Peer, Caller, Pausable, Protocol):
 
     def send(self, frames: bytes) -> None:
         """The same of encoded frames."""
+
+
+def frame_of(answer: Message, link: Link) -> bytes:
+    """Raises FrameTooLarge for one that the client would close its connection for, as a list of topics may be."""
+    frame = encode(answer)
+    if len(frame) > link.max_message_bytes + FRAME_OVERHEAD_BYTES:
+        raise FrameTooLarge(
+            f"the answer has {len(frame)} bytes, more than the {link.max_message_bytes} of a message"
+        )
+    return frame

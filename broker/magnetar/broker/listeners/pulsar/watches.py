@@ -20,7 +20,7 @@ from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import encode
 
 from ...service.broker import BrokerService
-from .ports import Link
+from .ports import Link, frame_of
 
 MAX_PATTERN_CHARS = 50  # Pulsar's: longer ones are left to the client
 _OPTIONS = re2.Options()
@@ -155,7 +155,7 @@ class Watches:
     async def watch(
         self, link: Link, command: wire.CommandWatchTopicList
     ) -> wire.CommandWatchTopicListSuccess:
-        """Begins a watch, in the place of one with its id. Raises TooManyRequests, InvalidArgument."""
+        """Begins a watch, in the place of one with its id. Raises TooManyRequests, InvalidArgument, FrameTooLarge."""
         service, watcher_id = self._service, command.watcher_id
         self.end(watcher_id)
         most = service.settings.max_watches_per_connection
@@ -172,17 +172,19 @@ class Watches:
                 stop()
             topics = await list_topics(service, link, command.namespace, DOMAINS[:1], pattern)
             found = watch.begin(topics)
+            success = wire.CommandWatchTopicListSuccess(
+                request_id=command.request_id,
+                watcher_id=watcher_id,
+                topic=[] if found == command.topics_hash else topics,
+                topics_hash=found,
+            )
+            frame_of(success, link)  # or the client would not learn that it watches
         except BaseException:
             watch.close()
             if self._watches.get(watcher_id) is watch:
                 del self._watches[watcher_id]
             raise
-        return wire.CommandWatchTopicListSuccess(
-            request_id=command.request_id,
-            watcher_id=watcher_id,
-            topic=[] if found == command.topics_hash else topics,
-            topics_hash=found,
-        )
+        return success
 
     def end(self, watcher_id: int) -> None:
         """Fine if there is none."""
