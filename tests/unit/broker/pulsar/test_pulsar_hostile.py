@@ -212,6 +212,24 @@ async def test_a_subscription_begins_somewhere_whatever_is_asked_for() -> None:
         assert heard.count("success") + heard.count("error") == len(IDS) + 4
 
 
+@in_virtual_time
+async def test_an_encrypted_batch_of_which_a_part_is_acknowledged_comes_whole_with_an_ack_set() -> None:
+    """Only its consumers can open it, so it does not go out message by message."""
+    async with pulsar_server() as (_, server):
+        await stored(server, encrypted(3))
+        for words in ([], [0b110]):
+            async with hostile(server) as client:
+                client.subscribe()
+                await client.next("success")
+                client.flow(3)
+                message = await client.next("message")
+                assert list(message.ack_set) == words
+                place = message.message_id
+                one = wire.MessageIdData(ledger_id=place.ledger_id, entry_id=place.entry_id, ack_set=[0b110])
+                client.send("ACK", consumer_id=1, ack_type="INDIVIDUAL", message_id=[one], request_id=9)
+                await client.next("ack_response")
+
+
 NAMES = [
     "",
     "/",

@@ -16,10 +16,19 @@ from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.producers import Producer
 from magnetar.broker.listeners.pulsar.requests import ROWS
 from magnetar.broker.service.broker import BrokerService
-from magnetar.proto.errors import MagnetarError, QuorumLost, StorageFailed, TopicNotServed
+from magnetar.proto.errors import (
+    AuthenticationFailed,
+    MagnetarError,
+    NotAllowed,
+    NotAuthorized,
+    QuorumLost,
+    StorageFailed,
+    TopicNotServed,
+)
 from magnetar.proto.ids import TopicName
 from magnetar.proto.pulsar import wire_pb2 as wire
-from magnetar.runtime.connection import ConnectionOptions
+from magnetar.proto.pulsar.frames import PING
+from magnetar.runtime.connection import Authenticated, Challenge, ConnectionOptions
 from support.broker_kit import FakeClient
 from support.cluster_kit import brokers
 from support.fake_ledger import FakeLedgers
@@ -424,6 +433,7 @@ async def test_look_ups_at_another_broker_name_the_owner() -> None:
                     command.authoritative = True
         assert {one.broker_service_url for one in answers} == {"pulsar://a:6650", "pulsar://b:6650"}
         assert all(one.authoritative for one in answers)
+        assert {one.response for one in answers} == {answer.CONNECT, answer.REDIRECT}
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
@@ -462,3 +472,259 @@ async def test_nothing_of_a_connection_is_left_when_it_has_ended(end: str) -> No
             assert [one for one in gc.get_objects() if isinstance(one, Producer | Consumer)] == []
         finally:
             gc.enable()
+
+
+# --- who is connected ----------------------------------------------------------------------------------------------------
+
+
+class Secret:
+    """Asks whoever comes by its method for a second word."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def begin(self, method: str) -> Secret:
+        """An exchange. Raises AuthenticationFailed."""
+        if method != "secret":
+            raise AuthenticationFailed("only 'secret' is known here")
+        return Secret()
+
+    def respond(self, data: bytes) -> Authenticated | Challenge:
+        """The first word is a name, and the second one sesame. Raises AuthenticationFailed."""
+        if not self.asked:
+            self.asked = True
+            return Challenge(b"and?")
+        if data != b"sesame":
+            raise AuthenticationFailed("a wrong word")
+        return Authenticated("alice")
+
+
+def said(word: bytes) -> dict[str, Any]:
+    return {"client_version": "test", "response": wire.AuthData(auth_method_name="secret", auth_data=word)}
+
+
+HELLO: dict[str, Any] = {
+    "client_version": "test",
+    "protocol_version": 21,
+    "auth_method_name": "secret",
+    "auth_data": b"alice",
+}
+
+
+@in_virtual_time
+async def test_who_is_authenticated_may_do_what_is_theirs_and_no_more() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def authorize(principal: str, operation: str, resource: str) -> None:
+        asked.append((principal, operation))
+        if operation != "consume":
+            raise NotAuthorized(f"{principal} may not {operation}")
+
+    options = ConnectionOptions("broker", authenticator=Secret(), authorize=authorize)
+    async with pulsar_server(options) as (_, server):
+        client = await PulsarClient.connect(server)
+        client.send("CONNECT", **HELLO)
+        challenge = (await client.next("auth_challenge")).challenge
+        assert (challenge.auth_method_name, challenge.auth_data) == ("secret", b"and?")
+        client.send("AUTH_RESPONSE", **said(b"sesame"))
+        await client.next("connected")
+        client.send("PRODUCER", topic="orders", producer_id=1, request_id=1)
+        refused = await client.next("error")
+        assert (refused.error, refused.message) == (
+            wire.ServerError.AuthorizationError,
+            "alice may not produce",
+        )
+        client.send("SUBSCRIBE", topic="orders", subscription="s", sub_type=0, consumer_id=1, request_id=2)
+        await client.next("success")
+        assert {principal for principal, _ in asked} == {"alice"}
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        ([("CONNECT", HELLO), ("AUTH_RESPONSE", said(b"open"))], wire.ServerError.AuthenticationError),
+        ([("CONNECT", HELLO | {"auth_method_name": "token"})], wire.ServerError.AuthenticationError),
+        ([("CONNECT", HELLO), ("CONNECT", HELLO)], wire.ServerError.NotAllowedError),
+        ([("CONNECT", HELLO), ("LOOKUP", {"topic": "t", "request_id": 1})], wire.ServerError.NotAllowedError),
+        ([("AUTH_RESPONSE", said(b"sesame"))], wire.ServerError.NotAllowedError),
+    ],
+)
+def test_who_is_not_authenticated_gets_nothing(sent: list[tuple[str, dict[str, Any]]], error: Any) -> None:
+    @in_virtual_time
+    async def play() -> None:
+        options = ConnectionOptions("broker", authenticator=Secret())
+        async with pulsar_server(options) as (_, server):
+            client = await PulsarClient.connect(server)
+            with client.one_write():
+                for name, fields in sent:
+                    client.send(name, **fields)
+            await asyncio.sleep(1)
+            names = [name for name, *_ in client.received if name != "auth_challenge"]
+            assert names == ["error"]
+            assert client.received[-1][1].error == error
+            assert client.ended
+            await client.close()
+
+    play()
+
+
+@in_virtual_time
+async def test_rule_44_a_frame_is_as_large_as_a_message_only_after_the_handshake() -> None:
+    options = ConnectionOptions("broker", max_message_bytes=200_000)
+    async with pulsar_server(options) as (_, server):
+        bomb = await PulsarClient.connect(server)
+        bomb.writer.write((180_000).to_bytes(4, "big") + bytes(4))
+        await asyncio.sleep(1)
+        assert bomb.ended
+        await bomb.close()
+        async with connected(server) as client:
+            await producer(client)
+            send(client, 0, bytes(200_000))
+            await client.next("send_receipt")
+
+
+@in_virtual_time
+async def test_rule_42_native_batches_are_cut_to_what_connected_named() -> None:
+    options = ConnectionOptions("broker", max_message_bytes=5_000)
+    async with pulsar_server(options) as (broker, server), connected(server) as client:
+        owner = FakeClient(broker)
+        answer = await owner.producer(9)
+        owner.publish_batch([bytes(1_000)] * 30, first=0, producer_id=9, epoch=answer["epoch"])
+        await owner.confirmed(30)
+        client.send(
+            "SUBSCRIBE", topic="orders", subscription="s", sub_type=0, consumer_id=1, request_id=2,
+            initial_position=1,
+        )  # fmt: skip
+        await client.next("success")
+        client.send("FLOW", consumer_id=1, message_permits=30)
+        await asyncio.sleep(1)
+        sizes = [len(rest) for _, _, rest in client.received]
+        assert len(sizes) > 6
+        assert max(sizes) < 6_000
+
+
+@in_virtual_time
+async def test_a_client_whose_last_frame_is_always_on_its_way_is_alive() -> None:
+    async with pulsar_server() as (_, server), connected(server) as client:
+        for _ in range(20):
+            client.writer.write(PING[5:] + PING[:5] if _ else PING[:5])
+            await asyncio.sleep(10)
+        assert not client.ended
+        assert [name for name, *_ in client.received] == ["pong"] * 19
+
+
+@in_virtual_time
+async def test_look_ups_say_whether_clients_stay_on_the_url_that_they_were_given() -> None:
+    async with pulsar_server(pulsar_through_service_url=True) as (_, server), connected(server) as client:
+        client.send("LOOKUP", topic="orders", request_id=1)
+        assert (await client.next("lookup_response")).proxy_through_service_url
+
+
+async def test_rule_54_a_broker_that_does_not_speak_the_protocol_is_said_to() -> None:
+    async with brokers() as cluster:
+        await cluster.start("a", pulsar_port=0, http_url="http://a:8080")
+        (one,) = cluster.brokers.values()
+        command = wire.CommandLookup(topic="orders", request_id=1)
+        with pytest.raises(NotAllowed, match="where Pulsar's protocol is not spoken"):
+            await ROWS["lookup"].answer(BrokerService(one.broker), Everybody(), command)  # type: ignore[arg-type]
+
+
+@in_virtual_time
+async def test_rule_46_what_fails_by_a_bug_is_answered_too() -> None:
+    async with pulsar_server() as (_, server), connected(server) as client:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BrokerService, "list_topics", None)
+            client.send("GET_TOPICS_OF_NAMESPACE", namespace="public/default", request_id=1)
+            refused = await client.next("error")
+        assert (refused.request_id, refused.error) == (1, wire.ServerError.ServiceNotReady)
+        assert "failed here" in refused.message
+
+
+# --- watches ---------------------------------------------------------------------------------------------------------
+
+
+def watch(client: PulsarClient, request_id: int, watcher_id: int, **fields: Any) -> None:
+    given = {"namespace": "public/default", "topics_pattern": ".*", **fields}
+    client.send("WATCH_TOPIC_LIST", request_id=request_id, watcher_id=watcher_id, **given)
+
+
+@in_virtual_time
+async def test_rule_44_watches_are_bounded_and_one_that_failed_holds_no_place() -> None:
+    async with pulsar_server(max_watches_per_connection=1) as (_, server), connected(server) as client:
+        watch(client, 1, 1, topics_pattern="(")
+        assert (await client.next("error")).error == wire.ServerError.NotAllowedError
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BrokerService, "list_topics", None)
+            watch(client, 2, 2)
+            await client.next("error")
+        watch(client, 3, 3)
+        await client.next("watch_topic_list_success")
+        watch(client, 4, 4)
+        assert (await client.next("error")).error == wire.ServerError.TooManyRequests
+        watch(client, 5, 3, topics_pattern=".*a")  # in the place of the one with its id
+        await client.next("watch_topic_list_success")
+        for number, topic in enumerate(("a", "b", "non-persistent://public/default/na")):
+            client.send("PRODUCER", topic=topic, producer_id=number, request_id=10 + number)
+        await asyncio.sleep(1)
+        (update,) = [one for name, one, _ in client.received if name == "watch_topic_update"]
+        assert list(update.new_topics) == ["persistent://public/default/a"]
+
+
+@in_virtual_time
+async def test_what_changes_while_topics_are_listed_follows_once() -> None:
+    async with pulsar_server() as (broker, server), connected(server) as client:
+        await producer(client)
+        listing = asyncio.Event()
+        listed = BrokerService.list_topics
+
+        async def slowly(*args: Any, **kwargs: Any) -> Any:
+            found = await listed(*args, **kwargs)
+            await listing.wait()
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BrokerService, "list_topics", slowly)
+            watch(client, 2, 1)
+            await asyncio.sleep(1)
+            topics = list(BrokerService(broker)._broker.topics)
+            assert topics == ["persistent://public/default/orders"]
+            await producer(client, topic="others", producer_id=2, request_id=3)
+            for one in connection_of(server)._watches._watches.values():
+                one.topic_changed("persistent://public/default/orders", True)  # which the list has
+                one.topic_changed("persistent://public/default/none", False)
+            await asyncio.sleep(1)
+            assert client.received == []
+            listing.set()
+            success = await client.next("watch_topic_list_success")
+        assert list(success.topic) == ["persistent://public/default/orders"]
+        update = await client.next("watch_topic_update")
+        assert list(update.new_topics) == ["persistent://public/default/others"]
+        assert list(update.deleted_topics) == []
+        await asyncio.sleep(1)
+        assert client.received == []
+
+
+@in_virtual_time
+async def test_rule_40_a_watch_that_is_closed_while_it_begins_watches_nothing() -> None:
+    async with pulsar_server() as (_, server), connected(server) as client:
+        begins, stopped = asyncio.Event(), list[bool]()
+
+        async def slowly(*args: Any) -> Any:
+            await begins.wait()
+            return lambda: stopped.append(True)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BrokerService, "watch_topics", slowly)
+            watch(client, 1, 1)
+            await asyncio.sleep(1)
+            client.send("WATCH_TOPIC_LIST_CLOSE", request_id=2, watcher_id=1)
+            await client.next("success")
+            begins.set()
+            await asyncio.sleep(1)
+        assert stopped == [True]
+
+
+def connection_of(server: Any) -> Any:
+    (transport,) = server.connections
+    return transport.protocol._connection
