@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 from magnetar.broker.listeners.backpressure import Backpressure
 from magnetar.broker.resources.budget import ByteBudget
@@ -83,11 +85,14 @@ def test_each_consumer_has_its_turn_when_the_connection_takes_little() -> None:
         served.append(consumer)
         link.room -= 1
 
+    consumers: Any = [
+        SimpleNamespace(subscription=SimpleNamespace(writable=deliver), consumer=one) for one in "abc"
+    ]
     for _ in range(3):
         link.room = 2
-        backpressure.writing_resumed(list("abc"), deliver)
+        backpressure.writing_resumed(consumers)
     assert served == list("abcabc")
     link.room = 10
-    backpressure.writing_resumed(list("abc"), deliver)
-    backpressure.writing_resumed([], deliver)
+    backpressure.writing_resumed(consumers)
+    backpressure.writing_resumed([])
     assert sorted(served[6:]) == list("abc")
