@@ -521,6 +521,17 @@ async def test_a_batch_of_which_another_consumer_has_a_part_or_gave_it_back_went
         assert state.unacked(ledger, entry, 0, 2) == [(1, 2)]
 
 
+async def test_an_id_within_a_batch_that_is_held_means_that_message_alone() -> None:
+    async with running_broker() as broker:
+        await Producer(broker).publish([b"0", b"1", b"2"])
+        client = PulsarClient(broker)
+        await client.subscribe(type="shared")
+        (message,) = client.link.take()
+        await client.ack((message.ledger, message.entry + 1))
+        state = broker.topics[str(TOPIC)].subscriptions["s"].cursor.state
+        assert state.unacked(message.ledger, 0, 0, 2) == [(0, 0), (2, 2)]
+
+
 async def test_what_is_left_of_a_batch_keeps_its_place_among_others() -> None:
     async with running_broker() as broker:
         await Producer(broker).publish(b"0", [b"1", b"2"], b"3")

@@ -302,3 +302,14 @@ async def test_rule_42_a_list_of_topics_that_no_frame_holds_is_refused() -> None
         assert "bytes" in answers[3].message
         assert "bytes" in answers[4].message
         assert not answers[5].HasField("error")
+
+
+@in_virtual_time
+async def test_rule_47_what_a_client_calls_itself_is_noted_as_far_as_it_is_short() -> None:
+    async with pulsar_server() as (_, server):
+        client = await PulsarClient.connect(server)
+        client.send("CONNECT", client_version="x" * 100_000, protocol_version=21)
+        await client.next("connected")
+        (transport,) = server.connections
+        assert len(transport.peer) == 200
+        await client.close()
