@@ -7,6 +7,7 @@ from typing import Any
 from magnetar.broker.listeners.pulsar import consumers as consumers_module
 from magnetar.broker.listeners.pulsar import producers as producers_module
 from magnetar.broker.topics.core.deduplication import Pushed
+from magnetar.proto.batch_extensions import BatchExtensions
 from sim.defects.registry import mixed_defect, mixed_once_defect
 from sim.pulsar import CheckedConsumer, CheckedProducer
 
@@ -101,8 +102,9 @@ def last_sequence_id_is_forgotten() -> None:
 
     def without(payloads: Any) -> Any:
         groups = admit(payloads)
-        for at, known in (groups.extensions or {}).items():
-            groups.extensions[at] = known._replace(last_sequence_id=groups.sequence_ids[at])
-        return groups
+        found = dict(groups.extensions or {})
+        for at, first in enumerate(groups.sequence_ids):
+            found[at] = found.get(at, BatchExtensions())._replace(last_sequence_id=first)
+        return groups._replace(extensions=found)
 
     producers.admit_pulsar = without
