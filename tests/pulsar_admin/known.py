@@ -67,11 +67,6 @@ KNOWN = (
         "permissions are of namespaces and topics",
     ),
     Known(
-        "properties of subscriptions",
-        "^topics (create-subscription .*--property|(get|update)-subscription-properties|subscriptions)", _NEVER,
-        "subscriptions have none; note them among those of the topic",
-    ),
-    Known(
         "replicated subscriptions", "^topics (get|set)-replicated-subscription-status", _NEVER,
         "a topic is of one cluster",
     ),

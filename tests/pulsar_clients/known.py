@@ -42,9 +42,6 @@ KNOWN = (
         "they do not come; this client shows those of Pulsar, which leaves their places, as empty ones",
     ),
     Known(
-        "properties of subscriptions", "^properties_of_a_subscription", "", "there are none",
-    ),
-    Known(
         "readers of several ranges of hashes", "^a_reader_of_some_ranges_of_hashes$", "",
         "what lies between the ranges does not come, with Pulsar it does",
     ),

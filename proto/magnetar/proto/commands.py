@@ -207,7 +207,8 @@ class Subscribe(Command, tag=23):
     (key_shared, exclusive): [first, last] slots, both ends included, of the 65,536 that a key falls into: its hash modulo
     65,536, 1 in place of 0. None: the consumers share the slots evenly; what is in none of those of an exclusive one is
     acknowledged without it. `create` false: TopicNotFound if the topic does not exist, whatever the broker's settings say.
-    `read_compacted` (exclusive, failover): of what was compacted only what is left.
+    `read_compacted` (exclusive, failover): of what was compacted only what is left. `properties`: at most 10,000 letters, of
+    a subscription that is made for it.
     """
 
     consumer_id: int

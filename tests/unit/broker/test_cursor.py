@@ -301,6 +301,41 @@ async def test_an_ack_that_cannot_be_stored_anywhere_is_answered_with_the_error(
         assert await redelivered(broker) == []
 
 
+@pytest.mark.parametrize("acks_before", [True, False])
+async def test_properties_that_were_set_survive_a_crash_and_so_does_what_is_acknowledged(
+    acks_before: bool,
+) -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer(properties={"team": "red"})
+        await client.received(2)
+        if acks_before:
+            await client.ack(client.messages[0].row())
+        await subscription(broker).cursor.set_properties({"team": "blue"})
+        assert (await pointer(metadata)).properties == {"team": "blue"}
+        await client.ack(client.messages[0].row())
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"1.0"]
+        assert subscription(broker).cursor.properties == {"team": "blue"}
+
+
+async def test_properties_set_by_a_former_owner_are_refused() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as former:
+        client = FakeClient(former)
+        await client.consumer(properties={"team": "red"})
+        cursor = subscription(former).cursor
+        async with running_broker(ledgers, metadata) as broker:
+            await FakeClient(broker).consumer(properties={"team": "green"})
+            with pytest.raises(TopicNotServed):
+                await cursor.set_properties({"team": "blue"})
+            assert subscription(broker).cursor.properties == {"team": "red"}
+        assert (await pointer(metadata)).properties == {"team": "red"}
+
+
 async def test_rule_26_a_pointer_conflict_fences_the_topic() -> None:
     ledgers, metadata = FakeLedgers(), new_metadata()
     async with running_broker(ledgers, metadata) as broker:
@@ -547,6 +582,19 @@ async def test_a_subscription_goes_on_after_a_write_of_its_pointer_of_which_nobo
         assert not metadata.unread
         client.publish_batch([b"more"], first=2, producer_id=9)
         await client.confirmed(3)
+
+
+@pytest.mark.parametrize("does", [True, False])
+async def test_properties_that_are_set_by_a_write_of_which_nobody_hears_are_written_again(does: bool) -> None:
+    metadata = LostAnswers(does)
+    async with running_broker(metadata=metadata) as broker:
+        await FakeClient(broker).consumer(properties={"team": "red"})
+        metadata.slow = True
+        metadata.lost.set()
+        await subscription(broker).cursor.set_properties({"team": "blue"})
+        assert not metadata.unread
+        assert (await pointer(metadata)).properties == {"team": "blue"}
+        assert subscription(broker).cursor.properties == {"team": "blue"}
 
 
 @pytest.mark.parametrize("does", [True, False])

@@ -26,6 +26,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from magnetar.metadata import MetadataStore
@@ -121,10 +122,23 @@ class Cursor:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    async def create(self, now_ms: int) -> None:
+    async def create(self, now_ms: int, properties: Mapping[str, str] = MappingProxyType({})) -> None:
         """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
         if self._store is not None:
+            self._store.pointer.properties = properties
             await self._store.create(now_ms)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What users noted of the subscription; a reader's has none."""
+        return {} if self._store is None else self._store.pointer.properties
+
+    async def set_properties(self, properties: Mapping[str, str]) -> None:
+        """They are these from now on, durable when this returns. Raises what the write met: then they may be, or not."""
+        if self._store is not None:
+            self._store.pointer.properties = properties
+            self._dirty = self._snapshot_due = True
+            await self.flush()
 
     async def recover(self, topology: Topology) -> bool:
         """Takes the cursor over and reads its state; False if the subscription was being deleted: call `delete` then.

@@ -12,6 +12,7 @@ known, it is looked for before the next one.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import msgspec
 
@@ -31,7 +32,7 @@ class PointerRecord(Record):
     ledger_id: int  # that has the state; NO_LEDGER: `snapshot` has it
     snapshot: list[bytes]  # pieces of the state, as its ledger has them; none: `deleting`
     created_ms: int
-    properties: dict[str, str]
+    properties: dict[str, str]  # of a subscription: what users noted of it
     trimmed: list[int]  # ledgers that had it and may not be deleted yet
     deleting: bool  # the state does not exist any more; its ledgers may
     active_ms: int = 0  # of a subscription: when it had consumers last, as far as it was noted down
@@ -50,7 +51,9 @@ class Pointer:
     def __init__(self, path: str, metadata: MetadataStore) -> None:
         self.path = path
         self.record = PointerRecord(NO_LEDGER, [], 0, {}, [], False)
-        self.active_ms = 0  # what the next `move` says
+        # What the next write says.
+        self.active_ms = 0
+        self.properties: Mapping[str, str] = {}
         self.damaged = False  # not even its ledgers can be read
         self._metadata = metadata
         self._version = -1
@@ -64,7 +67,7 @@ class Pointer:
 
     async def create(self, snapshot: list[bytes], now_ms: int) -> None:
         """The state is in the pointer, and durable, when this returns. Raises AlreadyExists."""
-        self.record = PointerRecord(NO_LEDGER, snapshot, now_ms, {}, [], False)
+        self.record = PointerRecord(NO_LEDGER, snapshot, now_ms, dict(self.properties), [], False)
         await finish(self._create())
 
     async def _create(self) -> None:
@@ -119,10 +122,9 @@ class Pointer:
         trimmed = old.trimmed
         if old.ledger_id not in (NO_LEDGER, ledger_id):
             trimmed = [*trimmed, old.ledger_id]
+        properties = dict(self.properties)
         await self._write(
-            PointerRecord(
-                ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting, self.active_ms
-            )
+            PointerRecord(ledger_id, snapshot, old.created_ms, properties, trimmed, deleting, self.active_ms)
         )
 
     async def _write(self, record: PointerRecord) -> None:

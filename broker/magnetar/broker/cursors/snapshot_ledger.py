@@ -139,6 +139,7 @@ class SnapshotLedger:
             await self._read_ledger(pointer.record.ledger_id, apply)
         await pointer.take()
         pointer.record.snapshot = []  # `apply` has it
+        pointer.properties = pointer.record.properties
         return True
 
     async def _apply(self, apply: Callable[[bytes], Iterable[int]], piece: bytes) -> None:

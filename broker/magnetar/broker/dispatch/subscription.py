@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from magnetar.proto.errors import (
@@ -55,6 +56,7 @@ MAX_LOOKUP_ROWS = 100_000
 LOOKUPS_AT_ONCE = 32  # entries
 MAX_EPOCH = 1 << 62
 MAX_PRIORITY_LEVEL = 1_000
+MAX_PROPERTIES = 10_000  # letters: they are written with every ledger
 MAX_CONSUMER_NAME_CHARS = 255
 # So often a message comes back, or is the first in hand of a lost consumer, before it is named.
 POISON_REDELIVERIES = 5
@@ -85,6 +87,7 @@ class SubscribeRequest(NamedTuple):
     create: bool = True  # the topic, if there is none and settings allow it
     # Of what was compacted it gets what is left; for types where one consumer gets everything in order.
     read_compacted: bool = False
+    properties: Mapping[str, str] = MappingProxyType({})  # of a subscription that is made for it
 
     def check(self) -> None:
         """Raises InvalidArgument for what no subscription takes, whatever it has."""
@@ -109,9 +112,16 @@ class SubscribeRequest(NamedTuple):
                 f"hash_ranges are for key_shared and exclusive subscriptions, not for a {self.type} one"
             )
         check_hash_ranges(self.hash_ranges, ())
+        check_properties(self.properties)
         if self.subscription or self.durable:
             check_subscription_name(self.subscription)
         check_start(self.start)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for more than a topic or a subscription may have."""
+    if (letters := sum(map(len, (*properties, *properties.values())))) > MAX_PROPERTIES:
+        raise InvalidArgument(f"the properties have {letters} letters; at most {MAX_PROPERTIES} are allowed")
 
 
 class Subscribed(NamedTuple):

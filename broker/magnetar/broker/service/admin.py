@@ -20,6 +20,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName, check_ids
 
 from ..cursors.core.acks import AckState
+from ..dispatch.subscription import check_properties
 from ..log.positions import Start
 from ..log.records import ABSENT, PARTITIONED_ROOT, TOPICS_ROOT
 from ..log.topic_names import list_topics
@@ -34,7 +35,6 @@ from .results import TopicStats
 from .stats import TopicOffsets, backlog, topic_stats
 
 _PAGE = 1_000
-_MOST_PROPERTIES = 10_000  # letters: they are written with every ledger
 
 
 class Owner(NamedTuple):
@@ -230,6 +230,20 @@ class AdminService:
         offsets = TopicOffsets(topic)
         return max(offsets.end.size - (await offsets.of(await topic.log.find(start))).size, 0)
 
+    @on_topic("topic_stats")
+    async def subscription_properties(self, name: TopicName, subscription: str) -> dict[str, str]:
+        """What users noted of it. Raises TopicNotFound, SubscriptionNotFound."""
+        return dict((await self._broker.known(name)).subscriptions.existing(subscription).cursor.properties)
+
+    @on_topic("create_subscription")
+    async def set_subscription_properties(
+        self, name: TopicName, subscription: str, properties: dict[str, str]
+    ) -> None:
+        """Notes these in place of what there was; durable when it returns. Raises InvalidArgument, as `expire_before`."""
+        check_properties(properties)
+        topic = await self._broker.known(name)
+        await topic.subscriptions.existing(subscription, durable=True).cursor.set_properties(properties)
+
     # --- what is stored ----------------------------------------------------------------------------------------------
 
     @on_stored_topic("trim_topic")
@@ -264,9 +278,7 @@ class AdminService:
         def after(before: dict[str, str]) -> dict[str, str]:
             return {key: text for key, text in {**before, **changed}.items() if text is not None}
 
-        properties = after(await self._properties(name))
-        if sum(map(len, (*properties, *properties.values()))) > _MOST_PROPERTIES:
-            raise InvalidArgument(f"the properties of {name} would have more than {_MOST_PROPERTIES} letters")
+        check_properties(after(await self._properties(name)))
         if (await self._broker.partitioned.read(name)).partitions:
             await self._broker.partitioned.change(
                 name, lambda was: msgspec.structs.replace(was, properties=after(was.properties))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from magnetar.proto.entry import Entry
@@ -29,7 +30,7 @@ from magnetar.runtime.clock import Clock
 from ..compaction.topic_compaction import CompactionStats
 from ..cursors.core.acks import EntryKey
 from ..dispatch.core.consumer import ConsumerPort
-from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription
+from ..dispatch.subscription import MAX_EPOCH, Sought, SubscribeRequest, Subscription, check_properties
 from ..log.positions import Start, check_start
 from ..log.records import ABSENT
 from ..log.topic_names import list_topics
@@ -395,12 +396,18 @@ class BrokerService:
 
     @on_stored_topic("create_subscription")
     async def create_subscription(
-        self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
+        self,
+        name: TopicName,
+        subscription: str,
+        *,
+        start: Start = ("latest", None),
+        properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
         check_subscription_name(subscription)
         check_start(start)
-        await (await self._broker.find(name)).subscriptions.create(subscription, start)
+        check_properties(properties)
+        await (await self._broker.find(name)).subscriptions.create(subscription, start, properties)
 
     @on_topic("seek_subscription")
     async def seek_subscription(self, name: TopicName, subscription: str, *, start: Start) -> int:

@@ -176,6 +176,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     unreadable_entries: list[UnreadableEntry]
     skipped_entries: int
     dropped_messages: int  # of a non-persistent topic
+    properties: dict[str, str]  # that users noted of it
     consumers: list[ConsumerStats]
 
 

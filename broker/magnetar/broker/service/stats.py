@@ -176,6 +176,7 @@ async def _subscription_stats(
         ],
         skipped_entries=subscription.dispatcher.skipped_entries,
         dropped_messages=subscription.dropped_messages,
+        properties=dict(subscription.cursor.properties),
         consumers=[
             ConsumerStats(
                 name=consumer.name,

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from magnetar.proto.errors import (
@@ -202,7 +203,9 @@ class Subscriptions(Mapping[str, Subscription]):
             if subscription is None:
                 position = position or await self._begin(find, start)
                 trimmed = not asked.read_compacted and skips_trimmed(self._ledger.list, start, position)
-                subscription = await self._create(name, position, durable=asked.durable)
+                subscription = await self._create(
+                    name, position, durable=asked.durable, properties=asked.properties
+                )
                 if compacted is not None:
                     compacted.begin_at(position, new=start[0] == "earliest")
                     subscription.look_at(compacted)
@@ -278,7 +281,9 @@ class Subscriptions(Mapping[str, Subscription]):
             compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
             subscription.look_at(compacted)
 
-    async def create(self, name: str, start: Start) -> None:
+    async def create(
+        self, name: str, start: Start, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
         position = await self._begin(self._log.find, start)
         try:
@@ -289,30 +294,34 @@ class Subscriptions(Mapping[str, Subscription]):
                         f"topic {self._ledger.name} has a subscription {name!r} already; use it, move it by seeking, "
                         "or delete it first"
                     )
-                await self._create(name, position, durable=True)
+                await self._create(name, position, durable=True, properties=properties)
         finally:
             self.beginnings.remove(position)
 
-    async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
+    async def _create(
+        self, name: str, position: Position, *, durable: bool, properties: Mapping[str, str]
+    ) -> Subscription:
         self._check_served()
         self._limits.check_room(
             "max_subscriptions", lambda: len(self._by_name) + len(self.recovery.unavailable)
         )
         if not durable:
             return self._attach(name, self._ledger.cursor(None, position))
-        return await self._to_the_end(self._create_durable(name, position))
+        return await self._to_the_end(self._create_durable(name, position, properties))
 
-    async def _create_durable(self, name: str, position: Position) -> Subscription:
+    async def _create_durable(
+        self, name: str, position: Position, properties: Mapping[str, str]
+    ) -> Subscription:
         ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name, position)
         try:
-            await cursor.create(clock.now_ms())
+            await cursor.create(clock.now_ms(), properties)
         except AlreadyExists:
             # Made by a call that did not learn of its success (another owner would have fenced us), or deleted in part.
             if not await cursor.recover(ledger.list):
                 await cursor.delete()
                 cursor = ledger.cursor(name, position)
-                await cursor.create(clock.now_ms())
+                await cursor.create(clock.now_ms(), properties)
         self._check_served()
         return self._attach(name, cursor)
 

@@ -222,12 +222,61 @@ async def test_a_topic_that_stores_nothing_has_figures_and_no_ledgers() -> None:
         assert (await admin("GET", "non-persistent/public/default")).body == []
 
 
+async def test_properties_of_a_subscription_are_kept_until_others_take_their_place() -> None:
+    path = f"{TOPIC}/subscription/s"
+    async with administered() as admin:
+        await admin("PUT", TOPIC)
+        created = {"ledgerId": -1, "entryId": -1, "properties": {"owner": "anna", "text": "\u00fc"}}
+        assert (await admin("PUT", path, created)).status == 204
+
+        async def shown() -> object:
+            (one,) = (await admin("GET", f"{TOPIC}/stats")).body["subscriptions"].values()
+            found = (await admin("GET", f"{path}/properties")).body
+            assert found == one["subscriptionProperties"]
+            return found
+
+        assert await shown() == created["properties"]
+        assert (await admin("PUT", path, {**created, "properties": {"owner": "bert"}})).status == 409
+        await admin("POST", f"{path}/resetcursor/0")
+        await admin("PUT", f"{TOPIC}/unload")
+        assert await shown() == created["properties"]
+        for properties in ({"team": "blue"}, {}, {"a": "b" * 9_999}):
+            assert (await admin("PUT", f"{path}/properties", properties)).status == 204
+            assert await shown() == properties
+            await admin("PUT", f"{TOPIC}/unload")
+            assert await shown() == properties
+        many = {f"{number}": "x" for number in range(10_000)}
+        for name, body in (
+            (f"{path}/properties", many),
+            (f"{TOPIC}/subscription/t", {**created, "properties": many}),
+        ):
+            refused = await admin("PUT", name, body)
+            assert (refused.status, "48890 letters; at most 10000" in refused.reason) == (412, True), refused
+        assert (await admin("PUT", f"{path}/properties", {"a": 1})).status == 400
+        assert (await admin("GET", f"{TOPIC}/subscriptions")).body == ["s"]
+        assert (await admin("GET", f"{TOPIC}/subscription/t/properties")).status == 404
+        assert (await admin("PUT", f"{TOPIC}/subscription/t/properties", {})).status == 404
+
+
+async def test_properties_of_a_subscription_of_a_partitioned_topic_are_of_all_partitions() -> None:
+    async with administered() as admin:
+        await admin("PUT", f"{TOPIC}/partitions", 2)
+        end = {"ledgerId": (1 << 63) - 1, "entryId": -1}
+        await admin("PUT", f"{TOPIC}/subscription/s", {**end, "properties": {"a": "1"}})
+        path = f"{TOPIC}/subscription/s/properties"
+        assert (await admin("GET", path)).body == {"a": "1"}
+        assert (await admin("PUT", path, {"b": "2"})).status == 204
+        for one in (TOPIC, f"{TOPIC}-partition-0", f"{TOPIC}-partition-1"):
+            assert (await admin("GET", f"{one}/subscription/s/properties")).body == {"b": "2"}
+        found = (await admin("GET", f"{TOPIC}/partitioned-stats")).body["subscriptions"]["s"]
+        assert found["subscriptionProperties"] == {"b": "2"}
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
         ("/admin/v3/functions/a/b/c", "there are no functions"),
         ("/admin/v3/transactions/metrics", "there are no transactions"),
-        (f"{TOPIC}/subscription/s/properties", "subscriptions have no properties"),
         (f"{TOPIC}/subscription/s/replicatedSubscriptionStatus", "not replicated"),
         ("/admin/v2/namespaces/public/default/allowedClusters", "of one cluster"),
         (f"{TOPIC}/offloadPolicies", "nothing is offloaded"),

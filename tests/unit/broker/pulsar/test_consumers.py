@@ -320,6 +320,26 @@ async def test_ranges_of_hashes_that_are_none_are_refused(type: str, ranges: lis
         await client.subscribe(type=type, key_shared_meta=sticky((0, 65_536)))  # Java lets it be the end
 
 
+# --- subscriptions ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_has_the_properties_that_it_was_made_with() -> None:
+    async with running_broker() as broker:
+        client = PulsarClient(broker)
+        for number, texts in enumerate((["1", "2"], ["3"], []), 1):
+            given = [wire.KeyValue(key="x", value=text) for text in texts]
+            await client.subscribe(number, type="shared", subscription_properties=given)
+            assert broker.topics[str(TOPIC)].subscriptions["s"].cursor.properties == {"x": "2"}
+        await client.subscribe(
+            4, "r", durable=False, subscription_properties=[wire.KeyValue(key="x", value="")]
+        )
+        assert broker.topics[str(TOPIC)].subscriptions["r"].cursor.properties == {}
+        many = [wire.KeyValue(key=f"{number}", value="x") for number in range(10_000)]
+        with pytest.raises(InvalidArgument, match="48890 letters; at most 10000"):
+            await client.subscribe(5, "many", subscription_properties=many)
+        assert "many" not in broker.topics[str(TOPIC)].subscriptions
+
+
 # --- acknowledgements ------------------------------------------------------------------------------------------------
 
 

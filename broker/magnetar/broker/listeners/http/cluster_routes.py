@@ -200,7 +200,6 @@ NEVER: Final = {
     "replicatedSubscriptionStatus": "subscriptions are not replicated: a topic is of one cluster",
     "subscriptionAuthMode": "names of subscriptions are not bound to roles: permissions are of namespaces and topics",
     "shadowTopics": "a topic has no shadows: read it by one more subscription",
-    "subscription": "subscriptions have no properties; note what belongs to one among those of its topic",
     "allowedClusters": "a namespace is of one cluster; which clusters a tenant may use stands at the tenant",
     "entryFilters": "messages are not filtered by the broker; consumers pass over what they do not want",
     "schemaAutoUpdateCompatibilityStrategy": "it is schemaCompatibilityStrategy since Pulsar 2.4",

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 from aiohttp import web
 
-from magnetar.proto.errors import MalformedFrame, MessageLost, TopicNotFound, Unsupported
+from magnetar.proto.errors import MalformedFrame, MessageLost, TopicNotFound
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.pulsar.ids import unpack_entry
 
@@ -73,9 +73,7 @@ class PulsarMessageId(msgspec.Struct, rename="camel"):
     properties: dict[str, str] | None = None  # of a subscription that is to begin there
 
     async def start(self, asked: Asked) -> Start:
-        """Raises Unsupported for properties."""
-        if self.properties:
-            raise Unsupported("subscriptions have no properties here: note them among those of the topic")
+        """What it means here."""
         if self.ledger_id < 0 or self.ledger_id == _LATEST:
             return "earliest" if self.ledger_id < 0 else "latest", None
         entry, index = unpack_entry(max(self.entry_id, 0))

@@ -49,7 +49,7 @@ _SUBSCRIPTION: Final = {
     "msgBacklog": "backlog_messages", "backlogSize": "backlog_bytes", "msgDelayed": "delayed_messages",
     "blockedSubscriptionOnUnackedMsgs": "blocked_on_unacked_messages", "msgInReplay": "redelivery_messages",
     "unackedMessages": "unacked_messages", "isDurable": "durable", "durable": "durable",
-    "nonContiguousDeletedMessagesRanges": "acknowledged_ranges",
+    "nonContiguousDeletedMessagesRanges": "acknowledged_ranges", "subscriptionProperties": "properties",
 }  # fmt: skip
 _NOT_OF_SUBSCRIPTIONS: Final = {
     **dict.fromkeys(
@@ -63,7 +63,7 @@ _NOT_OF_SUBSCRIPTIONS: Final = {
         "dispatchThrottledBytesEventsByBrokerLimit".split(), 0
     ),
     "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": False,
-    "consumersAfterMarkDeletePosition": {}, "subscriptionProperties": {},
+    "consumersAfterMarkDeletePosition": {},
 }  # fmt: skip
 _CONSUMER: Final = {
     "bytesOutCounter": "delivered_bytes", "msgOutCounter": "delivered_messages", "consumerName": "name",

@@ -22,6 +22,7 @@ from .routes import TOPIC, WHOLE, Asked, Elsewhere, PulsarMessageId, Route, noth
 from .statuses import Refused
 
 _DELETION_ROUNDS = 3
+_END: Final = PulsarMessageId((1 << 63) - 1, (1 << 63) - 1)
 
 
 async def create(asked: Asked, properties: dict[str, str] | None = None) -> None:
@@ -103,12 +104,15 @@ async def partitioned_stats(asked: Asked) -> dict[str, Any]:
 
 
 async def subscribe(
-    asked: Asked, subscription: str, start: Start = ("latest", None), *, replicated: bool = False
+    asked: Asked, subscription: str, at: PulsarMessageId = _END, *, replicated: bool = False
 ) -> None:
     """Makes a durable subscription, which begins at a message; without a body at the end."""
     if replicated:
         raise Unsupported("subscriptions are not replicated: a topic is of one cluster; leave replicated out")
-    await asked.service.create_subscription(asked, asked.topic, subscription, start=start)
+    start, properties = await at.start(asked), at.properties or {}
+    await asked.service.create_subscription(
+        asked, asked.topic, subscription, start=start, properties=properties
+    )
 
 
 async def expire_through(asked: Asked, subscription: str, last: PulsarMessageId) -> None:
@@ -186,6 +190,10 @@ def _union(answers: Mapping[str, list[str]], _: Asked) -> list[str]:
     return sorted({name for names in answers.values() for name in names})
 
 
+def _first(answers: Mapping[str, Any], _: Asked) -> Any:
+    return next(iter(answers.values()))
+
+
 def _by_number(answers: Mapping[str, Any], _: Asked) -> dict[str, Any]:
     return {str(TopicName.parse(topic).partition): answer for topic, answer in answers.items()}
 
@@ -258,8 +266,12 @@ TOPICS_ROUTES: Final = (
     Route("DELETE", f"{TOPIC}/truncate", _A.truncate, partitions=nothing),
     Route("GET", f"{TOPIC}/offload", _A.figures, answer=_not_offloaded),
     SUBSCRIPTIONS,
-    Route("PUT", _SUBSCRIPTION, subscribe, body="start", partitions=nothing),
+    Route("PUT", _SUBSCRIPTION, subscribe, body="at", partitions=nothing),
     UNSUBSCRIBE,
+    Route("GET", f"{_SUBSCRIPTION}/properties", _A.subscription_properties, partitions=_first),
+    Route(
+        "PUT", f"{_SUBSCRIPTION}/properties", _A.set_subscription_properties, body="properties", partitions=nothing
+    ),
     Route("POST", f"{_SUBSCRIPTION}/skip/{{count}}", _B.skip_messages, answer=nothing),
     CLEAR_BACKLOG,
     Route("POST", f"{_SUBSCRIPTION}/expireMessages/{{seconds}}", _A.expire_older, partitions=nothing),

@@ -149,6 +149,7 @@ class Consumer:
             hash_ranges=ranges,
             create=command.force_topic_creation,
             read_compacted=command.read_compacted,
+            properties={one.key: one.value for one in command.subscription_properties},
         )
 
     @property
