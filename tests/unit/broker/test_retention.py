@@ -381,6 +381,15 @@ async def test_a_hole_behind_archived_ledgers_is_told_where_an_id_lies_in_it() -
             assert answer["trimmed"] is told, start
 
 
+async def test_an_empty_ledger_that_is_not_gone_yet_has_no_last_message() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20])
+        last = topic.ledger.list.ledgers[-1]
+        last.entries = last.messages = 0
+        assert await topic.ledger.changes._end_of_last(2) == (last.ledger_id, 0, 0)
+
+
 async def test_where_the_end_of_what_is_trimmed_cannot_be_read_it_is_trimmed_all_the_same() -> None:
     ledgers, clock = FakeLedgers(), FakeClock()
     async with running_broker(ledgers, clock=clock, max_ledger_entries=1) as broker:

@@ -204,6 +204,8 @@ class ListChanges:
         if not count:
             return (-1, 0, 0)
         last = self.list.ledgers[count - 1]
+        if not last.entries:
+            return (last.ledger_id, 0, 0)
         key = (last.ledger_id, last.entries - 1)
         try:
             return (*key, await self._reading.read_message_count(key))
