@@ -116,6 +116,21 @@ def test_rule_47_the_size_of_a_schema_is_looked_at_before_it_is(kind: SchemaType
         Schema(kind, b"{" * (MAX_SCHEMA_BYTES + 1), {}).check()
 
 
+def test_rule_47_a_definition_that_is_nested_too_deeply_is_none() -> None:
+    definition = '{"type":"array","items":' * 700 + '"int"' + "}" * 700
+    schema = Schema(SchemaType.AVRO, definition.encode(), {}).check()
+    with pytest.raises(InvalidArgument):
+        check_fits(schema, [], "FULL")
+
+
+async def test_who_reads_has_to_read_what_was_written_whatever_writers_have_to() -> None:
+    async with running_broker() as broker:
+        await BrokerService(broker).schemas.set_schema(ME, "orders", AB)
+        await broker.schemas.check(TOPIC, A, "FORWARD", reading=True)
+        with pytest.raises(IncompatibleSchema):
+            await broker.schemas.check(TOPIC, A, "FORWARD")
+
+
 async def always() -> str:
     return "ALWAYS_COMPATIBLE"
 

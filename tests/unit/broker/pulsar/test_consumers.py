@@ -1153,6 +1153,7 @@ async def test_what_a_compaction_left_nothing_of_costs_no_permits() -> None:
         consumer = await client.subscribe(read_compacted=True, permits=10)
         found = client.link.take()
         assert [(one.place(), one.values) for one in found] == [((0, 2), [b"3"]), ((0, 4), [b"4", b"5"])]
+        assert len(transcoded._slices) == 4  # a batch of which something is left is another one
         assert consumer.opened.consumer.available_permits == 7
         await client.ack(found[-1], cumulative=True)
         assert mark_delete(broker) == (1, 0)

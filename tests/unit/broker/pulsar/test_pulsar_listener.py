@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,42 @@ async def test_the_first_connections_wait_for_the_import_and_are_answered(
             await client.next("connected")
             await client.close()
     assert imports == ["magnetar.broker.listeners.pulsar.protocol"]
+
+
+class Reads:
+    """A transport that reads although it was told not to, as uvloop's does."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.heard: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.heard.append((name, *given))
+
+
+@pytest.mark.parametrize("closing", [False, True])
+async def test_what_is_read_during_the_import_is_kept_for_who_speaks_then(*, closing: bool) -> None:
+    imported = asyncio.Event()
+
+    async def load() -> Any:
+        await imported.wait()
+        return lambda transport: "protocol"
+
+    transport: Any = Reads()
+    waiting = listener._Waiting(transport, SimpleNamespace(load=load))  # type: ignore[arg-type]
+    waiting.connection_made()
+    for part in (b"one ", b"two"):
+        waiting.bytes_received(part)
+        assert transport.heard[-1] == ("pause_reading", "import")
+    transport.heard.clear()
+    transport.closing = closing
+    imported.set()
+    await asyncio.sleep(0.01)
+    assert transport.heard == (
+        []
+        if closing
+        else [("speak", "protocol"), ("data_received", b"one two"), ("resume_reading", "import")]
+    )
 
 
 @in_virtual_time
