@@ -12,6 +12,7 @@ python -m bench delays           delayed messages, in memory: 200,000 a second, 
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
 python -m bench slow_disk        the turns of a service's loop on a slow disk (bench/slow_disk.py)
 python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
+python -m bench instructions     instructions of the service for a message beside another revision (bench/instructions.py)
 python -m bench many_partitions  thousands of partitions, and of producers on one topic (bench/many_partitions.py)
 python -m bench partitions       a topic of several partitions beside one that has none (bench/partitions.py)
 python -m bench pulsar FOLDER    Pulsar's own pulsar-perf, beside a real Pulsar: `make bench-pulsar` (bench/pulsar.py)
@@ -68,6 +69,7 @@ MODULES = (
     "delays",
     "dispatch",
     "failover",
+    "instructions",
     "many_partitions",
     "partitions",
     "pulsar",
