@@ -25,6 +25,8 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         68: "the checker wanted a message again of which a Pulsar consumer had acknowledged the first chunk cumulatively",
         111: "the last chunk of a message overtook its first one, whose entry was set aside for another message's owner",
         130: "the first message of a batch that had gone out in parts was taken for the batch by the topic's next owner",
+        172: "the first message of a batch that had gone out alone was taken for the batch, which its consumer had by then",
+        700081: "a batch of which one message was acknowledged elsewhere was taken for its first one",
     },
     "once": {
         18: "behind a seek the chunks of a message that one consumer had had whole were shared out, and nobody had it",

@@ -334,20 +334,13 @@ class PulsarPlace(Place):
         return self._load.truth.epochs[asked_in]
 
     async def _acknowledge(self, consumer: Any, messages: list[Any]) -> None:
-        """Of a batch without ack sets nothing is acknowledged before all of it is: the program knows nothing then.
-
-        Nor of one of an earlier connection: where it may have gone out in parts its id may mean the first message.
-        """
+        """Of a batch without ack sets nothing is acknowledged before all of it is: the program knows nothing then."""
         loop, subscription, holder = self._around.loop, self.subscription, self._holder
         attempt = subscription.acknowledging(holder, _ids(messages), loop.now)
         done: list[Received] = []
 
         async def acknowledge() -> None:
-            known, now_in = not SELECTORS[self.plan.type].individual_acks, consumer.consumer.attachment_id
-            covered = await consumer.consumer.ack([one.received for one in messages], receipt=True)
-            done[:] = [
-                one for one in covered if known or one.attachment_id == now_in or not one.id.batch_size
-            ]
+            done[:] = await consumer.consumer.ack([one.received for one in messages], receipt=True)
 
         await self._around.until_done(acknowledge)
         whole = set(done)

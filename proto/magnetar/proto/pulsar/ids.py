@@ -4,12 +4,11 @@
     Pulsar's             ledger, entry << 20 | index of the batch's first message, index within the batch
 
 so that both order alike, and every batch of an entry looks like an entry of its own. A batch that is sent in several slices
-is a batch for each of them. Clients may compute the id before a batch: it is in the batch, or the entry, before.
+is a batch for each of them. A message of a batch that is sent by itself has ALONE in its index: without it the id of the
+first one would be that of the batch. Clients may compute the id before a batch: it is in the batch, or the entry, before.
 
->>> pack_entry(7, 0) - 1 == pack_entry(6, MAX_MESSAGES_PER_ENTRY - 1), unpack_entry(pack_entry(7, 3))
-(True, (7, 3))
->>> unpack_entry(pack_entry(0, 0) - 1)
-(-1, 1048575)
+>>> unpack_entry(pack_entry(7, 3)), unpack_entry(pack_entry(7, 3 | ALONE)), unpack_entry(pack_entry(7, 0) - 1)
+((7, 3), (7, 3), (6, 524287))
 
 An *ack set* says which messages of a batch are still unacknowledged: bit i of its 64-bit words, which protobuf has as signed
 ones, is message i, and trailing words of zero are left out. No words at all is another thing: the whole batch is meant.
@@ -29,7 +28,8 @@ from ..ranges import Range
 
 INDEX_BITS = 20
 LAST_INDEX = MAX_MESSAGES_PER_ENTRY - 1
-assert MAX_MESSAGES_PER_ENTRY == 1 << INDEX_BITS
+ALONE = MAX_MESSAGES_PER_ENTRY
+assert ALONE << 1 == 1 << INDEX_BITS
 _WORD = 64
 _SIGN = 1 << (_WORD - 1)
 _ALL = (1 << _WORD) - 1

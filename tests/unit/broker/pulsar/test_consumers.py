@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker
 from magnetar.broker.listeners.pulsar import transcoded as transcoded_module
-from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders, end_of_batch
+from magnetar.broker.listeners.pulsar.borders import UNBATCHED, Borders
 from magnetar.broker.listeners.pulsar.consumers import Consumer
 from magnetar.broker.listeners.pulsar.transcoded import Transcoded
 from magnetar.broker.listeners.requests import Requests
@@ -18,7 +17,15 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch, key_hash_of
 from magnetar.proto.errors import ConsumerBusy, InvalidArgument, MalformedFrame, TopicNotFound
 from magnetar.proto.pulsar import wire_pb2 as wire
-from magnetar.proto.pulsar.ids import EARLIEST, INDEX_BITS, LATEST, encode_ack_set, pack_entry
+from magnetar.proto.pulsar.ids import (
+    ALONE,
+    EARLIEST,
+    INDEX_BITS,
+    LAST_INDEX,
+    LATEST,
+    encode_ack_set,
+    pack_entry,
+)
 from magnetar.proto.pulsar.transcoding import to_pulsar
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.compaction_kit import compact
@@ -167,13 +174,7 @@ async def test_a_batch_beyond_the_frame_limit_goes_out_in_slices_that_are_acknow
         client.lose()
         again = PulsarClient(broker, Transcoded(SLICE_BYTES))
         await again.subscribe(type="shared", permits=0)
-        await again.ack(
-            slices[0]
-        )  # delivered on an earlier connection, where its first message may have come alone
-        assert mark_delete(broker) == (0, 2)
-        again.flow(10)
-        await settle()
-        await again.ack(*again.link.take())
+        await again.ack(slices[0])  # delivered on the earlier connection
         assert mark_delete(broker) == (1, 0)
 
 
@@ -372,28 +373,37 @@ async def test_plain_acknowledgements_of_one_read_go_together() -> None:
 def test_acknowledged_batches_that_follow_one_another_are_one_row() -> None:
     known = Borders()
     known.remember((5, 0), UNBATCHED)
-    known.remember((5, 1), [2, 3, 1 << INDEX_BITS])
+    known.remember((5, 1), [2, 3, LAST_INDEX + 1])
     known.remember((5, 2), UNBATCHED)
 
     def packed(*places: tuple[int, int]) -> list[tuple[int, int]]:
         return [(5, entry << INDEX_BITS | index) for entry, index in places]
 
-    def whole(key: tuple[int, int], borders: Sequence[int], index: int) -> int:
-        return end_of_batch(borders, index)
-
-    rows, unknown = known.rows_of(
-        packed((0, 3), (0, 4), (0, 5), (0, 7), (0, 7), (0, 6), (1, 0), (1, 2), (1, 3), (2, 0)), whole
-    )
+    places = [
+        (0, 3),
+        (0, 4),
+        (0, 5),
+        (0, 7),
+        (0, 7),
+        (0, 6),
+        (1, 0),
+        (1, 2),
+        (1, 3),
+        (1, ALONE),
+        (1, ALONE | 1),
+    ]
+    rows, unknown = known.rows_of(packed(*places, (2, 0), (2, ALONE)))
     assert rows == [
-        (5, 0, 3, 5), (5, 0, 7, 7), (5, 0, 7, 7), (5, 0, 6, 6), (5, 1, 0, (1 << INDEX_BITS) - 1), (5, 2, 0, 0),
+        (5, 0, 3, 5), (5, 0, 7, 7), (5, 0, 7, 7), (5, 0, 6, 6), (5, 1, 0, LAST_INDEX), (5, 1, 0, 1), (5, 2, 0, 0),
+        (5, 2, 0, 0),
     ]  # fmt: skip
     assert not unknown
     elsewhere = [(4, 1), *packed((3, 1), (3, 2))]
-    assert known.rows_of([*packed((0, 0)), *elsewhere, *packed((0, 1))], whole) == (
+    assert known.rows_of([*packed((0, 0)), *elsewhere, *packed((0, 1))]) == (
         [(5, 0, 0, 0), (5, 0, 1, 1)],
         elsewhere,
     )
-    assert known.rows_of([], whole) == ([], [])
+    assert known.rows_of([]) == ([], [])
 
 
 async def test_ack_sets_acknowledge_single_messages_and_come_back_with_the_rest() -> None:
@@ -432,8 +442,8 @@ async def test_of_a_batch_that_is_hidden_in_part_clients_without_ack_sets_get_si
         await settle()
         found = client.link.take()
         assert [(one.values, one.batched, one.ack_set, one.place()) for one in found] == [
-            ([b"1"], False, (), (0, 1)), ([b"2"], False, (), (0, 2)),
-            ([b"3"], False, (), (1, 0)), ([b"5"], False, (), (1, 2)),
+            ([b"1"], False, (), (0, ALONE | 1)), ([b"2"], False, (), (0, ALONE | 2)),
+            ([b"3"], False, (), (1, ALONE)), ([b"5"], False, (), (1, ALONE | 2)),
         ]  # fmt: skip
         await client.ack(found[2])  # not the whole batch, though it is its first message
         await client.redeliver(found[3])
@@ -443,14 +453,21 @@ async def test_of_a_batch_that_is_hidden_in_part_clients_without_ack_sets_get_si
         assert mark_delete(broker) == (2, 0)
 
 
-def test_a_batch_that_went_out_in_single_messages_is_one_again_when_it_comes_whole() -> None:
-    borders = Borders()
-    borders.remember((7, 0), [3, 6], [1, 2], [0, 1, 2])
-    assert list(borders[7, 0]) == [1, 2, 3, 6]
-    borders.remember((7, 0), [3, 6], [], [3])  # what is held of the first one means what it meant
-    assert list(borders[7, 0]) == [1, 2, 3, 6]
-    borders.remember((7, 0), [3, 6], [], [0])
-    assert list(borders[7, 0]) == [3, 6]
+async def test_what_another_connection_acknowledged_of_a_batch_is_no_more_waited_for() -> None:
+    """Seed 700081 of the simulation `mixed_once`: of a batch that is held here whole."""
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1", b"2"])
+        owner, client = FakeClient(broker), PulsarClient(broker)
+        await owner.consumer(1, "s", type="shared")
+        await owner.received(3)
+        await client.subscribe(type="shared", permits=100)
+        await owner.ask(c.CloseConsumer, 1)
+        await settle()
+        (message,) = client.link.take()
+        await owner.consumer(2, "s", type="shared", permits=0)
+        owner.frame(c.Ack(0, 2), c.encode_rows(c.ACK_ROW, [owner.messages[0].row()]))
+        await client.ack(message)
+        assert mark_delete(broker) == (1, 0)
 
 
 async def test_the_first_message_of_a_batch_in_parts_is_not_the_batch_on_another_connection() -> None:
@@ -472,8 +489,9 @@ async def test_the_first_message_of_a_batch_in_parts_is_not_the_batch_on_another
         assert values(again) == third.values == [b"2"]
 
 
-async def test_nor_is_it_at_the_next_owner_which_does_not_know_what_others_had() -> None:
-    """Seed 130 of the simulation `mixed_once`."""
+@pytest.mark.parametrize("permits", [0, 10])
+async def test_nor_is_it_at_the_next_owner_which_does_not_know_what_others_had(permits: int) -> None:
+    """Seeds 130 and 172 of the simulation `mixed_once`: whether or not the consumer has the whole batch there."""
     metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
     async with running_broker(ledgers, metadata) as broker:
         await native(broker, [b"0", b"1"])
@@ -486,11 +504,19 @@ async def test_nor_is_it_at_the_next_owner_which_does_not_know_what_others_had()
         (first,), (second,) = [client.link.take() for client in clients]
     async with running_broker(ledgers, metadata) as broker:
         again = PulsarClient(broker)
-        await again.subscribe(type="shared", permits=0)
+        await again.subscribe(type="shared", permits=permits)
         await again.ack(first)
+        assert mark_delete(broker) == (0, 1)
         again.flow(10)
         await settle()
-        assert values(again) == second.values == [b"1"]
+        if permits:
+            (whole,) = again.link.take()
+            assert whole.values == [b"0", b"1"]
+            await again.ack(whole)
+        else:
+            assert values(again) == second.values == [b"1"]
+            await again.ack(second)
+        assert mark_delete(broker) == (1, 0)
 
 
 async def test_a_message_within_a_batch_is_not_the_rest_of_it_on_another_connection() -> None:
@@ -516,29 +542,12 @@ async def test_what_is_held_of_another_batch_says_nothing_of_one_that_went_out_i
         await owner.ask(c.CloseConsumer, 1)
         await client.subscribe(type="shared", permits=1)
         (first,) = client.link.take()
-        await client.ack(first._replace(entry=first.entry + 2))  # of an earlier connection, which had 2 and 4
+        await client.ack(
+            first._replace(entry=first.entry + 2 | ALONE)
+        )  # of an earlier connection, which had 2 and 4
         client.flow(10)
         await settle()
         assert values(client) == [b"4"]
-
-
-@pytest.mark.parametrize("given_back", [False, True])
-async def test_a_batch_of_which_another_consumer_has_a_part_or_gave_it_back_went_out_in_parts(
-    *, given_back: bool
-) -> None:
-    async with running_broker() as broker:
-        await native(broker, [b"0", b"1", b"2"])
-        owner, client = FakeClient(broker), PulsarClient(broker)
-        await owner.consumer(1, "s", type="shared")
-        await owner.received(3)
-        if given_back:
-            owner.frame(c.Redeliver(0, 1), c.encode_rows(c.ACK_ROW, [owner.messages[2].row()]))
-            await owner.ask(c.CloseConsumer, 1)
-        await client.subscribe(type="shared", permits=0)
-        ledger, entry, _ = owner.messages[0].id
-        await client.ack((ledger, pack_entry(entry, 0)))
-        state = broker.topics[str(TOPIC)].subscriptions["s"].cursor.state
-        assert state.unacked(ledger, entry, 0, 2) == [(1, 2)]
 
 
 async def test_an_id_within_a_batch_that_is_held_means_that_message_alone() -> None:
@@ -645,28 +654,24 @@ async def test_rule_47_before_the_first_entry_of_a_ledger_there_is_no_message_bu
         assert values(client) == [b"2"]
 
 
-@pytest.mark.parametrize(("type", "end", "mark"), [("exclusive", 4, (1, 0)), ("shared", 2, (0, 2))])
-async def test_acknowledgements_of_an_earlier_connection_are_looked_up(
-    type: str, end: int, mark: tuple[int, int]
-) -> None:
-    """Where each message is acknowledged by itself a batch may have gone out in parts: nobody knows any more."""
+async def test_acknowledgements_of_an_earlier_connection_are_looked_up() -> None:
     metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
     async with running_broker(ledgers, metadata) as broker:
         await Producer(broker).publish(b"0", [b"1", b"2", b"3"], b"4")
         client = PulsarClient(broker)
-        await client.subscribe(type=type)
+        await client.subscribe(type="shared")
         found = client.link.take()
         client.lose()
     async with running_broker(ledgers, metadata) as broker:  # and its cache is empty
         client = PulsarClient(broker)
-        consumer = await client.subscribe(type=type, permits=0)
+        consumer = await client.subscribe(type="shared", permits=0)
         await client.ack(found[1])
         assert broker.topics[str(TOPIC)].subscriptions["s"].cursor.state.unacked(found[1].ledger, 0, 0, 4) == [
-            (0, 0), (end, 4),
+            (0, 0), (4, 4),
         ]  # fmt: skip
         consumer.acknowledge_ids([found[0].id, found[2].id])
         await asyncio.sleep(1)
-        assert mark_delete(broker) == mark
+        assert mark_delete(broker) == (1, 0)
         # What there never was is refused, and what is gone is not owed any more.
         answer = await client.ack((found[0].ledger, pack_entry(99, 0)))
         assert answer is not None

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from magnetar.proto.ids import MAX_ENTRY_ID, MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.pulsar.ids import (
+    ALONE,
     ack_set_bits,
     decode_ack_set,
     encode_ack_set,
@@ -20,7 +21,7 @@ from magnetar.proto.ranges import RangeSet
 def test_packed_entries_have_63_bits_and_come_back(entry: int, index: int) -> None:
     packed = pack_entry(entry, index)
     assert 0 <= packed < 1 << 63
-    assert unpack_entry(packed) == (entry, index)
+    assert unpack_entry(packed) == unpack_entry(packed | ALONE) == (entry, index)
 
 
 def test_64_bits_without_a_sign() -> None:

@@ -40,7 +40,7 @@ AckRange = tuple[int, int, int, int]  # ledger, entry, first index, last index
 
 INDEX_BITS = 20
 _LAST_INDEX = (1 << INDEX_BITS) - 1
-assert MAX_MESSAGES_PER_ENTRY == 1 << INDEX_BITS
+assert MAX_MESSAGES_PER_ENTRY <= 1 << INDEX_BITS
 
 
 class EntryRanges(NamedTuple):

@@ -1,17 +1,20 @@
 """Where the batches of delivered entries end, as Pulsar's consumers have seen them.
 
 An acknowledgement of Pulsar's clients names a batch by its first message and leaves open how many it has. So each
-consumer keeps, for each entry of which something was delivered to it, the index behind each batch; a batch that went out in
+consumer keeps, for each entry of which something was delivered to it, the index behind each batch; a batch that goes out in
 slices is a batch for each of them. Entries of unbatched messages, which are the many, cost no list.
+
+An id with which no batch begins means one message where each is acknowledged by itself, and as a cumulative acknowledgement
+the place behind the batch that contains it. One that is ALONE means its message, whatever else went out of its batch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.pulsar.ids import INDEX_BITS, LAST_INDEX
+from magnetar.proto.pulsar.ids import ALONE, INDEX_BITS, LAST_INDEX
 
 from ...cursors.core.acks import AckRange, EntryKey, Position
 
@@ -43,6 +46,13 @@ def start_of_batch(borders: Sequence[int], index: int) -> int:
     return borders[at - 1] if at else 0
 
 
+def end_of_id(borders: Sequence[int], packed: int) -> int:
+    """Behind what an id means of which each message is acknowledged by itself: its batch, or one message."""
+    index = packed & LAST_INDEX
+    whole = not packed & ALONE and start_of_batch(borders, index) == index
+    return end_of_batch(borders, index) if whole else index + 1
+
+
 class Borders(dict[EntryKey, Sequence[int]]):
     """Of one consumer, by entry, in the order in which they were delivered first."""
 
@@ -52,35 +62,25 @@ class Borders(dict[EntryKey, Sequence[int]]):
         super().__init__()
         self._size = 0
 
-    def remember(
-        self, key: EntryKey, borders: Sequence[int], cuts: Sequence[int] = (), sent: Iterable[int] = ()
-    ) -> None:
-        """`cuts`: where more batches end than the entry has. `sent`: the first message of each that goes out now.
-
-        A batch that went out in parts before and is whole this time has no cuts any more.
-        """
+    def remember(self, key: EntryKey, borders: Sequence[int], cuts: Sequence[int] = ()) -> None:
+        """`cuts`: where more batches end than the entry has."""
         known = self.get(key)
+        if cuts:
+            borders = sorted({*borders, *cuts, *(known or ())})
         if known is not None:
-            if len(known) == len(borders) and not cuts:
+            if len(known) >= len(borders):
                 return
             self._forget(key)
-            again = set(sent)
-            kept = [end for end in known if start_of_batch(borders, end) not in again]
-            borders = sorted({*borders, *cuts, *kept})
-        elif cuts:
-            borders = sorted({*borders, *cuts})
         self[key] = borders
         self._size += 1 + len(borders)
         while self._size > MAX_BORDERS and len(self) > 1:
             self._forget(next(iter(self)))
 
-    def rows_of(
-        self, ids: Iterable[EntryKey], end_of: Callable[[EntryKey, Sequence[int], int], int]
-    ) -> tuple[list[AckRange], list[EntryKey]]:
+    def rows_of(self, ids: Iterable[EntryKey]) -> tuple[list[AckRange], list[EntryKey]]:
         """What ids mean, of which ledger and packed entry are given, and those that are of no entry known here.
 
-        `end_of`: of an id in an entry that has batches, by their ends and its index, behind what is meant. Unbatched
-        messages that follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly anything.
+        Unbatched messages that follow one another are one row: 0.1 us for each, and for whoever takes the rows hardly
+        anything.
         """
         rows: list[AckRange] = []
         unknown: list[EntryKey] = []
@@ -99,7 +99,7 @@ class Borders(dict[EntryKey, Sequence[int]]):
                 if borders is None:
                     unknown.append(one)
                     continue
-            end = end_of((ledger, entry), borders, index) if borders else index + 1
+            end = end_of_id(borders, packed) if borders else index + 1
             following = packed - index + end
         if following >= 0:
             rows.append((ledger, entry, first, end - 1))

@@ -4,11 +4,9 @@
         |--its topic ends it, or somebody moves its subscription--> CLOSE_CONSUMER: the client subscribes again
         `--CLOSE_CONSUMER, UNSUBSCRIBE, the connection is lost--> released
 
-**Ids** name batches by their first message, and mean a whole one unless they have an ack set. Where it ends `borders`
-knows of what was delivered here; else (it was delivered on an earlier connection) the entry is looked up, and the answer
-waits. An id with which no batch begins means that message, where each is acknowledged by itself or where somebody begins; as
-a cumulative acknowledgement it means the place behind the batch that contains it. Where each is acknowledged by itself an id
-of an earlier connection means one message, too: its batch may have gone out in parts there.
+**Ids** name batches by their first message, and mean a whole one unless they have an ack set, or name a message that went
+out ALONE. Where a batch ends `borders` knows of what was delivered here; else (it was delivered on an earlier connection)
+the entry is looked up, and the answer waits.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.pulsar import wire_pb2 as wire
 from magnetar.proto.pulsar.commands import NO_REQUEST, encode
 from magnetar.proto.pulsar.ids import (
+    ALONE,
     EARLIEST,
     INDEX_BITS,
     LAST_INDEX,
@@ -43,7 +42,7 @@ from magnetar.proto.pulsar.ids import (
     unpack_entry,
     unsigned,
 )
-from magnetar.proto.ranges import Range, RangeSet
+from magnetar.proto.ranges import Range
 
 from ...cursors.core.acks import AckRange, EntryKey
 from ...dispatch.core import consumer as dispatch
@@ -54,7 +53,7 @@ from ...log.positions import Start
 from ...service.broker import BrokerService
 from ...service.results import ConsumerOpened
 from ..requests import Requests
-from .borders import UNBATCHED, Borders, borders_of, end_of_batch, start_of_batch
+from .borders import UNBATCHED, Borders, borders_of, end_of_batch, end_of_id, start_of_batch
 from .errors import error_text, server_error
 from .messages import messages_of
 from .ports import Link, metadata_of
@@ -242,9 +241,7 @@ class Consumer:
         sent = messages_of(
             delivery, self.consumer_id, self._partition, self._epoch, transcoded, with_ack_sets=self._ack_sets
         )
-        self._borders.remember(
-            (delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts, sent.firsts
-        )
+        self._borders.remember((delivery.ledger_id, delivery.entry_id), borders_of(entry), sent.cuts)
         self._borders.drop_below(opened.subscription.cursor.state.mark_delete)
         if pieces := sent.pieces:
             size = sum(map(len, pieces))
@@ -267,7 +264,7 @@ class Consumer:
 
     def acknowledge_ids(self, ids: Sequence[tuple[int, int]]) -> None:
         """ACKs, each of one id, ledger and packed entry, without ack set and request id (`frames.Acks`)."""
-        rows, unknown = self._borders.rows_of(ids, self._end_of_acked)
+        rows, unknown = self._borders.rows_of(ids)
         if rows:
             self.opened.subscription.acknowledge(self.opened.consumer, rows, cumulative=False, done=None)
         if unknown:
@@ -320,7 +317,7 @@ class Consumer:
             rows = [row for one in command.message_id[-1:] for row in self._through(one, known)]
         else:
             try:
-                rows = self._all_rows(command.message_id, known, acknowledged=True)
+                rows = self._all_rows(command.message_id, known)
             except TooManyRequests as error:
                 self._answer(command, error)
                 return
@@ -342,9 +339,7 @@ class Consumer:
             return
         self.peer.send(encode(ack_response(command, error)))
 
-    def _all_rows(
-        self, ids: Iterable[wire.MessageIdData], known: Known, *, acknowledged: bool
-    ) -> list[AckRange]:
+    def _all_rows(self, ids: Iterable[wire.MessageIdData], known: Known) -> list[AckRange]:
         """What ids mean together. Raises TooManyRequests."""
         rows: list[AckRange] = []
         named = set[tuple[int, ...]]()  # clients in C++ repeat the ack set of a batch for each message of it
@@ -355,46 +350,18 @@ class Consumer:
                 if name in named:
                     continue
                 named.add(name)
-            rows += self._rows(one, known, acknowledged=acknowledged)
+            rows += _rows(one, known)
             if len(rows) > MAX_RANGES:
                 raise TooManyRequests(
                     f"a command names more than {MAX_RANGES} ranges of messages; send several"
                 )
         return rows
 
-    def _rows(self, one: wire.MessageIdData, known: Known, *, acknowledged: bool) -> list[AckRange]:
-        """What an id means: its batch to the end, or what its ack set leaves out."""
-        ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
-        if entry < 0:
-            return []
-        borders = known.get((ledger, entry)) or UNBATCHED
-        if acknowledged and not one.ack_set:
-            return [(ledger, entry, index, self._end_of_acked((ledger, entry), borders, index) - 1)]
-        end = end_of_batch(borders, index)
-        if not one.ack_set:
-            return [(ledger, entry, index, end - 1)]
-        found = decode_ack_set(one.ack_set, end - index)
-        return [(ledger, entry, index + first, index + last) for first, last in found]
-
-    def _end_of_acked(self, key: EntryKey, borders: Sequence[int], index: int) -> int:
-        """Behind what an id means that is acknowledged: a batch, or one message of it, if it may have gone out in parts.
-
-        It did not if all of it is held here; nor, if any of it is, to a consumer that sends ack sets. What came on an
-        earlier connection may have: what is acknowledged too little comes again; too much would be lost.
-        """
-        end = end_of_batch(borders, index)
-        if end == index + 1 or not self._individual:
-            return end
-        if start_of_batch(borders, index) == index and (held := self.opened.consumer.pending_acks.get(key)):
-            is_held = RangeSet.within if self._ack_sets else RangeSet.covers
-            if any(is_held(members, index, end - 1) for members in held.by_count.values()):
-                return end
-        return index + 1
-
     def _through(self, one: wire.MessageIdData, known: Known) -> list[AckRange]:
-        """The same of a cumulative one: all up to the end of its batch, or to the first message of its ack set."""
+        """What a cumulative acknowledgement means: all up to the end of its batch, or to what its ack set has first."""
         ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
-        end = end_of_batch(known.get((ledger, entry)) or UNBATCHED, index)
+        borders = known.get((ledger, entry)) or UNBATCHED
+        end = index + 1 if one.entry_id & ALONE else end_of_batch(borders, index)
         if one.ack_set:
             end = min(index + max(lowest_bit(ack_set_bits(one.ack_set)), 0), end)
         if end and entry >= 0:
@@ -414,7 +381,7 @@ class Consumer:
             self._epoch = max(command.consumer_epoch, self._epoch or 0)
         rows: list[AckRange] = []
         if self._individual and command.message_ids:
-            rows = self._all_rows(command.message_ids, self._borders, acknowledged=False)
+            rows = self._all_rows(command.message_ids, self._borders)
             if not rows:
                 return
         opened.subscription.redeliver(opened.consumer, rows, counted=self._individual)
@@ -518,6 +485,18 @@ def ack_response(command: wire.CommandAck, error: MagnetarError | None = None) -
 
 def _keys(ids: Iterable[wire.MessageIdData]) -> list[EntryKey]:
     return [(signed(one.ledger_id), signed(one.entry_id) >> INDEX_BITS) for one in ids]
+
+
+def _rows(one: wire.MessageIdData, known: Known) -> list[AckRange]:
+    """What an id means: its batch to the end, or what its ack set leaves out, or one message."""
+    ledger, (entry, index) = signed(one.ledger_id), unpack_entry(one.entry_id)
+    if entry < 0:
+        return []
+    borders = known.get((ledger, entry)) or UNBATCHED
+    if not one.ack_set:
+        return [(ledger, entry, index, end_of_id(borders, one.entry_id) - 1)]
+    found = decode_ack_set(one.ack_set, end_of_batch(borders, index) - index)
+    return [(ledger, entry, index + first, index + last) for first, last in found]
 
 
 def _is_batch_of_one(entry: Entry, index: int) -> bool:

@@ -1,7 +1,7 @@
 """A delivery as MESSAGE frames, one for each batch of it.
 
 of format 2, not hidden         the bytes that its producer sent, behind a command
-of format 2, hidden in part     the same, with an ack set
+of format 2, hidden in part     the same, with an ack set; or each message that is not hidden alone, with an id of its own
 native                          transcoded, in one slice or several, each with its own id
 hidden as a whole, or of which a compaction left nothing, or that cannot be transcoded     nothing
 a message that exceeds what clients take, as a native one may that was compressed          nothing
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from magnetar.proto.batch import FORMAT_PULSAR
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import FrameTooLarge, InvalidArgument, MagnetarError, MalformedFrame
 from magnetar.proto.pulsar.frames import FRAME_OVERHEAD_BYTES, message_frame_heads
-from magnetar.proto.pulsar.ids import INDEX_BITS, encode_ack_set
+from magnetar.proto.pulsar.ids import ALONE, INDEX_BITS, encode_ack_set
 from magnetar.proto.pulsar.transcoding import Slice, to_pulsar
 from magnetar.proto.ranges import Range, RangeSet
 from magnetar.runtime.connection import Piece
@@ -37,13 +37,12 @@ _FORMAT_AT, _HEADER_LENGTH_AT = 12, 14
 
 
 class Messages(NamedTuple):
-    """What is to be written, and of each the index of its first message; where batches are cut; how much is not among it.
+    """What is to be written; where batches are cut; how much is not among it.
 
     `damaged`: messages of the delivery that no consumer can read.
     """
 
     pieces: list[Piece]
-    firsts: Iterator[int]
     cuts: list[int]
     unsent: int
     damaged: list[Range]
@@ -60,7 +59,7 @@ def messages_of(
 ) -> Messages:
     """The frames of a delivery. 0.7 us for an unbatched message of format 2.
 
-    `with_ack_sets` False: a batch that is hidden in part goes out in single messages, each with an id of its own.
+    `with_ack_sets` False: a batch that is hidden in part goes out in single messages.
     """
     _, _, ledger, entry_id, entry, first, last, redeliveries, hidden = delivery
     runs, partly = ([(first, last)], {}) if not hidden else shown(entry, first, last, hidden)
@@ -95,7 +94,7 @@ def messages_of(
                 if not slices:
                     unsent += ends[position] - index - gone.members
                 for at, count, body in slices:
-                    if at:
+                    if 0 < at < ALONE:
                         cuts.append(index + at)
                     acknowledged = [(a - at, b - at) for a, b in gone.within(at, at + count - 1)]
                     words = encode_ack_set(acknowledged, count) if acknowledged else []
@@ -122,7 +121,7 @@ def messages_of(
         )
     pieces: list[Piece] = [b""] * (2 * len(heads))
     pieces[0::2], pieces[1::2] = heads, bodies
-    return Messages(pieces, (packed - base for packed, _ in sent), cuts, unsent, damaged)
+    return Messages(pieces, cuts, unsent, damaged)
 
 
 def _not_delivered(ledger: int, entry: int, index: int, error: MagnetarError) -> None:
@@ -142,7 +141,7 @@ def _slices_of(
 
 
 def _in_parts(slices: Sequence[Slice], gone: RangeSet, entry: Entry, position: int) -> Sequence[Slice]:
-    """The slices of a batch, and each message by itself of those of which some, and not all, are `gone`.
+    """The slices of a batch; in place of those of which some messages, and not all, are `gone` the other ones, each ALONE.
 
     Of an encrypted batch, which only its consumers can open, they stay as they are.
     """
@@ -157,8 +156,14 @@ def _in_parts(slices: Sequence[Slice], gone: RangeSet, entry: Entry, position: i
         singles = to_pulsar(entry.batch(position), entry.producer_names[entry.producers[position]], 0)
     except (MalformedFrame, InvalidArgument):
         return slices
-    parts = [singles[one.first : one.first + one.messages] if partly(one) else [one] for one in slices]
-    return [one for part in parts for one in part]
+    parts: list[Slice] = []
+    for one in slices:
+        if partly(one):
+            left = gone.gaps(one.first, one.first + one.messages - 1)
+            parts += [Slice(ALONE | at, 1, singles[at].data) for a, b in left for at in range(a, b + 1)]
+        else:
+            parts.append(one)
+    return parts
 
 
 def shown(
