@@ -20,7 +20,10 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         310: "a part that was found before the answer to a split was divided, and then held as a whole again",
         449: "topics that had not arrived were unloaded one after another; a receipt waited for a deletion",
     },
-    "mixed": {189: "as 130 of mixed_once"},
+    "mixed": {
+        189: "as 130 of mixed_once",
+        71113: "the same beside the rest of the batch, which came as one with an ack set once its other consumer had left",
+    },
     "mixed_once": {
         68: "the checker wanted a message again of which a Pulsar consumer had acknowledged the first chunk cumulatively",
         111: "the last chunk of a message overtook its first one, whose entry was set aside for another message's owner",

@@ -519,6 +519,36 @@ async def test_nor_is_it_at_the_next_owner_which_does_not_know_what_others_had(p
         assert mark_delete(broker) == (1, 0)
 
 
+@pytest.mark.parametrize("given_back", [False, True])
+async def test_nor_is_it_beside_what_came_of_the_batch_later_with_an_ack_set(*, given_back: bool) -> None:
+    """Seed 71113 of the simulation `mixed`, and a batch that comes whole because its parts were asked for again."""
+    async with running_broker() as broker:
+        await native(broker, [b"0", b"1", b"2"], [b"3", b"4"])
+        client, other = PulsarClient(broker), PulsarClient(broker)
+        for one in (client, other):
+            await one.subscribe(type="shared", permits=0)
+        for one, permits in ((client, 1), (other, 1), (client, 3)):
+            one.flow(permits)
+            await settle()
+        first, third, batch = client.link.take()
+        (second,) = other.link.take()
+        await client.ack(batch, ack_set=[0b10])
+        if given_back:
+            await client.redeliver(first, third)
+            await other.redeliver(second)
+        client.flow(10)
+        other.lose()
+        await settle()
+        (rest,) = client.link.take()
+        assert rest.values == ([b"0", b"1", b"2"] if given_back else [b"1"])
+        assert rest.batched
+        await client.ack(first)
+        client.lose()
+        again = PulsarClient(broker)
+        await again.subscribe(type="shared")
+        assert values(again) == [b"1", b"2", b"4"]
+
+
 async def test_a_message_within_a_batch_is_not_the_rest_of_it_on_another_connection() -> None:
     """Seed 6 of the simulation `mixed`: of the entry that connection has had another batch only."""
     async with running_broker() as broker:
