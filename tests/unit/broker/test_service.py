@@ -73,6 +73,8 @@ def test_the_table_of_operations() -> None:
         "AdminService.truncate": Operation("delete_topic", TOPIC),
         "AdminService.properties": Operation("topic_stats", TOPIC),
         "AdminService.change_properties": Operation("create_topic", TOPIC),
+        "AdminService.subscription_properties": Operation("topic_stats", TOPIC),
+        "AdminService.set_subscription_properties": Operation("create_subscription", TOPIC),
         "LedgerService.topic_ledgers": Operation("topic_ledgers", TOPIC),
         "LedgerService.keep_ledgers": Operation("keep_ledgers", TOPIC),
         "LedgerService.create_staged_ledger": Operation("stage_ledgers", TOPIC),
