@@ -16,6 +16,7 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         24: "a topic that was being closed when the session was lost sent receipts in the next session",
         41: "a broker whose session could not be closed did not stop",
         42: "a broker that was told to stop while it had no session took bundles in the next one",
+        53: "a subscription was stored, which its broker did not learn, and what it was to begin with was trimmed",
         110: "a bundle was divided twice at one hash, which damaged the bounds of its namespace",
         310: "a part that was found before the answer to a split was divided, and then held as a whole again",
         449: "topics that had not arrived were unloaded one after another; a receipt waited for a deletion",

@@ -10,8 +10,10 @@ import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.export.archived import Wanted, decode_archived
+from magnetar.broker.log.records import cursors_path
+from magnetar.metadata import Versioned
 from magnetar.proto import commands as c
-from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotServed
+from magnetar.proto.errors import ConnectionLost, MagnetarError, ServiceNotReady, TopicNotServed
 from magnetar.proto.ids import MessageId
 from support.archives import MemoryArchives
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
@@ -348,6 +350,99 @@ async def test_where_a_subscription_begins_is_kept_or_it_learns_that_it_is_trimm
         assert topic.ledger.list.start == topic.retention.lowest().position
         if way != "create":
             assert answer["trimmed"] is decided
+
+
+class AwayStore(MemoryMetadataStore):
+    """No answer comes about a path that ends with `away`; what is written there is `done` all the same, or not."""
+
+    away = "none"
+    done = True
+
+    async def get(self, path: str) -> Versioned | None:
+        if path.endswith(self.away):
+            raise ConnectionLost("no answer")
+        return await super().get(path)
+
+    async def commit(self, operations: Any) -> None:
+        away = any(operation.path.endswith(self.away) for operation in operations)
+        if self.done or not away:
+            await super().commit(operations)
+        if away:
+            raise ConnectionLost("no answer")
+
+
+@pytest.mark.parametrize("way", ["subscribe", "create"])
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_subscription_that_may_have_been_made_is_looked_for_before_anything_is_trimmed(
+    way: str, done: bool
+) -> None:
+    metadata, clock = AwayStore(), FakeClock()
+    async with running_broker(
+        metadata=metadata, clock=clock, max_ledger_entries=1, retry_initial_ms=1, retry_max_ms=2
+    ) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30])
+        first = topic.ledger.list.ledgers[0].ledger_id
+        await topic.change_policies({"retention_ms": 1})
+        clock.now = 30
+        client = FakeClient(broker)
+
+        async def ask() -> Any:
+            if way == "subscribe":
+                return await client.ask(c.Subscribe, 1, "orders", "s", start=("earliest", None))
+            return await client.ask(c.CreateSubscription, "orders", "s", start=("earliest", None))
+
+        metadata.away, metadata.done = "/cursors/s", done
+        with pytest.raises(ConnectionLost):
+            await ask()
+        assert await trimmed(topic) == 0
+        with pytest.raises(ServiceNotReady, match=r"'s' of topic .* tr(y|ied) again"):
+            await ask()
+        metadata.away = "none"
+        recovery = topic.subscriptions.recovery
+        await asyncio.wait(list(recovery._tasks.values()))
+        assert not recovery.unavailable
+        assert list(topic.subscriptions) == ["s"] * done
+        assert await trimmed(topic) == (0 if done else 2)
+        answer = await client.ask(c.Subscribe, 2, "orders", "s", start=("latest", None))
+        assert list(answer["position"]) == ([first, 0, 0] if done else list(topic.ledger.list.end))
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_subscription_that_may_have_been_made_can_be_deleted(done: bool) -> None:
+    metadata, clock = AwayStore(), FakeClock()
+    async with running_broker(metadata=metadata, clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20])
+        client = FakeClient(broker)
+        metadata.away, metadata.done = "/cursors/s", done
+        with pytest.raises(ConnectionLost):
+            await client.ask(c.CreateSubscription, "orders", "s")
+        with pytest.raises(ConnectionLost):
+            await client.ask(c.DeleteSubscription, "orders", "s")
+        assert list(topic.subscriptions.recovery.unavailable) == ["s"]
+        metadata.away = "none"
+        await client.ask(c.DeleteSubscription, "orders", "s")
+        assert not topic.subscriptions.recovery.unavailable
+        assert await metadata.children(cursors_path(TOPIC)) == []
+        await client.ask(c.CreateSubscription, "orders", "s")
+        assert list(topic.subscriptions) == ["s"]
+
+
+async def test_a_subscription_whose_deletion_failed_before_it_was_found_can_be_used() -> None:
+    metadata, clock = AwayStore(), FakeClock()
+    async with running_broker(
+        metadata=metadata, clock=clock, max_ledger_entries=1, retry_initial_ms=1
+    ) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20])
+        client = FakeClient(broker)
+        metadata.away = "/cursors/s"
+        with pytest.raises(ConnectionLost):
+            await client.ask(c.CreateSubscription, "orders", "s", start=("earliest", None))
+        with pytest.raises(ConnectionLost):
+            await client.ask(c.DeleteSubscription, "orders", "s")
+        metadata.away = "none"
+        await asyncio.wait(list(topic.subscriptions.recovery._tasks.values()))
+        await acknowledge_all(broker)
+        assert topic.subscriptions["s"].cursor.durable_mark == topic.ledger.list.end
 
 
 async def test_an_id_of_before_the_first_message_of_all_misses_nothing() -> None:

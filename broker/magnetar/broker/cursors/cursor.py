@@ -144,7 +144,8 @@ class Cursor:
         """Takes the cursor over and reads its state; False if the subscription was being deleted: call `delete` then.
 
         What is damaged in its ledger is left out, and `recovered_from` set. Raises DataDirectoryError when the pointer is
-        damaged: then `delete` is all that can be done. Any other error may pass, and this may be called again.
+        damaged: then `delete` is all that can be done. NotFoundInStore: there is no such cursor. Any other error may pass,
+        and this may be called again.
         """
         assert self._store is not None
         state = AckState(topology, (0, 0, 0))

@@ -18,7 +18,7 @@ import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.record import Record
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, VersionConflict
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.tasks import finish
 
 from ..log.records import replace
@@ -74,12 +74,15 @@ class Pointer:
         self._version = await self._metadata.create(self.path, self.record.encode())
 
     async def read(self) -> None:
-        """Raises DataDirectoryError when it is damaged, VersionConflict when another owner wrote it since it was read."""
+        """Raises DataDirectoryError when it is damaged, NotFoundInStore when it is not there.
+
+        VersionConflict when another owner wrote it, or deleted it, since it was read.
+        """
         stored = await self._metadata.get(self.path)
         if stored is None and self._written is not None:
             raise VersionConflict(f"{self.path} was deleted by another owner")
         if stored is None:
-            raise DataDirectoryError(f"there is no metadata at {self.path}")
+            raise NotFoundInStore(f"there is no metadata at {self.path}")
         version, value = self._written or (stored.version, b"")
         ours = (
             stored.version == self._version

@@ -1,9 +1,12 @@
 """Recovers the durable cursors of a topic when it is loaded: several at a time, each at its own cost.
 
+Also one whose creation failed later: it may have been made all the same, and then nothing that it needs may be trimmed.
+
     RECOVERING --its state was read--> handed to the topic as a subscription
                --the error may pass (a bookie is away)--> tried again after a pause that doubles
                --its metadata is damaged, or it fails for a defect--> REFUSED until the subscription is deleted
                --it was being deleted--> deleted
+               --it is not there--> there is no such subscription: it was not made
 
 The topic is loaded when each cursor was tried once, and after FIRST_TRY_S at the latest. While a cursor is RECOVERING or
 REFUSED, whoever asks for its subscription gets the error in `unavailable`, and nothing of the topic may be trimmed.
@@ -16,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, ServiceNotReady
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, ServiceNotReady
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.tasks import begin, end_all
 
@@ -56,13 +59,17 @@ class CursorRecovery:
 
     async def run(self, subscriptions: Iterable[str]) -> None:
         """Begins to recover the cursors of these subscriptions; see the module docstring for when it returns."""
-        tried: list[asyncio.Future[None]] = []
-        for name in subscriptions:
-            self.unavailable[name] = ServiceNotReady(f"{self._name(name)} is being recovered; try again")
-            self._cursors[name] = self._open_cursor(name)
-            tried.append(self._begin(name))
+        tried = [self.begin(name) for name in subscriptions]
         if tried:
             await asyncio.wait(tried, timeout=FIRST_TRY_S)
+
+    def begin(self, subscription: str) -> asyncio.Future[None]:
+        """Its cursor is `unavailable` from now on, until it is recovered; the future is done when it was tried once."""
+        self.unavailable[subscription] = ServiceNotReady(
+            f"{self._name(subscription)} is being recovered; try again"
+        )
+        self._cursors[subscription] = self._open_cursor(subscription)
+        return self._begin(subscription)
 
     def check(self, subscription: str) -> None:
         """Raises ServiceNotReady or DataDirectoryError if the subscription is there and cannot be used."""
@@ -83,9 +90,11 @@ class CursorRecovery:
             raise ServiceNotReady(f"{self._name(subscription)} was recovered just now; try again")
         try:
             await cursor.delete()
+        except NotFoundInStore:
+            pass  # it was not made
         except MagnetarError:
             if not self._stopped:
-                self._begin(subscription)
+                self.begin(subscription)  # by another cursor: this one has ended
             raise
         self._forget(subscription)
 
@@ -125,6 +134,9 @@ class CursorRecovery:
                 self._forget(name)
                 if recovered:
                     self._recovered(name, cursor)
+        except NotFoundInStore:
+            self._forget(name)
+            return True
         except DataDirectoryError as error:
             self.unavailable[name] = DataDirectoryError(
                 f"{self._name(name)} cannot be read, {error}; delete the subscription and create it again"

@@ -123,7 +123,7 @@ class SnapshotLedger:
 
         Its ledger is fenced and closed on the way; what is damaged there is left out, and said in `damage`. False if the
         state was being deleted: call `delete` then, which is all that can be done after DataDirectoryError as well: the
-        pointer is damaged. Any other error may pass, and this may be called again.
+        pointer is damaged. NotFoundInStore: it is not there. Any other error may pass, and this may be called again.
         """
         pointer = self.pointer
         with self._noticing_another_owner():

@@ -55,6 +55,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     MalformedFrame,
     MessageLost,
+    NotFoundInStore,
     ServiceNotReady,
     TopicNotServed,
     VersionConflict,
@@ -472,7 +473,7 @@ class LogStates:
 
     async def _pointer(self, kind: str) -> Pointer | None:
         pointer = Pointer(log_state_path(self._ledger.name, kind), self._components.metadata)
-        with contextlib.suppress(DataDirectoryError):
+        with contextlib.suppress(DataDirectoryError, NotFoundInStore):
             await pointer.read()
         return pointer if pointer.known else None
 

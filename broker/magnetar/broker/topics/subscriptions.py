@@ -4,6 +4,7 @@
     seek              --> find the position --> its epoch rises; durable
     delete            --> refused while others are connected, unless it is forced
     the topic ends    --> all are closed, side by side
+    making one fails  --> it may be there all the same: it is looked for (`recovery`), and nothing is trimmed until then
     refused for them  --> asked whether they are still there; if one is not, once more
 
 A pointer has one writer at any time: the cursor of the subscription, then its deletion, then what makes the next one of its
@@ -312,6 +313,17 @@ class Subscriptions(Mapping[str, Subscription]):
     async def _create_durable(
         self, name: str, position: Position, properties: Mapping[str, str]
     ) -> Subscription:
+        try:
+            cursor = await self._stored_cursor(name, position, properties)
+        except MagnetarError:
+            self._check_served()
+            # It may be there all the same, and need what its beginning has held until now.
+            self.recovery.begin(name)
+            raise
+        self._check_served()
+        return self._attach(name, cursor)
+
+    async def _stored_cursor(self, name: str, position: Position, properties: Mapping[str, str]) -> Cursor:
         ledger, clock = self._ledger, self._components.clock
         cursor = ledger.cursor(name, position)
         try:
@@ -322,8 +334,7 @@ class Subscriptions(Mapping[str, Subscription]):
                 await cursor.delete()
                 cursor = ledger.cursor(name, position)
                 await cursor.create(clock.now_ms(), properties)
-        self._check_served()
-        return self._attach(name, cursor)
+        return cursor
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Awaits what writes a pointer, as the topic's end does as well, and a caller who is cancelled meanwhile."""
