@@ -2,7 +2,7 @@
 
 Two writers are two owners to each other: the topic would be fenced, and all of its users would have to come again. The
 metadata store is slow here, as a disk under load is, so that a change of a subscription lasts while others are asked for. It
-notes where two writes of one pointer were under way, and where one met another one's version.
+notes where two writes of one pointer were under way, and where one met another one's version. Answers of it may be lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from magnetar.broker.log.records import cursors_path
 from magnetar.broker.service.broker import BrokerService
 from magnetar.broker.service.results import ConsumerOpened
 from magnetar.metadata.local import KeyValue
-from magnetar.metadata.store import Operation
-from magnetar.proto.errors import MagnetarError, TopicNotServed, VersionConflict
+from magnetar.metadata.store import Operation, Versioned
+from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, VersionConflict
 from support.broker_kit import TOPIC, FakeClient, running_broker
 from support.long_form import times
 from support.memory_metadata import MemoryMetadataStore, ModelKeyValue
@@ -54,11 +54,26 @@ class Watched(MemoryMetadataStore):
     def __init__(self) -> None:
         super().__init__(SlowDisk())
         self.wrong: list[str] = []
+        self.losing: Random | None = None  # says which answers about pointers are lost
         self._under_way: set[str] = set()
+
+    def _lose(self, *paths: str) -> None:
+        if (
+            self.losing is not None
+            and any("/cursors/" in path for path in paths)
+            and self.losing.random() < 0.2
+        ):
+            raise ConnectionLost("no answer")
+
+    async def get(self, path: str) -> Versioned | None:
+        """See MetadataStore."""
+        self._lose(path)
+        return await super().get(path)
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         """See MetadataStore. It is done even if the caller is cancelled."""
         pointers = {one.path for one in operations if "/cursors/" in one.path}
+        self._lose(*pointers)
         if pointers:
             self.wrong += [f"two writes of {path} at once" for path in pointers & self._under_way]
             self._under_way |= pointers
@@ -69,6 +84,7 @@ class Watched(MemoryMetadataStore):
         except VersionConflict as conflict:
             self.wrong += [str(conflict)] * bool(pointers)
             raise
+        self._lose(*pointers)
 
 
 class Port:
@@ -109,8 +125,9 @@ class Port:
 class Play:
     """What clients ask of the subscriptions of one topic."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, metadata: Watched) -> None:
         self.broker = broker
+        self.metadata = metadata
         self.service = BrokerService(broker)
         self.ports: list[Port] = []  # that may have a consumer
 
@@ -166,7 +183,7 @@ async def playing(ledgers: Any = None) -> AsyncIterator[Play]:
         client.publish(b"a", b"b", b"c")
         await client.confirmed(3)
         client.handler.connection_closed(None)
-        play = Play(broker)
+        play = Play(broker, metadata)
         yield play
         await asyncio.sleep(1)
         assert metadata.wrong == []
@@ -273,16 +290,21 @@ async def walk(rng: Random, play: Play) -> None:
         assert not isinstance(outcome, VersionConflict)
 
 
+@pytest.mark.parametrize("lossy", [False, True])
 @pytest.mark.parametrize("part", range(4))
 def test_whatever_is_asked_for_at_once_each_pointer_has_one_writer(
-    part: int, caplog: pytest.LogCaptureFixture
+    part: int, lossy: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """`lossy`: answers of the metadata store are lost meanwhile."""
     for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
 
         @in_virtual_time
         async def run(seed: int = seed) -> None:
             async with playing() as play:
+                play.metadata.losing = Random(1_000_000 + seed) if lossy else None
                 await walk(Random(seed), play)
+                play.metadata.losing = None
+                await asyncio.sleep(20 * lossy)  # what is not known is looked for
 
         caplog.clear()
         try:

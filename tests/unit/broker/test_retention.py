@@ -427,6 +427,27 @@ async def test_a_subscription_that_may_have_been_made_can_be_deleted(done: bool)
         assert list(topic.subscriptions) == ["s"]
 
 
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_subscription_whose_deletion_failed_is_deleted_or_there(done: bool) -> None:
+    metadata, clock = AwayStore(), FakeClock()
+    async with running_broker(
+        metadata=metadata, clock=clock, max_ledger_entries=1, retry_initial_ms=1
+    ) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20])
+        client = FakeClient(broker)
+        await client.ask(c.CreateSubscription, "orders", "other")
+        await client.ask(c.CreateSubscription, "orders", "s", start=("earliest", None))
+        metadata.away, metadata.done = "/cursors/s", done
+        with pytest.raises(ConnectionLost):
+            await client.ask(c.DeleteSubscription, "orders", "s")
+        assert await trimmed(topic) == 0
+        metadata.away = "none"
+        await asyncio.wait(list(topic.subscriptions.recovery._tasks.values()))
+        assert sorted(topic.subscriptions) == ["other"] + ["s"] * (not done)
+        assert await metadata.children(cursors_path(TOPIC)) == sorted(topic.subscriptions)
+        assert await trimmed(topic) == (2 if done else 0)
+
+
 async def test_a_subscription_whose_deletion_failed_before_it_was_found_can_be_used() -> None:
     metadata, clock = AwayStore(), FakeClock()
     async with running_broker(

@@ -1,12 +1,12 @@
 """Recovers the durable cursors of a topic when it is loaded: several at a time, each at its own cost.
 
-Also one whose creation failed later: it may have been made all the same, and then nothing that it needs may be trimmed.
+Also one whose creation or deletion failed later: it may be there all the same, and need what would be trimmed.
 
     RECOVERING --its state was read--> handed to the topic as a subscription
                --the error may pass (a bookie is away)--> tried again after a pause that doubles
                --its metadata is damaged, or it fails for a defect--> REFUSED until the subscription is deleted
                --it was being deleted--> deleted
-               --it is not there--> there is no such subscription: it was not made
+               --it is not there--> there is no such subscription
 
 The topic is loaded when each cursor was tried once, and after FIRST_TRY_S at the latest. While a cursor is RECOVERING or
 REFUSED, whoever asks for its subscription gets the error in `unavailable`, and nothing of the topic may be trimmed.
@@ -89,12 +89,10 @@ class CursorRecovery:
         if cursor is None:
             raise ServiceNotReady(f"{self._name(subscription)} was recovered just now; try again")
         try:
-            await cursor.delete()
-        except NotFoundInStore:
-            pass  # it was not made
+            await self._delete(subscription, cursor)
         except MagnetarError:
             if not self._stopped:
-                self.begin(subscription)  # by another cursor: this one has ended
+                self._begin(subscription)
             raise
         self._forget(subscription)
 
@@ -130,7 +128,7 @@ class CursorRecovery:
             async with self._slots:
                 recovered = await cursor.recover(self._topology)
                 if not recovered:
-                    await cursor.delete()
+                    await self._delete(name, cursor)
                 self._forget(name)
                 if recovered:
                     self._recovered(name, cursor)
@@ -153,6 +151,15 @@ class CursorRecovery:
             return True
         _log.warning("%s", self.unavailable[name])
         return not self.unavailable[name].retryable
+
+    async def _delete(self, name: str, cursor: Cursor) -> None:
+        try:
+            await cursor.delete()
+        except NotFoundInStore:
+            pass
+        except BaseException:  # what was done of it is not known, and it has ended: the next one looks
+            self._cursors[name] = self._open_cursor(name)
+            raise
 
     def _name(self, subscription: str) -> str:
         return f"subscription {subscription!r} of topic {self._topic}"

@@ -3,8 +3,8 @@
     subscribe, create --> find the position (beside others) --> made, one at a time --> attached
     seek              --> find the position --> its epoch rises; durable
     delete            --> refused while others are connected, unless it is forced
+    create, delete fails -> it may be there all the same: it is looked for (`recovery`), and nothing is trimmed until then
     the topic ends    --> all are closed, side by side
-    making one fails  --> it may be there all the same: it is looked for (`recovery`), and nothing is trimmed until then
     refused for them  --> asked whether they are still there; if one is not, once more
 
 A pointer has one writer at any time: the cursor of the subscription, then its deletion, then what makes the next one of its
@@ -388,9 +388,17 @@ class Subscriptions(Mapping[str, Subscription]):
             if by is not None:
                 subscription.remove_consumer(by)
             self._by_name.pop(name, None)
-            await self._to_the_end(subscription.delete())
+            await self._to_the_end(self._delete(subscription))
 
         await self._change(name, remove, None if by is None else by.port.peer)
+
+    async def _delete(self, subscription: Subscription) -> None:
+        try:
+            await subscription.delete()
+        except MagnetarError:
+            self._check_served()
+            self.recovery.begin(subscription.name)  # it may be there all the same
+            raise
 
     async def close(self, error: MagnetarError, *, fenced: bool) -> list[Consumer]:
         """Closes all cursors, side by side; a defect in one costs itself only. `fenced`: nothing is written.
