@@ -824,8 +824,9 @@ class DispatchCore:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
         if stop in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER, Stop.THROTTLED):
             return
-        if stop is not Stop.LOOK_AHEAD and self.due:
-            assert source.replay_reads, "what is due stalls"
+        selector = self._selector
+        if self.due and not (selector and 0 < self.tracker.replay_messages >= selector.look_ahead_messages):
+            assert source.replay_reads or source.is_reading(self.due.first[0]), "what is due stalls"
         if self.tracker.replay:
             reading = source.replay_reads or source.reading
             waiting = self.tracker.next_due_ms is not None or self.tracker.all_set_aside

@@ -446,6 +446,10 @@ class EntrySource:
         """True if the read that the read position waits for is in flight."""
         return self._catch_up is not None
 
+    def is_reading(self, key: EntryKey) -> bool:
+        """True if a read that begins with the entry is in flight, for whatever it was started."""
+        return any(read.key == key for read in self._reads.values())
+
     @property
     def replay_reads(self) -> int:
         """Reads in flight for what is to be delivered again."""
