@@ -41,7 +41,8 @@ class DueQueue:
         self._parked: list[
             tuple[int, EntryKey, list[Range]]
         ] = []  # a heap by the time when they are tried again
-        self.wanted: dict[EntryKey, None] = {}  # the entries that are next, as `upcoming` found them
+        # The entries that are next, as `upcoming` found them, without those that are done with since.
+        self.wanted: dict[EntryKey, None] = {}
 
     def __bool__(self) -> bool:
         return self._at < len(self._numbers)
@@ -73,7 +74,7 @@ class DueQueue:
 
     def take(self, following: int) -> None:
         """Of `first`, the messages before this index are done with."""
-        _, ranges = self.first
+        key, ranges = self.first
         done = bisect_right(ranges, following - 1, key=lambda one: one[1])
         self._at += done
         if done < len(ranges) and (taken := following - ranges[done][0]) > 0:
@@ -84,6 +85,8 @@ class DueQueue:
             for column in (self._ledgers, self._numbers, self._sizes):
                 del column[: self._at]
             self._at = 0
+        if not self or self.first[0] != key:
+            self.wanted.pop(key, None)
 
     def upcoming(self, entries: int) -> list[EntryKey]:
         """The next few entries, in this order."""
