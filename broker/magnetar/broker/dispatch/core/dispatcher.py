@@ -190,6 +190,7 @@ class DispatchCore:
         skipped = self.source.read_failed(read_id, error, now_ms, self._comes_again)
         if skipped is not None:
             self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
+        self.source.release_before(self.read_position, self._comes_again)
         self._set_timer()
 
     def limit(self, throttle: Throttle | None, max_per_consumer: int, max_per_subscription: int) -> None:
