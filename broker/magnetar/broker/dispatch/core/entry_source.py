@@ -257,6 +257,9 @@ class EntrySource:
         for key in keys:
             if key in reading or self.get(key) is not None:
                 continue
+            failure = self.failures.get(key)
+            if failure is not None and failure.waiting:
+                continue
             if self.replay_reads + len(self._replayed) >= MAX_REPLAY_READS:
                 if key != keys[0] or not self._replayed:
                     return
