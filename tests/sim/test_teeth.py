@@ -38,7 +38,7 @@ STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
 CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "bundle_taken_though_it_has_an_owner": (0, "had taken the topic over", "is served by", "exists already"),
     "owner_node_outlives_its_session": (0, "names session"),
-    "validity_is_not_read_from_the_clock": (43, "had taken the topic over", "is served by"),
+    "validity_is_not_read_from_the_clock": (54, "had taken the topic over", "is served by"),
     "split_without_compare_and_set": (0, "the namespace has no such bundle"),
     "some_look_ups_are_never_answered": (0, "has held a look-up"),
     "some_look_ups_are_answered_late": (0, "has held a look-up"),

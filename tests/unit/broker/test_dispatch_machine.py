@@ -7,6 +7,7 @@ message that is not acknowledged is delivered. The core checks its own invariant
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -677,7 +678,9 @@ class UnloadingMachine(DispatchMachine):
         self.join(50, 1)
 
 
-TestDispatchMachine, TestDelayedMachine = SkippingMachine.TestCase, DelayedMachine.TestCase
+# A long run takes as long as the limit of others.
+TestDispatchMachine = pytest.mark.timeout(900)(SkippingMachine.TestCase)
+TestDelayedMachine = pytest.mark.timeout(900)(DelayedMachine.TestCase)
 TestDelayedMachine.settings = settings(max_examples=times(10, 300), stateful_step_count=100, deadline=None)
 TestDispatchMachine.settings = settings(
     max_examples=times(40, 1000),
