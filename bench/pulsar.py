@@ -38,7 +38,7 @@ NAMESPACE = "persistent/public/default"
 SIZE = 100
 JAVA_S = 3.0  # until a consumer has subscribed
 START_S = 60.0  # at most, until the first message
-FILL = 2_000_000  # messages, at most, that are sent before a workload that reads
+FILL = 8_000_000  # messages, at most, that are sent before a workload that reads: seconds, after Java is warm
 LATE = "late"  # a subscription that keeps what was sent, for the consumers that come afterwards
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
 _MEMORY = "-Xmx1500m -XX:MaxDirectMemorySize=600m"  # the histograms alone take half of that
@@ -152,7 +152,7 @@ class Perf:
         """The samples after the warm-up, or the second half of them where there are few. Raises Missing."""
         found = [one for one in self.samples if one.at >= self.samples[0].at + warm_up_s]
         found = max(found, self.samples[len(self.samples) // 2 :], key=len)
-        if len(found) < 2:
+        if len(found) < 3:
             raise Missing(f"pulsar-perf said too little; {self._log} has its output")
         return found
 
@@ -217,6 +217,8 @@ def run(
     received = consumer.measured(warm_up_s)
     if workload.produces:
         received = [one for one in received if one.at <= timed.samples[-1].at]
+    else:
+        received = received[:-1]  # in the last second there was nothing left
     first, end = received[0], received[-1]
     messages = sum(one.rate * (one.at - before.at) for before, one in pairwise(received))
     figures = {
