@@ -26,7 +26,6 @@ FAILED_ONCE: dict[str, dict[int, str]] = {
         71113: "the same beside the rest of the batch, which came as one with an ack set once its other consumer had left",
     },
     "mixed_once": {
-        68: "the checker wanted a message again of which a Pulsar consumer had acknowledged the first chunk cumulatively",
         111: "the last chunk of a message overtook its first one, whose entry was set aside for another message's owner",
         130: "the first message of a batch that had gone out in parts was taken for the batch by the topic's next owner",
         172: "the first message of a batch that had gone out alone was taken for the batch, which its consumer had by then",
