@@ -34,9 +34,8 @@ from typing import NamedTuple
 from .errors import InvalidArgument, InvalidSetting, InvalidTopicName
 
 MAX_ENTRY_ID = (1 << 43) - 1  # so that (entry, index in the entry) fits into 63 bits, for other protocols
-MAX_MESSAGES_PER_ENTRY = (
-    1 << 19
-)  # cursors count by 20 bits, the last of which another protocol uses in its ids
+# Cursors count by 20 bits, the last of which another protocol uses in its ids.
+MAX_MESSAGES_PER_ENTRY = 1 << 19
 # What a batch, and an entry that the broker makes, may have: 2.5 KB can hold 400,000, and are looked into in one turn.
 MAX_MESSAGES_PER_BATCH = 1 << 15
 MAX_BATCHES_PER_ENTRY = 65_535

@@ -580,11 +580,11 @@ class DispatchCore:
         if wanted:
             entry = source.get(key)
             if entry is None:
-                failure = source.failures.get(key)
-                if failure is None or not failure.waiting:
+                due_ms = source.paused_until(key)
+                if due_ms is None:
                     source.want_replays(due.upcoming(entry_source.MAX_REPLAY_READS))
                     return False
-                due.park(failure.due_ms)
+                due.park(due_ms)
                 self._set_timer()
                 return True
             end = self._share_out_new(selector, key, entry, wanted)
@@ -672,9 +672,9 @@ class DispatchCore:
 
     def _want_replay(self, key: EntryKey) -> bool:
         """An entry of the replay queue is not in memory: True if others go on, False if its read is waited for."""
-        failure = self.source.failures.get(key)
-        if failure is not None and failure.waiting:
-            self.tracker.delay(key, failure.due_ms)
+        due_ms = self.source.paused_until(key)
+        if due_ms is not None:
+            self.tracker.delay(key, due_ms)
             self._set_timer()
             return True
         self.source.want_replays(self.tracker.upcoming(entry_source.MAX_REPLAY_READS))

@@ -228,8 +228,7 @@ class EntrySource:
     def want(self, key: EntryKey) -> Stop:
         """The entry at the read position is not in memory; says what dispatch waits for now."""
         if self._catch_up is None:
-            failure = self.failures.get(key)
-            if failure is not None and failure.waiting:
+            if self.paused_until(key) is not None:
                 self._failed_ahead[key] = None
                 return Stop.READ_FAILED
             self._start_catch_up(key)
@@ -257,8 +256,7 @@ class EntrySource:
         for key in keys:
             if key in reading or self.get(key) is not None:
                 continue
-            failure = self.failures.get(key)
-            if failure is not None and failure.waiting:
+            if self.paused_until(key) is not None:
                 continue
             if self.replay_reads + len(self._replayed) >= MAX_REPLAY_READS:
                 if key != keys[0] or not self._replayed:
@@ -448,6 +446,11 @@ class EntrySource:
     def reading(self) -> bool:
         """True if the read that the read position waits for is in flight."""
         return self._catch_up is not None
+
+    def paused_until(self, key: EntryKey) -> int | None:
+        """When the entry, whose read failed, may be read again, in ms; None: now."""
+        failure = self.failures.get(key)
+        return failure.due_ms if failure is not None and failure.waiting else None
 
     def is_reading(self, key: EntryKey) -> bool:
         """True if a read that begins with the entry is in flight, for whatever it was started."""

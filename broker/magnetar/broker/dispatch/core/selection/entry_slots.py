@@ -14,7 +14,7 @@ from magnetar.proto.ranges import RangeSet
 
 from ....cursors.core.redeliveries import CountedRange
 from ..consumer import Consumer
-from .hash_ranges import SLOTS, Owners
+from .hash_ranges import Owners, slots_of
 
 
 class Group(NamedTuple):
@@ -35,7 +35,7 @@ class EntrySlots:
 
     def __init__(self, entry: Entry) -> None:
         self.ends, hashes = entry_key_hashes(entry)
-        self.slots = [key_hash % SLOTS or 1 for key_hash in hashes]
+        self.slots = slots_of(hashes)
         self.chunks = entry_chunks(entry)
         self.held = 0
         self.waits_for: dict[Consumer | int | None, None] | None = None

@@ -27,7 +27,7 @@ from magnetar.proto.ranges import Range, RangeSet, intersection
 
 from ....cursors.core.acks import EntryKey
 from ..consumer import Consumer
-from .hash_ranges import SLOTS
+from .hash_ranges import slots_of
 from .protocol import Mixed, Older, Selector, SharedOut
 
 
@@ -128,8 +128,8 @@ class ExclusiveSelector(FailoverSelector):
 def _in_ranges(entry: Entry, slots: RangeSet) -> RangeSet:
     """The messages of an entry with these slots: 0.3 us a batch."""
     found, first = RangeSet(), 0
-    for end, key_hash in zip(*entry_key_hashes(entry)):
-        slot = key_hash % SLOTS or 1
+    ends, key_hashes = entry_key_hashes(entry)
+    for end, slot in zip(ends, slots_of(key_hashes)):
         if slots.covers(slot, slot):
             found.add(first, end - 1)
         first = end

@@ -26,6 +26,11 @@ _ARCS = 256
 _ARC_SHIFT = 8  # of a slot
 
 
+def slots_of(key_hashes: Sequence[int]) -> list[int]:
+    """The slot of each key hash."""
+    return [key_hash % SLOTS or 1 for key_hash in key_hashes]
+
+
 class Owners(dict[int, Consumer | None]):
     """The owner of each slot, found when it is first asked for. All consumers are sticky, or none is (`check_hash_ranges`).
 
